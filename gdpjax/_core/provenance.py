@@ -1,4 +1,4 @@
-"""Which sums a clip has made, so that `privatize` noises one of them and nothing else.
+"""A record of the sums that a clip has made, so that `privatize` noises one of them and nothing else.
 
     total = grad_fn(params, batch)                    # recorded here
     updates, state = tx.update(total, state, params)  # accepted: these are the arrays that grad_fn returned

@@ -48,7 +48,7 @@ class Bounds(NamedTuple):
 
 
 class NeighboringRelation(enum.Enum):
-    """Which pairs of data sets a privacy statement calls neighbours.
+    """The pairs of data sets that a privacy statement calls neighbours.
 
     * ``ADD_OR_REMOVE_ONE``: one data set has one example more; the number of examples is private.
     * ``REPLACE_ONE``: equal sizes, one example replaced by any other; the number of examples is public.

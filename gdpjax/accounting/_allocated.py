@@ -76,7 +76,7 @@ class Allocated:
 
 
 def lost_of(allocations: Sequence[AllocationEvent], rest: Described | None) -> Lost:
-    """What epochs of random allocation and the rest of a run may lose together."""
+    """Return the probabilities of failure and overflow of epochs of random allocation and the rest of a run."""
     before = Lost(0.0, 0.0) if rest is None else rest.lost
     silent = math.fsum(event.overflow for event in allocations if not event.announced)
     announced = math.fsum(event.overflow for event in allocations if event.announced)

@@ -48,7 +48,7 @@ def check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: s
 
 
 def hint_for(run: Any) -> str:
-    """What to call for a plan, or for the state of an optimizer, as the end of a message."""
+    """Return the end of a message: the call to make for a plan, or for the state of an optimizer."""
     if hasattr(run, "epsilon_bounds"):
         return f"; ask a {type(run).__name__} itself: .epsilon_bounds(), .mu_bounds(), .curve"
     if isinstance(run, tuple | dict):

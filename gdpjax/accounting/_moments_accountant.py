@@ -152,7 +152,7 @@ def _epsilon_of_events(events: Sequence[AnyEvent], delta: np.ndarray, conversion
 
 
 def _lost(events: Sequence[AnyEvent]) -> Lost:
-    """What may be lost in all of the events."""
+    """Return the probabilities of failure and overflow of all the events."""
     check_relations(events)
     schemes = AllocationEvent | TruncatedPoissonEvent | ShuffledEvent
     rest = describe(Ledger([event for event in events if not isinstance(event, schemes)]), 1)

@@ -1,4 +1,4 @@
-"""What it costs, in rounding, to add up several clipped sums.
+"""The cost, in rounding, of adding up several clipped sums.
 
     accumulation_charge(budget, microbatch_rows=64, num_microbatches=16)
 
@@ -24,7 +24,7 @@ from gdpjax.clipping._rounding_budget import MAX_SLACK, RoundingBudget, rounding
 
 
 class AccumulationCharge(NamedTuple):
-    """What one of several sums adds to the sensitivity of their total, in clip norms.
+    """The part that one of several sums adds to the sensitivity of their total, in clip norms.
 
     Attributes:
       row: the largest norm of a row in it; 0 for a sum of no rows.

@@ -161,7 +161,7 @@ class ClipInfo(NamedTuple):
 
     @property
     def num_dropped(self) -> Array:
-        """How many rows were dropped: a bug in the data or the loss, if it is not 0."""
+        """The number of rows that were dropped: a bug in the data or the loss, if it is not 0."""
         return self.is_dropped.sum(axis=-1, dtype=jnp.int32)
 
 

@@ -24,7 +24,7 @@ from gdpjax._core.types import PyTree
 
 
 class Placement(NamedTuple):
-    """Where a batch is.
+    """The devices on which a batch is.
 
     Attributes:
       mesh: the mesh of devices.

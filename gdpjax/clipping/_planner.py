@@ -57,7 +57,7 @@ _CHUNKS_TO_SKIP = 8
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """How the gradients of some rows of a call are computed.
+    """The way in which the gradients of some rows of a call are computed.
 
     Attributes:
       gradients: (rows, positions) to the gradients, and (losses, aux).

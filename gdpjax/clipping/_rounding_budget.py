@@ -1,4 +1,4 @@
-"""How much a row is kept below the clip norm, to leave room for rounding.
+"""The slack by which a row is kept below the clip norm, to leave room for rounding.
 
     budget = rounding_budget(leaves, num_rows=256)
     threshold = clip_norm / (1 + budget.slack)

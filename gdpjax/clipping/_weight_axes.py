@@ -1,4 +1,4 @@
-"""Which factor of an outer product has which axis of the weight.
+"""The axes of a weight that each factor of its outer products has.
 
 Where a weight is multiplied by data, its gradient is a sum of outer products of a left factor (activations) and a right
 factor (cotangents). Each axis of the weight is of one of three kinds:

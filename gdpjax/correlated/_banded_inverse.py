@@ -62,7 +62,7 @@ class BandedInverse(AbstractToeplitzStrategy):
 
     @property
     def num_bands(self) -> int:
-        """How many diagonals of C^-1 are not zero, p."""
+        """The number of diagonals of C^-1 that are not zero, p."""
         return length_of("noising_coefficients", self.noising_coefficients)
 
     def column(self, num_steps: int) -> CertifiedSeries:

@@ -45,7 +45,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
 
     @property
     def num_bands(self) -> int:
-        """How many diagonals of C are not zero."""
+        """The number of diagonals of C that are not zero."""
         return length_of("coefficients", self.coefficients)
 
     def column(self, num_steps: int) -> CertifiedSeries:

@@ -66,7 +66,7 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
 
     @property
     def num_buffers(self) -> int:
-        """How many buffers there are, d."""
+        """The number of buffers, d."""
         return length_of("decay", self.decay)
 
     def column(self, num_steps: int) -> CertifiedSeries:

@@ -1,4 +1,4 @@
-"""What the strategies with a lower-triangular Toeplitz matrix share: sensitivity and error from two columns.
+"""Strategies with a lower-triangular Toeplitz matrix: their sensitivity and error from two columns.
 
 A Toeplitz C is given by its first column c, and C^-1 is the Toeplitz matrix of the power series 1 / c(x).
 """

@@ -1,4 +1,4 @@
-"""What the run computes from the released sums, and so the error that matters.
+"""Workloads: the linear functions of the released sums that a run computes, and so the error that matters.
 
 Training by SGD adds up the released gradients: the parameters after step t are a prefix sum. With momentum and weight
 decay they are another linear function of the same gradients. A workload is the first column a_0, a_1, ... of its

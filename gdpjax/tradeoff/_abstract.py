@@ -1,4 +1,4 @@
-r"""What a trade-off curve is, and how one is evaluated.
+r"""The definition of a trade-off curve, and the functions that evaluate one.
 
 For two laws N (null) and A (alternative) the trade-off function is f(alpha) = inf {1 - A(S) : N(S) <= alpha}, the least
 type II error of a test with type I error at most alpha. A function is one iff it is convex, continuous, non-increasing

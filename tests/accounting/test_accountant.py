@@ -24,22 +24,26 @@ from gdpjax.accounting import (
     rdp_subsampled_gaussian,
 )
 
-NOISE, PROB = 1.25, 2.0**-8  # exact in float32
+# Both are exact in float32.
+NOISE = 1.25
+PROB = 2.0**-8
 ORDERS = (1.5, 2.0, 4.0, 16.0)
 
 
 def total(state):
     """Return the sum that a state holds in two parts."""
-    return np.asarray(state.high, np.float64) + np.asarray(state.low, np.float64)
+    high = np.asarray(state.high, np.float64)
+    low = np.asarray(state.low, np.float64)
+    return high + low
 
 
 def test_one_call_of_the_moments_equals_the_closed_form():
     """Many equal steps at once have the epsilon and the delta of the moments accountant."""
     accountant = rdp()
     state = accountant.step(accountant.init(), NOISE, PROB, 3000)
-    closed = moments_accountant_epsilon(NOISE, PROB, 3000, 1e-5)
-    assert closed <= accountant.epsilon(state, 1e-5) <= closed * (1 + 1e-12)
-    assert accountant.delta(state, closed) == pytest.approx(1e-5, rel=1e-9)
+    exact = moments_accountant_epsilon(NOISE, PROB, 3000, 1e-5)
+    assert exact <= accountant.epsilon(state, 1e-5) <= exact * (1 + 1e-12)
+    assert accountant.delta(state, exact) == pytest.approx(1e-5, rel=1e-9)
 
 
 def test_one_call_of_the_limit_equals_the_closed_form():
@@ -47,85 +51,113 @@ def test_one_call_of_the_limit_equals_the_closed_form():
     accountant = gdp_clt()
     state = accountant.step(accountant.init(), NOISE, PROB, 3000)
     mu = clt_mu_poisson(NOISE, PROB, 3000)
+    epsilon = clt_epsilon(NOISE, PROB, 3000, 1e-5)
     assert accountant.mu(state) == pytest.approx(mu, rel=1e-13)
-    assert accountant.epsilon(state, 1e-5) == pytest.approx(clt_epsilon(NOISE, PROB, 3000, 1e-5), rel=1e-12)
+    assert accountant.epsilon(state, 1e-5) == pytest.approx(epsilon, rel=1e-12)
     assert accountant.delta(state, 0.5) == pytest.approx(gdp_delta(0.5, mu), rel=1e-12)
 
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize(("factory", "closed"), [(rdp, moments_accountant_epsilon), (gdp_clt, clt_epsilon)])
 def test_a_scanned_loop_equals_the_closed_form(factory, closed, wide):
-    """Two thousand steps one by one, and epsilon in the same program; the state is float32 in either case."""
-    accountant, steps = factory(), 2000
+    """Two thousand steps one by one give the closed form, and so does epsilon in the same program.
+
+    The state is float32 in either case.
+    """
+    accountant = factory()
+    num_steps = 2000
 
     @jax.jit
-    def train(noise):
+    def train(noise_multiplier):
         def step(state, _):
-            return accountant.step(state, noise, PROB), None
+            return accountant.step(state, noise_multiplier, PROB), None
 
-        state, _ = jax.lax.scan(step, accountant.init(), length=steps)
+        state, _ = jax.lax.scan(step, accountant.init(), length=num_steps)
         return state, accountant.epsilon(state, 1e-5)
 
     with jax.enable_x64(wide):
-        state, epsilon = train(NOISE)
-    exact = closed(NOISE, PROB, steps, 1e-5)
+        state, traced_epsilon = train(NOISE)
+    exact = closed(NOISE, PROB, num_steps, 1e-5)
     assert state.high.dtype == state.low.dtype == jnp.float32
     assert exact <= accountant.epsilon(state, 1e-5) <= exact * (1 + 1e-9)
-    assert epsilon.dtype == (jnp.float64 if wide else jnp.float32)
-    np.testing.assert_allclose(epsilon, exact, rtol=1e-9 if wide else 1.3e-7)
+    assert traced_epsilon.dtype == (jnp.float64 if wide else jnp.float32)
+    np.testing.assert_allclose(traced_epsilon, exact, rtol=1e-9 if wide else 1.3e-7)
 
 
 def test_float32_loops_never_fall_below_the_sum():
-    """A plain float32 sum of these terms ends 5% low: the terms fall below half a unit of the total."""
+    """The state of a float32 loop is at least the exact sum, where a plain float32 sum ends 5% low.
+
+    The terms of the plain sum fall below half a unit of the total.
+    """
     accountant = rdp(ORDERS)
-    steps, noise = 20_000, np.float32(4.0)
+    num_steps = 20_000
+    noise_multiplier = np.float32(4.0)
     # A large total, to which the steps are small.
     start = accountant.step(accountant.init(), 1.0, 1.0, 10_000)
-    per_step = rdp_subsampled_gaussian(noise, PROB, ORDERS)
+    per_step = rdp_subsampled_gaussian(noise_multiplier, PROB, ORDERS)
 
     @jax.jit
     def train(state):
         def step(_, carried):
-            state, plain = carried
-            return accountant.step(state, noise, PROB), plain + jnp.float32(per_step)
+            state, plain_sum = carried
+            return accountant.step(state, noise_multiplier, PROB), plain_sum + jnp.float32(per_step)
 
-        return jax.lax.fori_loop(0, steps, step, (state, state.high))
+        return jax.lax.fori_loop(0, num_steps, step, (state, state.high))
 
-    looped, plain = train(start)
-    exact = steps * per_step
-    assert (total(looped) - total(start) >= exact * (1 - 1e-9)).all()
-    assert (total(looped) <= (total(start) + exact) * (1 + steps * 2.0**-45)).all()
-    assert (np.asarray(plain, float) - np.asarray(start.high) < 0.95 * exact).any()
+    end, plain_sum = train(start)
+    exact_growth = num_steps * per_step
+    growth = total(end) - total(start)
+    assert (growth >= exact_growth * (1 - 1e-9)).all()
+    exact_total = total(start) + exact_growth
+    assert (total(end) <= exact_total * (1 + num_steps * 2.0**-45)).all()
+    plain_growth = np.asarray(plain_sum, float) - np.asarray(start.high)
+    assert (plain_growth < 0.95 * exact_growth).any()
 
 
 def test_states_survive_the_way_into_compiled_code():
-    """An eager float64 state would be rounded to nearest, so perhaps down, on its way into jit."""
+    """A state is the same in compiled code, where eager float64 would be rounded to nearest, so perhaps down."""
     accountant = rdp(ORDERS)
     state = accountant.step(accountant.init(), 1.1, 0.01, 7)
-    np.testing.assert_array_equal(total(jax.jit(lambda s: s)(state)), total(state))
+    passed_through = jax.jit(lambda state: state)(state)
+    np.testing.assert_array_equal(total(passed_through), total(state))
     assert (total(state) >= 7 * rdp_subsampled_gaussian(1.1, 0.01, ORDERS)).all()
+
+
+PHASES = [(1.0, 0.01, 100), (2.0, 0.05, 30), (0.7, 0.001, 1), (5.0, 0.0, 9), (3.0, 1.0, 2)]
+
+
+def state_after_phases(accountant):
+    """Return the state of an accountant after all PHASES."""
+    state = accountant.init()
+    for phase in PHASES:
+        state = accountant.step(state, *phase)
+    return state
 
 
 def test_different_steps_compose():
     """Divergences add up over phases, and so do the squares of mu."""
-    phases = [(1.0, 0.01, 100), (2.0, 0.05, 30), (0.7, 0.001, 1), (5.0, 0.0, 9), (3.0, 1.0, 2)]
-    moments, clt = rdp(ORDERS), gdp_clt()
-    of_moments, of_clt = moments.init(), clt.init()
-    for phase in phases:
-        of_moments = moments.step(of_moments, *phase)
-        of_clt = clt.step(of_clt, *phase)
-    expected = sum(steps * rdp_subsampled_gaussian(noise, prob, ORDERS) for noise, prob, steps in phases)
-    np.testing.assert_allclose(total(of_moments), expected, rtol=1e-13)
-    assert (total(of_moments) >= expected * (1 - 1e-15)).all()
-    assert moments.epsilon(of_moments, 1e-6) == pytest.approx(rdp_epsilon(expected, ORDERS, 1e-6), rel=1e-12)
-    assert moments.delta(of_moments, 3.0) == pytest.approx(rdp_delta(expected, ORDERS, 3.0), rel=1e-9)
-    mus = [clt_mu_poisson(*phase) for phase in phases]
-    assert clt.mu(of_clt) == pytest.approx(gdp_compose(mus), rel=1e-12)
-    nothing = moments.step(moments.init(), 1e-3, 0.5, 0)
-    assert moments.epsilon(nothing, 1e-5) == 0
+    accountant = rdp(ORDERS)
+    state = state_after_phases(accountant)
+    expected = 0.0
+    for noise_multiplier, sampling_prob, num_steps in PHASES:
+        expected = expected + num_steps * rdp_subsampled_gaussian(noise_multiplier, sampling_prob, ORDERS)
+    np.testing.assert_allclose(total(state), expected, rtol=1e-13)
+    assert (total(state) >= expected * (1 - 1e-15)).all()
+    expected_epsilon = rdp_epsilon(expected, ORDERS, 1e-6)
+    expected_delta = rdp_delta(expected, ORDERS, 3.0)
+    assert accountant.epsilon(state, 1e-6) == pytest.approx(expected_epsilon, rel=1e-12)
+    assert accountant.delta(state, 3.0) == pytest.approx(expected_delta, rel=1e-9)
+    no_steps = accountant.step(accountant.init(), 1e-3, 0.5, 0)
+    assert accountant.epsilon(no_steps, 1e-5) == 0
+
+    accountant = gdp_clt()
+    state = state_after_phases(accountant)
+    mus = [clt_mu_poisson(*phase) for phase in PHASES]
+    assert accountant.mu(state) == pytest.approx(gdp_compose(mus), rel=1e-12)
 
 
 def moments_at_few_orders():
+    """Return the moments accountant at ORDERS."""
     return rdp(ORDERS)
 
 
@@ -133,50 +165,65 @@ def moments_at_few_orders():
 def test_batches_and_vmap(factory):
     """A batch of states and a state that is mapped over are the states one by one."""
     accountant = factory()
-    noise = np.array([1.0, 2.0, 4.0], np.float32)
+    noise_multipliers = np.array([1.0, 2.0, 4.0], np.float32)
 
-    def two_steps(noise, shape=()):
-        state = accountant.step(accountant.init(shape), noise, PROB, 3)
-        return accountant.step(state, noise, PROB)
+    def two_steps(noise_multiplier, shape=()):
+        state = accountant.step(accountant.init(shape), noise_multiplier, PROB, 3)
+        return accountant.step(state, noise_multiplier, PROB)
 
-    loop = [two_steps(s) for s in noise]
-    batch = two_steps(noise, (3,))
-    mapped, deltas = jax.jit(jax.vmap(lambda s: (two_steps(s), accountant.delta(two_steps(s), 1e-3))))(noise)
-    totals = [total(one) for one in loop]
+    @jax.jit
+    @jax.vmap
+    def state_and_delta(noise_multiplier):
+        state = two_steps(noise_multiplier)
+        return state, accountant.delta(state, 1e-3)
+
+    one_by_one = [two_steps(noise_multiplier) for noise_multiplier in noise_multipliers]
+    totals = [total(state) for state in one_by_one]
+    epsilons = [accountant.epsilon(state, 1e-5) for state in one_by_one]
+    batch = two_steps(noise_multipliers, (3,))
     np.testing.assert_allclose(total(batch), totals, rtol=1e-12)
-    np.testing.assert_allclose(total(mapped), totals, rtol=1e-12)
-    epsilons = [accountant.epsilon(one, 1e-5) for one in loop]
     np.testing.assert_allclose(accountant.epsilon(batch, 1e-5), epsilons, rtol=1e-12)
+    mapped, deltas = state_and_delta(noise_multipliers)
+    np.testing.assert_allclose(total(mapped), totals, rtol=1e-12)
     np.testing.assert_allclose(deltas, accountant.delta(batch, 1e-3), rtol=1e-6)
 
     # Noise that is out of range spoils its own state only.
-    bad = jax.jit(lambda s: accountant.step(accountant.init((3,)), s, PROB))(np.array([1.0, -1.0, 2.0], np.float32))
-    spoiled = np.isnan(np.asarray(bad.high).reshape(3, -1)).all(axis=1)
-    np.testing.assert_array_equal(spoiled, [False, True, False])
+    one_bad = np.array([1.0, -1.0, 2.0], np.float32)
+    step = jax.jit(lambda noise_multiplier: accountant.step(accountant.init((3,)), noise_multiplier, PROB))
+    parts = np.asarray(step(one_bad).high).reshape(3, -1)
+    is_spoiled = np.isnan(parts).all(axis=1)
+    np.testing.assert_array_equal(is_spoiled, [False, True, False])
 
 
 def test_overflow_is_infinite_and_stays_so():
     """After a step of next to no noise nothing brings the total back, and nothing becomes NaN."""
     for accountant in (rdp(), gdp_clt()):
-        state = accountant.step(accountant.step(accountant.init(), 1e-25, 1.0), 1.0, 0.1)
+        state = accountant.step(accountant.init(), 1e-25, 1.0)
+        state = accountant.step(state, 1.0, 0.1)
         assert np.isinf(state.high).any()
         assert not np.isnan(total(state)).any()
         assert accountant.epsilon(state, 1e-5) == np.inf
 
 
+# Noise multiplier, sampling probability and number of steps; all are exact in float32.
 RUNS = [(1.25, 2.0**-7, 300), (2.5, 2.0**-6, 200), (1.25, 2.0**-7, 100)]
 
 
 def test_numeric_equals_the_certified_bounds():
     """The state is a run, and its answers are the upper ends of that run's brackets."""
     accountant = numeric()
-    state = accountant.step(accountant.step(accountant.init(), NOISE, PROB, 1000), NOISE, PROB, 2000)
+    state = accountant.step(accountant.init(), NOISE, PROB, 1000)
+    state = accountant.step(state, NOISE, PROB, 2000)
     assert np.asarray(state.num_steps).tolist() == [3000] + [0] * 15
-    assert accountant.epsilon(state, 1e-5) == pytest.approx(epsilon_bounds(NOISE, PROB, 3000, 1e-5).upper, rel=1e-9)
-    assert accountant.delta(state, 0.5) == pytest.approx(delta_bounds(NOISE, PROB, 3000, 0.5).upper, rel=1e-8)
-    rounded = accountant.step(accountant.init(), 1.1, 0.01, 3000)  # neither is a float32
-    closed = epsilon_bounds(1.1, 0.01, 3000, 1e-5).upper
-    assert closed <= accountant.epsilon(rounded, 1e-5) <= closed * (1 + 1e-5)
+    epsilon = epsilon_bounds(NOISE, PROB, 3000, 1e-5).upper
+    delta = delta_bounds(NOISE, PROB, 3000, 0.5).upper
+    assert accountant.epsilon(state, 1e-5) == pytest.approx(epsilon, rel=1e-9)
+    assert accountant.delta(state, 0.5) == pytest.approx(delta, rel=1e-8)
+
+    # Neither 1.1 nor 0.01 is a float32: they are rounded to the side that loses more.
+    rounded = accountant.step(accountant.init(), 1.1, 0.01, 3000)
+    epsilon = epsilon_bounds(1.1, 0.01, 3000, 1e-5).upper
+    assert epsilon <= accountant.epsilon(rounded, 1e-5) <= epsilon * (1 + 1e-5)
     assert rounded.noise_multiplier[0] < 1.1
     assert rounded.sampling_prob[0] > 0.01
 
@@ -194,51 +241,73 @@ def test_numeric_mu_equals_the_certified_one():
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_numeric_in_a_scanned_loop(wide):
-    """One row per run of equal steps, the same bound as the Ledger's, and one compilation for any schedule."""
+    """A run of equal steps has one row, the bound is the Ledger's, and any schedule runs in the same program."""
     accountant = numeric(capacity=4)
     traces = []
 
     @jax.jit
-    def train(noise, prob):
+    def train(noise_multipliers, sampling_probs):
         traces.append(None)
-        return jax.lax.scan(lambda s, x: (accountant.step(s, *x), None), accountant.init(), (noise, prob))[0]
 
-    noise, prob = (np.repeat([run[i] for run in RUNS], [run[2] for run in RUNS]).astype(np.float32) for i in (0, 1))
+        def step(state, arguments):
+            return accountant.step(state, *arguments), None
+
+        state, _ = jax.lax.scan(step, accountant.init(), (noise_multipliers, sampling_probs))
+        return state
+
+    noise_of_runs, prob_of_runs, steps_of_runs = np.transpose(RUNS)
+    steps_of_runs = steps_of_runs.astype(int)
+    noise_multipliers = np.repeat(noise_of_runs, steps_of_runs).astype(np.float32)
+    sampling_probs = np.repeat(prob_of_runs, steps_of_runs).astype(np.float32)
     with jax.enable_x64(wide):
-        state = train(noise, prob)
-        train(noise[::-1].copy(), prob[::-1].copy())
+        state = train(noise_multipliers, sampling_probs)
+        train(noise_multipliers[::-1].copy(), sampling_probs[::-1].copy())
     assert len(traces) == 1
     assert [state.noise_multiplier.dtype, state.sampling_prob.dtype, state.num_steps.dtype] == ["f4", "f4", "i4"]
     assert np.asarray(state.num_steps).tolist() == [300, 200, 100, 0]
     assert not state.merged
-    expected = epsilon_bounds(Ledger([Event(*run) for run in RUNS]), delta=1e-5).upper
+    ledger = Ledger([Event(*run) for run in RUNS])
+    expected = epsilon_bounds(ledger, delta=1e-5).upper
     assert accountant.epsilon(state, 1e-5) == pytest.approx(expected, rel=1e-9)
 
 
 def test_numeric_reads_inside_compiled_code():
     """Epsilon may be read where it is traced, rounded up; NaN stays in the state until it is read."""
     accountant = numeric(capacity=2)
-    noise = np.array([1.25, 2.5, -1.0], np.float32)
+    noise_multipliers = np.array([1.25, 2.5, -1.0], np.float32)
+
+    def step(noise_multiplier, shape=()):
+        return accountant.step(accountant.init(shape), noise_multiplier, PROB, 500)
 
     @jax.jit
-    def spent(noise):
-        states = jax.vmap(lambda s: accountant.step(accountant.init(), s, PROB, 500))(noise)
+    def states_and_epsilons(noise_multipliers):
+        states = jax.vmap(step)(noise_multipliers)
         return states, accountant.epsilon(states, 1e-5)
 
-    batch, traced = spent(noise)
-    eager = epsilon_bounds(noise[:2].astype(float), PROB, 500, 1e-5).upper
+    mapped, traced = states_and_epsilons(noise_multipliers)
+    valid = noise_multipliers[:2].astype(float)
+    exact = epsilon_bounds(valid, PROB, 500, 1e-5).upper
     assert traced.dtype == jnp.float32
-    assert (np.asarray(traced[:2], float) >= eager).all()
-    np.testing.assert_allclose(traced[:2], eager, rtol=3e-7)
-    other = jax.jit(lambda s: accountant.step(accountant.init((3,)), s, PROB, 500))(noise)
-    jax.tree.map(np.testing.assert_array_equal, batch, other)
-    assert np.isnan(batch.noise_multiplier).any(axis=-1).tolist() == [False, False, True]
+    assert (np.asarray(traced[:2], float) >= exact).all()
+    np.testing.assert_allclose(traced[:2], exact, rtol=3e-7)
     np.testing.assert_array_equal(np.isnan(traced), [False, False, True])
-    np.testing.assert_allclose(accountant.epsilon(jax.tree.map(lambda x: x[:2], batch), 1e-5), eager, rtol=1e-9)
-    poisoned = jax.jit(lambda n: accountant.step(accountant.step(accountant.init(), 1.0, 0.1), 1.0, 0.1, n))(0.5)
-    again = accountant.step(poisoned, 1.0, 0.1)
+
+    # A batch of states is the same, and its invalid member does not spoil the others.
+    batch = jax.jit(lambda noise_multipliers: step(noise_multipliers, (3,)))(noise_multipliers)
+    jax.tree.map(np.testing.assert_array_equal, mapped, batch)
+    assert np.isnan(mapped.noise_multiplier).any(axis=-1).tolist() == [False, False, True]
+    valid_states = jax.tree.map(lambda leaf: leaf[:2], mapped)
+    np.testing.assert_allclose(accountant.epsilon(valid_states, 1e-5), exact, rtol=1e-9)
+
+    # Half a step is an error that is seen where the state is read, after another step, too.
+    @jax.jit
+    def poisoned_state(num_steps):
+        state = accountant.step(accountant.init(), 1.0, 0.1)
+        return accountant.step(state, 1.0, 0.1, num_steps)
+
+    state = accountant.step(poisoned_state(0.5), 1.0, 0.1)
     with pytest.raises(ValueError, match="noise_multiplier must be a finite number > 0, got nan"):
-        accountant.epsilon(again, 1e-5)
+        accountant.epsilon(state, 1e-5)
 
 
 def test_numeric_merges_conservatively_when_full():
@@ -257,7 +326,7 @@ def test_numeric_merges_conservatively_when_full():
 
 
 def test_numeric_counts_steps_exactly():
-    """Where a float32 count would stop, ours goes on, and it ends with an error."""
+    """The count goes on where one in float32 would stop, and it ends with an error."""
     accountant = numeric()
     state = accountant.step(accountant.init(), 2.0, 0.0, 2**24)
     for _ in range(3):
@@ -294,5 +363,6 @@ def test_numeric_counts_steps_exactly():
     ],
 )
 def test_bad_input(call, message):
+    """Arguments out of range, and states of other accountants, are refused with a message."""
     with pytest.raises(ValueError, match=message):
         call()

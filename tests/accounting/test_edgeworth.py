@@ -111,7 +111,7 @@ def test_delta_is_the_integral_over_the_edgeworth_density(order):
 
 
 def test_much_closer_than_the_central_limit_theorem_on_easy_points():
-    """Where the skewness is small, each order is closer to the certified bracket than the one before."""
+    """Each order is closer to the certified bracket than the one before where the skewness is small."""
     easy = skewness() < 0.1
     assert easy.sum() >= 20
     clt = np.abs(clt_epsilon(*COLUMNS) / TRUTH - 1)[easy]

@@ -30,7 +30,7 @@ def relative_errors(found, exact):
 
 
 def test_delta_against_sixty_digits():
-    """Where delta is a normal number it is right to a few units in the last place."""
+    """A delta that is a normal number is right to a few units in the last place."""
     errors = relative_errors(gdp_delta(EPSILON, MU), EXACT)
     normal = [error for error, exact in zip(errors, EXACT, strict=True) if exact > mp.mpf("2.3e-308")]
     assert max(normal) < 2e-15

@@ -29,82 +29,105 @@ from gdpjax.ledger import (
     ShuffledEvent,
     TruncatedPoissonEvent,
 )
-from tests.accounting.test_truncated import CASES, sums
+from tests.accounting.test_truncated import CASES, law_of_sum
 
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0])
 WIDE = np.linspace(-30.0, 30.0, 6001)
 
 
 def log_density(law, noise):
-    return logsumexp([np.log(weight) + stats.norm.logpdf(WIDE, at, noise) for at, weight in law.items()], axis=0)
+    """Return the log of the density of the sum with noise."""
+    log_terms = []
+    for mean, prob in law.items():
+        log_terms.append(np.log(prob) + stats.norm.logpdf(WIDE, mean, noise))
+    return logsumexp(log_terms, axis=0)
 
 
-def divergences(log_p, log_q):
-    """The larger Renyi divergence of the two directions at ORDERS, of log densities on WIDE."""
-    step = WIDE[1] - WIDE[0]
-    ways = [
-        [(logsumexp(a * x - (a - 1) * y) + np.log(step)) / (a - 1) for a in ORDERS]
-        for x, y in ((log_p, log_q), (log_q, log_p))
-    ]
-    return np.max(ways, axis=0)
+def renyi_divergences(log_p, log_q):
+    """Return the Renyi divergences at ORDERS of one direction, of log densities on WIDE."""
+    log_spacing = np.log(WIDE[1] - WIDE[0])
+    divergences = []
+    for order in ORDERS:
+        log_moment = logsumexp(order * log_p - (order - 1) * log_q) + log_spacing
+        divergences.append(log_moment / (order - 1))
+    return np.array(divergences)
 
 
-def worst(noise, prob, num_examples, capacity):
-    """The largest divergence over all data sets of up to ``num_examples`` with gradients of -1, 0 and 1."""
-    most = np.zeros(ORDERS.size)
-    for n in range(1, num_examples + 1):
-        for others in itertools.combinations_with_replacement((-1, 0, 1), n - 1):
-            without = log_density(sums(others, prob, capacity), noise)
+def worst_divergences(noise, sampling_prob, max_examples, capacity):
+    """Return the largest divergences over all data sets of up to ``max_examples`` with gradients of -1, 0 and 1."""
+    worst = np.zeros(ORDERS.size)
+    for num_examples in range(1, max_examples + 1):
+        for others in itertools.combinations_with_replacement((-1, 0, 1), num_examples - 1):
+            without_target = log_density(law_of_sum(others, sampling_prob, capacity), noise)
             for target in (1, -1):
-                both = log_density(sums((target, *others), prob, capacity), noise)
-                most = np.maximum(most, divergences(both, without))
-    return most
+                with_target = log_density(law_of_sum((target, *others), sampling_prob, capacity), noise)
+                worst = np.maximum(worst, renyi_divergences(with_target, without_target))
+                worst = np.maximum(worst, renyi_divergences(without_target, with_target))
+    return worst
 
 
 @pytest.mark.parametrize(("noise", "prob", "num_examples", "capacity"), CASES)
 def test_no_data_set_exceeds_the_bound(noise, prob, num_examples, capacity):
-    found = worst(noise, prob, num_examples, capacity)
+    """The largest divergence of small data sets is at most the bound, and a tenth of it at some order."""
+    worst = worst_divergences(noise, prob, num_examples, capacity)
     bound = rdp_truncated_poisson(noise, prob, num_examples, capacity, ORDERS)
-    assert (found <= bound * (1 + 1e-9)).all()
-    assert (found > 0.1 * bound).any()
+    assert (worst <= bound * (1 + 1e-9)).all()
+    assert (worst > 0.1 * bound).any()
 
 
 def test_poisson_accounting_would_be_wrong():
-    """Many examples are drawn, and one that takes the place of another moves the sum by two."""
-    found = worst(0.7, 0.9, 5, 3)
-    assert (found > 1.2 * rdp_subsampled_gaussian(0.7, 0.9, ORDERS)).any()
-    assert (found <= rdp_truncated_poisson(0.7, 0.9, 5, 3, ORDERS)).all()
+    """The divergence of Poisson sampling is exceeded where many are drawn.
+
+    An example that takes the place of another moves the sum by two.
+    """
+    worst = worst_divergences(0.7, 0.9, 5, 3)
+    of_poisson = rdp_subsampled_gaussian(0.7, 0.9, ORDERS)
+    assert (worst > 1.2 * of_poisson).any()
+    assert (worst <= rdp_truncated_poisson(0.7, 0.9, 5, 3, ORDERS)).all()
 
 
 def test_the_bound_is_its_formula():
-    noise, prob, num_examples, capacity = 1.0, 0.1, 200, 25
+    """The moment is that of Poisson sampling, with half the noise where another example is pushed out."""
+    noise_multiplier = 1.0
+    prob = 0.1
+    num_examples = 200
+    capacity = 25
     overflow = stats.binom.sf(capacity - 1, num_examples - 1, prob)
-    fitting, displacing = (np.exp((ORDERS - 1) * rdp_subsampled_gaussian(s, prob, ORDERS)) for s in (noise, noise / 2))
-    moment = (1 - overflow) * fitting + overflow * displacing
-    found = rdp_truncated_poisson(noise, prob, num_examples, capacity, ORDERS)
-    np.testing.assert_allclose(found, np.log(moment) / (ORDERS - 1), rtol=1e-8)
+    moment_if_it_fits = np.exp((ORDERS - 1) * rdp_subsampled_gaussian(noise_multiplier, prob, ORDERS))
+    moment_if_it_displaces = np.exp((ORDERS - 1) * rdp_subsampled_gaussian(noise_multiplier / 2, prob, ORDERS))
+    moment = (1 - overflow) * moment_if_it_fits + overflow * moment_if_it_displaces
+    bound = rdp_truncated_poisson(noise_multiplier, prob, num_examples, capacity, ORDERS)
+    np.testing.assert_allclose(bound, np.log(moment) / (ORDERS - 1), rtol=1e-8)
 
 
 def test_a_capacity_that_suffices_is_poisson_sampling():
-    run = 1.3, 256 / 60_000
-    poisson = rdp_subsampled_gaussian(*run, ORDERS)
-    np.testing.assert_allclose(rdp_truncated_poisson(*run, 60_000, 60_000, ORDERS), poisson, rtol=1e-12)
-    np.testing.assert_allclose(rdp_truncated_poisson(*run, 60_000, 512, ORDERS), poisson, rtol=1e-9)
-    full = rdp_truncated_poisson(*run, 60_000, 1, ORDERS)
-    np.testing.assert_allclose(full, rdp_subsampled_gaussian(0.65, run[1], ORDERS), rtol=1e-6)
-    by_capacity = rdp_truncated_poisson(*run, 60_000, np.array([200, 256, 300, 340, 400]), ORDERS)
+    """The bound of roomy batches is that of Poisson sampling, and of full ones that with half the noise."""
+    noise_multiplier = 1.3
+    prob = 256 / 60_000
+
+    def rdp_at(capacity):
+        return rdp_truncated_poisson(noise_multiplier, prob, 60_000, capacity, ORDERS)
+
+    of_poisson = rdp_subsampled_gaussian(noise_multiplier, prob, ORDERS)
+    np.testing.assert_allclose(rdp_at(60_000), of_poisson, rtol=1e-12)
+    np.testing.assert_allclose(rdp_at(512), of_poisson, rtol=1e-9)
+    of_half_the_noise = rdp_subsampled_gaussian(0.65, prob, ORDERS)
+    np.testing.assert_allclose(rdp_at(1), of_half_the_noise, rtol=1e-6)
+    by_capacity = rdp_at(np.array([200, 256, 300, 340, 400]))
     assert (np.diff(by_capacity, axis=0) < 0).all()
     assert rdp_truncated_poisson(1.0, 0.0, 100, 10, 2.0) == 0
 
-    epsilon = moments_accountant_epsilon(*run, 3516, 1e-5)
-    for capacity, much_more in [(60_000, 1e-10), (400, 1e-6), (370, 1e-2)]:
-        found = moments_accountant_epsilon(TruncatedPoissonEvent(*run, 3516, 60_000, capacity), delta=1e-5)
-        assert epsilon <= found <= epsilon * (1 + much_more)
+    epsilon_of_poisson = moments_accountant_epsilon(noise_multiplier, prob, 3516, 1e-5)
+    for capacity, excess in [(60_000, 1e-10), (400, 1e-6), (370, 1e-2)]:
+        event = TruncatedPoissonEvent(noise_multiplier, prob, 3516, 60_000, capacity)
+        epsilon = moments_accountant_epsilon(event, delta=1e-5)
+        assert epsilon_of_poisson <= epsilon <= epsilon_of_poisson * (1 + excess)
 
 
 @pytest.mark.parametrize("capacity", [40, 50, 60, 75, 90, 120])
 @pytest.mark.parametrize("delta", [1e-3, 1e-8])
 def test_truncated_epsilon_is_above_the_certified_lower_end(capacity, delta):
+    """The epsilon of the moments is above the certified lower end."""
     event = TruncatedPoissonEvent(1.0, 0.05, 60, 1000, capacity)
     moments = moments_accountant_epsilon(event, delta=delta)
     assert epsilon_bounds(event, delta=delta).lower < moments

@@ -1,5 +1,6 @@
 """Selection by random stopping: true divergences of small mechanisms, an independent library, the sampler's law."""
 
+import functools
 import itertools
 import warnings
 
@@ -25,6 +26,7 @@ from gdpjax.accounting._rdp import DEFAULT_ORDERS
 
 ORDERS = np.array([1.05, 1.3, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0])
 RUN = (1.3, 256 / 60_000, 3516)
+"""Noise multiplier, sampling probability and number of steps."""
 
 
 def negative_binomial_best(law, better, eta, gamma):
@@ -38,24 +40,28 @@ def negative_binomial_best(law, better, eta, gamma):
 
 def best_of(law, parameters):
     """Return the law of the best (last) outcome of K runs, outcome 0 being "no run at all"."""
-    better = np.append(np.cumsum(law[:0:-1])[::-1], 0.0)
+    prob_at_least = np.cumsum(law[::-1])[::-1]
+    better = np.append(prob_at_least[1:], 0.0)
     if "mean" in parameters:
         mean = parameters["mean"]
         best = np.exp(-mean * better) * -np.expm1(-mean * law)
         return np.append(np.exp(-mean), best)
-    return np.append(0.0, negative_binomial_best(law, better, **parameters))
+    best = negative_binomial_best(law, better, **parameters)
+    return np.append(0.0, best)
 
 
 def renyi(p, q, orders):
     """Return the Renyi divergences of two laws."""
-    either = (p > 0) | (q > 0)
+    is_possible = (p > 0) | (q > 0)
     with np.errstate(divide="ignore"):
-        log_p, log_q = np.log(p[either]), np.log(q[either])
+        log_p = np.log(p[is_possible])
+        log_q = np.log(q[is_possible])
     exponents = np.outer(orders, log_p) + np.outer(1 - orders, log_q)
     return special.logsumexp(exponents, axis=1) / (orders - 1)
 
 
 def two_way_renyi(p, q, orders):
+    """Return the larger of the two directions of the divergence."""
     return np.maximum(renyi(p, q, orders), renyi(q, p, orders))
 
 
@@ -64,24 +70,28 @@ def random_pairs(count):
     rng = np.random.default_rng(3)
     for _ in range(count):
         size = rng.integers(2, 6)
-        p = rng.dirichlet(np.full(size, 10 ** rng.uniform(-0.7, 1))) + 1e-9
-        q = p * np.exp(10 ** rng.uniform(-3, 0.3) * rng.normal(size=size))
+        concentration = 10 ** rng.uniform(-0.7, 1)
+        p = rng.dirichlet(np.full(size, concentration)) + 1e-9
+        distance = 10 ** rng.uniform(-3, 0.3)
+        q = p * np.exp(distance * rng.normal(size=size))
         yield p / p.sum(), q / q.sum(), rng
 
-    # Randomized response, of which the better outcome is the telling one.
+    # Randomized response, whose better outcome is the telling one.
     for tilt in (0.1, 1.0, 3.0):
         p = np.array([1 / (1 + np.exp(tilt)), 1 / (1 + np.exp(-tilt))])
         yield p, p[::-1], rng
 
     # A rare best outcome with an enormous ratio: the whole factor E[K] is paid.
     for rare in (1e-3, 1e-2):
-        p, q = np.array([1 - rare, rare]), np.array([1.0, rare * np.exp(-300.0)])
+        p = np.array([1 - rare, rare])
+        q = np.array([1.0, rare * np.exp(-300.0)])
         yield p, q, rng
 
 
-def laws(rng):
-    """Yield a law of the number of runs of each kind."""
-    eta, gamma = rng.choice([-0.5, 0.0, 0.7, 1.0, 4.0]), 10 ** rng.uniform(-3, -0.05)
+def laws_of_num_runs(rng):
+    """Yield the parameters of a law of the number of runs of each kind."""
+    eta = rng.choice([-0.5, 0.0, 0.7, 1.0, 4.0])
+    gamma = 10 ** rng.uniform(-3, -0.05)
     mean = 10 ** rng.uniform(-1.5, 1.5)
     yield dict(eta=eta, gamma=gamma)
     yield dict(distribution="poisson", mean=mean)
@@ -91,81 +101,101 @@ def test_true_divergence_never_exceeds_the_bound():
     """Each law of the best outcome is within the bound, and for some laws it is nearly attained."""
     tightest = {"negative_binomial": np.inf, "poisson": np.inf}
     for p, q, rng in random_pairs(150):
-        for parameters in laws(rng):
-            bound = tuning_rdp(two_way_renyi(p, q, ORDERS), ORDERS, **parameters)
+        rdp = two_way_renyi(p, q, ORDERS)
+        for parameters in laws_of_num_runs(rng):
+            bound = tuning_rdp(rdp, ORDERS, **parameters)
             truth = two_way_renyi(best_of(p, parameters), best_of(q, parameters), ORDERS)
-            name = parameters.get("distribution", "negative_binomial")
-            tightest[name] = min(tightest[name], np.min(bound / np.maximum(truth, 1e-12)))
             assert (truth <= bound * (1 + 1e-9)).all(), (parameters, p, q, truth, bound)
-    assert tightest["negative_binomial"] < 1.2  # the check is not vacuous
+            name = parameters.get("distribution", "negative_binomial")
+            smallest_ratio = np.min(bound / np.maximum(truth, 1e-12))
+            tightest[name] = min(tightest[name], smallest_ratio)
+    # The check is not vacuous.
+    assert tightest["negative_binomial"] < 1.2
     assert tightest["poisson"] < 1.2
+
+
+def hockey_stick(p, q, epsilon):
+    """Return the least delta for which p is at most e^epsilon q + delta on every event."""
+    return np.maximum(p - np.exp(epsilon) * q, 0).sum()
 
 
 def test_true_delta_never_exceeds_the_converted_bound():
     """The delta of the best outcome at the converted epsilon is the one that was asked for, or less."""
     for p, q, rng in random_pairs(40):
-        for parameters in laws(rng):
-            bound = tuning_rdp(two_way_renyi(p, q, ORDERS), ORDERS, **parameters)
-            best, other = best_of(p, parameters), best_of(q, parameters)
+        rdp = two_way_renyi(p, q, ORDERS)
+        for parameters in laws_of_num_runs(rng):
+            bound = tuning_rdp(rdp, ORDERS, **parameters)
+            best_p = best_of(p, parameters)
+            best_q = best_of(q, parameters)
             for delta in (1e-1, 1e-4):
                 epsilon = rdp_epsilon(bound, ORDERS, delta)
-                assert np.maximum(best - np.exp(epsilon) * other, 0).sum() <= delta * (1 + 1e-9)
-                assert np.maximum(other - np.exp(epsilon) * best, 0).sum() <= delta * (1 + 1e-9)
+                assert hockey_stick(best_p, best_q, epsilon) <= delta * (1 + 1e-9)
+                assert hockey_stick(best_q, best_p, epsilon) <= delta * (1 + 1e-9)
 
 
 def test_poisson_below_one_run_is_not_free():
-    """Without the mass at K = 0 the formula would be negative here."""
+    """The bound is positive for less than one run, where the formula without the mass at K = 0 is negative."""
     assert tuning_rdp([0.0], [2.0], distribution="poisson", mean=0.1)[0] > 0
+
+
+def rdp_of_the_run(orders):
+    """Return the divergences of RUN at the given orders."""
+    noise_multiplier, sampling_prob, num_steps = RUN
+    return num_steps * rdp_subsampled_gaussian(noise_multiplier, sampling_prob, orders)
 
 
 def test_one_run_delta():
     """The delta of one run may be given, and a smaller one gives a smaller bound."""
-    rdp = RUN[2] * rdp_subsampled_gaussian(*RUN[:2], ORDERS)
-    own = rdp_delta(rdp, ORDERS, np.log1p(1 / (ORDERS - 1)))
-    default = tuning_rdp(rdp, ORDERS, distribution="poisson", mean=20.0)
-    given = tuning_rdp(rdp, ORDERS, distribution="poisson", mean=20.0, one_run_delta=own)
-    np.testing.assert_allclose(given, default, rtol=1e-12)
-    assert (tuning_rdp(rdp, ORDERS, distribution="poisson", mean=20.0, one_run_delta=0.0) <= default).all()
+    rdp = rdp_of_the_run(ORDERS)
+    one_run_delta = rdp_delta(rdp, ORDERS, np.log1p(1 / (ORDERS - 1)))
+    tuned = functools.partial(tuning_rdp, rdp, ORDERS, distribution="poisson", mean=20.0)
+    default = tuned()
+    np.testing.assert_allclose(tuned(one_run_delta=one_run_delta), default, rtol=1e-12)
+    assert (tuned(one_run_delta=0.0) <= default).all()
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, np.inf])
 def test_against_an_independent_library(eta):
-    """Its event "repeat and select" has the same epsilon; an infinite eta stands for Poisson there."""
+    """The event "repeat and select" of dp-accounting has the same epsilon; its infinite eta stands for Poisson."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from dp_accounting import dp_event
         from dp_accounting.rdp import RdpAccountant
-    noise, prob, steps = RUN
-    orders, mean = np.arange(2.0, 65.0), 30.0
-    step = dp_event.PoissonSampledDpEvent(prob, dp_event.GaussianDpEvent(noise))
-    one_run = dp_event.SelfComposedDpEvent(step, steps)
+    noise_multiplier, sampling_prob, num_steps = RUN
+    orders = np.arange(2.0, 65.0)
+    mean = 30.0
+    step = dp_event.PoissonSampledDpEvent(sampling_prob, dp_event.GaussianDpEvent(noise_multiplier))
+    one_run = dp_event.SelfComposedDpEvent(step, num_steps)
     event = dp_event.RepeatAndSelectDpEvent(one_run, mean, eta)
-    theirs = RdpAccountant(orders).compose(event).get_epsilon(1e-5)
+    peer_epsilon = RdpAccountant(orders).compose(event).get_epsilon(1e-5)
 
     if eta == np.inf:
         parameters = dict(distribution="poisson", mean=mean)
     else:
         parameters = dict(eta=eta, gamma=gamma_for_mean_num_runs(mean, eta))
-    tuned = tuning_rdp(steps * rdp_subsampled_gaussian(noise, prob, orders), orders, **parameters)
-    assert rdp_epsilon(tuned, orders, 1e-5) == pytest.approx(theirs, rel=1e-8)
+    tuned = tuning_rdp(rdp_of_the_run(orders), orders, **parameters)
+    assert rdp_epsilon(tuned, orders, 1e-5) == pytest.approx(peer_epsilon, rel=1e-8)
 
 
 @pytest.fixture(scope="module")
 def rdp_of_run():
-    """The divergences of RUN at the orders that the epsilon functions take."""
-    return RUN[2] * rdp_subsampled_gaussian(*RUN[:2], DEFAULT_ORDERS)
+    """Return the divergences of RUN at the orders that the epsilon functions take."""
+    return rdp_of_the_run(DEFAULT_ORDERS)
 
 
 def check_composition(rdp, epsilon, **parameters):
     """Assert that epsilon is that of the tuned divergences, and more than one run costs."""
-    parts = rdp_epsilon(tuning_rdp(rdp, DEFAULT_ORDERS, **parameters), DEFAULT_ORDERS, 1e-5)
-    np.testing.assert_allclose(epsilon, parts, rtol=1e-12)
-    assert (epsilon > moments_accountant_epsilon(*RUN, 1e-5)).all()
+    tuned = tuning_rdp(rdp, DEFAULT_ORDERS, **parameters)
+    expected = rdp_epsilon(tuned, DEFAULT_ORDERS, 1e-5)
+    np.testing.assert_allclose(epsilon, expected, rtol=1e-12)
+    epsilon_of_one_run = moments_accountant_epsilon(*RUN, 1e-5)
+    assert (epsilon > epsilon_of_one_run).all()
 
 
 def test_epsilon_is_the_composition_of_its_parts(rdp_of_run):
-    """It grows with eta and with the number of runs."""
-    eta, gamma = np.array([-0.9, -0.5, 0.0, 1.0, 3.0])[:, None], np.array([0.5, 0.1, 0.01])
+    """Epsilon is that of the tuned divergences, and grows with eta and with the number of runs."""
+    eta = np.array([-0.9, -0.5, 0.0, 1.0, 3.0])[:, None]
+    gamma = np.array([0.5, 0.1, 0.01])
     epsilon = tuning_epsilon(*RUN, 1e-5, eta=eta, gamma=gamma)
     check_composition(rdp_of_run, epsilon, eta=eta, gamma=gamma)
     assert (np.diff(epsilon, axis=1) > 0).all()
@@ -173,34 +203,39 @@ def test_epsilon_is_the_composition_of_its_parts(rdp_of_run):
 
 
 def test_epsilon_of_poisson_runs_is_the_composition_of_its_parts(rdp_of_run):
-    """Whole chunks of configurations have the answers of each."""
+    """Epsilon is that of the tuned divergences, and many configurations have the answers of each."""
     mean = np.array([1.0, 10.0, 100.0])
-    many = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=np.tile(mean, 30))
-    epsilon = many[:3]
-    np.testing.assert_allclose(many, np.tile(epsilon, 30), rtol=1e-12)
+    repeated = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=np.tile(mean, 30))
+    epsilon = repeated[:3]
+    np.testing.assert_allclose(repeated, np.tile(epsilon, 30), rtol=1e-12)
     check_composition(rdp_of_run, epsilon, distribution="poisson", mean=mean)
     assert (np.diff(epsilon) > 0).all()
 
 
 def exact_mean(eta, gamma):
     """Return the mean number of runs with the digits that mpmath works with."""
-    eta, gamma = mp.mpf(eta), mp.mpf(gamma)
+    eta = mp.mpf(eta)
+    gamma = mp.mpf(gamma)
     if eta == 0:
         return (1 - gamma) / (gamma * -mp.log(gamma))
     return (1 - gamma) * eta / (gamma * (1 - gamma**eta))
 
 
 def test_mean_and_its_inverse():
-    """The mean is its formula, and gamma is found from it."""
-    eta = np.array([-0.9, -0.5, -1e-7, 0.0, 1e-7, 0.3, 1.0, 8.0])[:, None]
-    gamma = np.array([1e-6, 0.1, 0.9, 1 - 1e-6])
+    """The mean is its formula, and gamma is computed from it."""
+    etas = np.array([-0.9, -0.5, -1e-7, 0.0, 1e-7, 0.3, 1.0, 8.0])
+    gammas = np.array([1e-6, 0.1, 0.9, 1 - 1e-6])
+    means = mean_num_runs(etas[:, None], gammas)
     with mp.workdps(40):
-        exact = [[float(exact_mean(e, g)) for g in gamma] for e in eta[:, 0]]
-    np.testing.assert_allclose(mean_num_runs(eta, gamma), exact, rtol=1e-9)
-    mean = np.array([1.001, 2.0, 50.0, 1e4])
-    eta = np.maximum(eta, -0.5)
-    found = gamma_for_mean_num_runs(mean, eta)
-    np.testing.assert_allclose(mean_num_runs(eta, found), np.broadcast_to(mean, (8, 4)), rtol=1e-9)
+        for row, eta in zip(means, etas, strict=True):
+            exact = [float(exact_mean(eta, gamma)) for gamma in gammas]
+            np.testing.assert_allclose(row, exact, rtol=1e-9)
+
+    target = np.array([1.001, 2.0, 50.0, 1e4])
+    etas = np.maximum(etas, -0.5)[:, None]
+    gammas = gamma_for_mean_num_runs(target, etas)
+    means = mean_num_runs(etas, gammas)
+    np.testing.assert_allclose(means, np.broadcast_to(target, (8, 4)), rtol=1e-9)
 
 
 def negative_binomial_pmf(eta, gamma, size=40_000):
@@ -212,30 +247,33 @@ def negative_binomial_pmf(eta, gamma, size=40_000):
 
 
 def poisson_pmf(mean, size=1000):
+    """Return the probabilities of 0, 1, 2, ... runs."""
     return stats.poisson.pmf(np.arange(size), mean)
 
 
 def pooled_cells(pmf, num_draws, fewest=200):
     """Return the edges of cells with at least so many expected draws each, but for the last one."""
-    below = np.append(0.0, np.cumsum(pmf) * num_draws)
+    expected_below = np.append(0.0, np.cumsum(pmf) * num_draws)
     edges = [0]
     while edges[-1] < len(pmf):
-        edges.append(int(np.searchsorted(below, below[edges[-1]] + fewest)))
+        goal = expected_below[edges[-1]] + fewest
+        edges.append(int(np.searchsorted(expected_below, goal)))
     return edges
 
 
 @pytest.mark.parametrize("gamma", [1e-300, 1e-20, 1e-6, 0.5, 0.999, 1 - 2.0**-53])
 def test_a_mean_close_to_one_does_not_lower_the_bound(gamma):
+    """The bound is at least its formula at 700 digits, however close to one the mean is."""
     orders = [1.001, 2.0, 64.0]
     for eta in (-1 + 2.0**-40, -0.999999, -0.5, 0.0, 3.0):
         bound = tuning_rdp([0.0, 0.0, 0.0], orders, eta=eta, gamma=gamma)
         with mp.workdps(700):
-            e, g = mp.mpf(eta), mp.mpf(gamma)
-            mean = (1 - g) / (g * -mp.log(g)) if eta == 0 else (1 - g) * e / (g * (1 - g**e))
+            mean = exact_mean(eta, gamma)
             # Without anything leaked by one run, the smallest candidate of the selection is that of the largest order.
-            selection = (1 + e) * -mp.log(g) / mp.mpf(orders[-1])
+            selection = (1 + mp.mpf(eta)) * -mp.log(mp.mpf(gamma)) / mp.mpf(orders[-1])
             for value, order in zip(bound, orders, strict=True):
-                assert mp.mpf(float(value)) >= selection + mp.log(mean) / (mp.mpf(order) - 1), (eta, order)
+                exact = selection + mp.log(mean) / (mp.mpf(order) - 1)
+                assert mp.mpf(float(value)) >= exact, (eta, order)
 
 
 @pytest.mark.parametrize(
@@ -256,37 +294,48 @@ def test_number_of_runs_has_its_law(parameters, pmf):
     runs = np.asarray(sample_num_runs(jax.random.key(5), **parameters, shape=(num_draws,)))
     assert runs.dtype == np.int32
     edges = pooled_cells(pmf, num_draws)
-    expected = num_draws * np.array([pmf[a:b].sum() for a, b in itertools.pairwise(edges)])
-    last = max(runs.max(), len(pmf)) + 1
-    observed, _ = np.histogram(runs, bins=[*edges[:-1], last])
+    probs = [pmf[start:stop].sum() for start, stop in itertools.pairwise(edges)]
+    expected = num_draws * np.array(probs)
+    last_edge = max(runs.max(), len(pmf)) + 1
+    observed, _ = np.histogram(runs, bins=[*edges[:-1], last_edge])
     # The rest goes with the cell before it.
     if expected[-1] < 200:
         expected = np.append(expected[:-2], expected[-2:].sum())
         observed = np.append(observed[:-2], observed[-2:].sum())
-    assert stats.chisquare(observed, expected * num_draws / expected.sum()).pvalue > 1e-4
+    normalized = expected * num_draws / expected.sum()
+    assert stats.chisquare(observed, normalized).pvalue > 1e-4
 
 
 def test_tuned_divergences_are_mapped_over():
     """Arrays and vmap are a loop; compiled float32 is rounded up, and NaN out of range."""
-    gamma, eta = np.array([0.02, 0.1, 0.5]), 0.5
+    gammas = np.array([0.02, 0.1, 0.5])
     rdp = np.linspace(0.01, 0.3, 8)
-    loop = [tuning_rdp(rdp, ORDERS, eta=eta, gamma=g) for g in gamma]
-    np.testing.assert_allclose(tuning_rdp(rdp, ORDERS, eta=eta, gamma=gamma), loop, rtol=1e-13)
-    compiled = jax.jit(jax.vmap(lambda g: tuning_rdp(rdp, ORDERS, eta=eta, gamma=g)))
-    single = compiled(np.array([0.5, 2.0], np.float32))
-    assert single.dtype == jnp.float32
-    assert (np.asarray(single[0], float) >= loop[2]).all()
-    np.testing.assert_allclose(single[0], loop[2], rtol=3e-7)
-    assert np.isnan(single[1]).all()
+
+    def tuned(gamma):
+        return tuning_rdp(rdp, ORDERS, eta=0.5, gamma=gamma)
+
+    one_by_one = [tuned(gamma) for gamma in gammas]
+    np.testing.assert_allclose(tuned(gammas), one_by_one, rtol=1e-13)
+
+    # The second gamma is no probability.
+    valid, invalid = jax.jit(jax.vmap(tuned))(np.array([0.5, 2.0], np.float32))
+    assert valid.dtype == jnp.float32
+    assert (np.asarray(valid, float) >= one_by_one[2]).all()
+    np.testing.assert_allclose(valid, one_by_one[2], rtol=3e-7)
+    assert np.isnan(invalid).all()
 
 
 def test_numbers_of_runs_are_mapped_over():
-    """vmap over keys is a loop, and a parameter out of range gives -1 runs."""
+    """Samples of a vmap over keys are those of a loop, and a parameter out of range gives -1 runs."""
     keys = jax.random.split(jax.random.key(0), 6)
-    eager = [int(sample_num_runs(key, eta=1.0, gamma=0.125)) for key in keys]
-    compiled = jax.jit(jax.vmap(lambda key, gamma: sample_num_runs(key, eta=1.0, gamma=gamma), in_axes=(0, None)))
-    np.testing.assert_array_equal(compiled(keys, 0.125), eager)
-    assert (compiled(keys, 1.5) == -1).all()
+    one_by_one = [int(sample_num_runs(key, eta=1.0, gamma=0.125)) for key in keys]
+
+    def sample(key, gamma):
+        return sample_num_runs(key, eta=1.0, gamma=gamma)
+
+    sample_each = jax.jit(jax.vmap(sample, in_axes=(0, None)))
+    np.testing.assert_array_equal(sample_each(keys, 0.125), one_by_one)
+    assert (sample_each(keys, 1.5) == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -311,5 +360,6 @@ def test_numbers_of_runs_are_mapped_over():
     ],
 )
 def test_bad_input(call, message):
+    """Arguments out of range, and parameters of another law, are refused with a message."""
     with pytest.raises(ValueError, match=message):
         call()

@@ -8,7 +8,7 @@ import gdpjax
 
 
 def release_epoch(key, included, draw, gradients, *, noise_multiplier, num_steps, sampling):
-    """What an epoch of ``num_steps`` releases of the gradients; the last one is the target, ``included`` or not.
+    """Return the releases of an epoch of ``num_steps``; the last gradient is the target's, ``included`` or not.
 
     ``draw(key, step, num_valid)`` gives the batch of a step.
     """

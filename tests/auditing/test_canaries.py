@@ -13,8 +13,11 @@ KEY = jax.random.key(0)
 
 def flat(canaries):
     """Return a row for each canary, with all its coordinates."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(canaries)]
-    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+    blocks = []
+    for leaf in jax.tree.leaves(canaries):
+        rows = np.asarray(leaf)
+        blocks.append(rows.reshape(len(rows), -1))
+    return np.concatenate(blocks, axis=1)
 
 
 def gradient_canaries(num, norm):
@@ -42,8 +45,10 @@ def test_random_gradients_have_the_norm_and_no_preferred_direction():
     """The norm is exact up to rounding, and the second moments are those of a sphere."""
     rows = flat(gradient_canaries(4000, 2.5))
     assert rows.shape == (4000, 22)
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 2.5, rtol=1e-5)
-    np.testing.assert_allclose(rows.T @ rows / 4000, np.eye(22) * 2.5**2 / 22, atol=0.04)
+    norms = np.linalg.norm(rows, axis=1)
+    np.testing.assert_allclose(norms, 2.5, rtol=1e-5)
+    second_moments = rows.T @ rows / 4000
+    np.testing.assert_allclose(second_moments, np.eye(22) * 2.5**2 / 22, atol=0.04)
 
 
 def test_coordinates_are_all_different():
@@ -64,8 +69,9 @@ def test_wrong_labels_are_uniform_over_the_others():
     assert wrong.dtype == labels.dtype
     counts = np.zeros((5, 5))
     np.add.at(counts, (labels, np.asarray(wrong)), 1)
-    assert (np.diag(counts) == 0).all()
-    np.testing.assert_allclose(counts[~np.eye(5, dtype=bool)], 1000, rtol=0.15)
+    is_own_label = np.eye(5, dtype=bool)
+    assert (counts[is_own_label] == 0).all()
+    np.testing.assert_allclose(counts[~is_own_label], 1000, rtol=0.15)
 
     # Sums above 255.
     many = mislabel(KEY, np.full(1000, 199, np.uint8), 200)
@@ -76,7 +82,7 @@ def test_wrong_labels_are_uniform_over_the_others():
 
 
 def test_noise_examples_fill_their_range():
-    """They come near both ends, and never beyond."""
+    """Random examples come near both ends of their range, and never beyond."""
     draw = jax.jit(lambda key: auditing.out_of_distribution(key, 500, (4, 2), low=-2.0, high=3.0))
     rows = np.asarray(draw(KEY))
     assert rows.shape == (500, 4, 2)
@@ -87,40 +93,57 @@ def test_noise_examples_fill_their_range():
 
 
 def test_white_box_scores_are_inner_products_over_steps(canaries):
-    """The same compiled and not, for several steps and for one."""
-    normal = np.random.default_rng(0).normal
-    steps = {name: normal(size=(4, *leaf.shape)).astype(np.float32) for name, leaf in PARAMS.items()}
-    expected = flat(canaries) @ flat(steps).sum(0)
-    np.testing.assert_allclose(auditing.white_box_scores(steps, canaries), expected, atol=1e-5)
-    np.testing.assert_allclose(jax.jit(auditing.white_box_scores)(steps, canaries), expected, atol=1e-5)
+    """Scores are inner products with the sum of the releases, compiled or not, for several steps and for one."""
+    rng = np.random.default_rng(0)
+    releases = {}
+    for name, leaf in PARAMS.items():
+        releases[name] = rng.normal(size=(4, *leaf.shape)).astype(np.float32)
+    compiled_scores = jax.jit(auditing.white_box_scores)
 
-    one = {name: leaf[0] for name, leaf in steps.items()}
-    expected = flat(canaries) @ flat(steps)[0]
-    np.testing.assert_allclose(jax.jit(auditing.white_box_scores)(one, canaries), expected, atol=1e-5)
+    expected = flat(canaries) @ flat(releases).sum(0)
+    np.testing.assert_allclose(auditing.white_box_scores(releases, canaries), expected, atol=1e-5)
+    np.testing.assert_allclose(compiled_scores(releases, canaries), expected, atol=1e-5)
+
+    first_release = {name: leaf[0] for name, leaf in releases.items()}
+    expected = flat(canaries) @ flat(releases)[0]
+    np.testing.assert_allclose(compiled_scores(first_release, canaries), expected, atol=1e-5)
+
+    cut_release = {name: leaf[..., :2] for name, leaf in first_release.items()}
     with pytest.raises(ValueError, match="expected a release of shape"):
-        auditing.white_box_scores({name: leaf[..., :2] for name, leaf in one.items()}, canaries)
+        auditing.white_box_scores(cut_release, canaries)
 
 
 def test_black_box_scores():
-    """They are differences of losses, one for each canary."""
-    np.testing.assert_array_equal(auditing.black_box_scores([1.0, 2.0], [3.0, 1.0]), [2.0, -1.0])
-    for losses, reference in ((1.0, 1.0), ([1.0, 2.0], [1.0])):
+    """Black-box scores are differences of losses, one for each canary."""
+    scores = auditing.black_box_scores([1.0, 2.0], [3.0, 1.0])
+    np.testing.assert_array_equal(scores, [2.0, -1.0])
+    for losses, reference_losses in ((1.0, 1.0), ([1.0, 2.0], [1.0])):
         with pytest.raises(ValueError, match="one loss a canary"):
-            auditing.black_box_scores(losses, reference)
+            auditing.black_box_scores(losses, reference_losses)
 
 
 def test_canaries_pass_through_clipping_among_examples(canaries):
-    """Those that are included are clipped to norm 1 and added to the gradients of the examples."""
-    rows = {name: np.concatenate([leaf[:2], np.zeros((1, *leaf.shape[1:]))]) for name, leaf in canaries.items()}
-    loss = auditing.with_gradient_canaries(lambda params, x: jnp.sum(params["b"] * x))
-    grad_fn = jax.jit(clipped_grad(loss, 1.0, batch_argnums=(1, 2, 3), strategy="vmap"))
+    """Canaries that are included are clipped to norm 1 and added to the gradients of the examples."""
+    rows = {}
+    for name, leaf in canaries.items():
+        no_canary = np.zeros((1, *leaf.shape[1:]))
+        rows[name] = np.concatenate([leaf[:2], no_canary])
+    is_canary = np.array([True, True, False])
     x = np.zeros((3, 7), np.float32)
     x[2, 0] = 0.5
-    total = grad_fn(PARAMS, rows, np.array([True, True, False]), x)
+
+    def loss_of_example(params, x):
+        return jnp.sum(params["b"] * x)
+
+    loss = auditing.with_gradient_canaries(loss_of_example)
+    grad_fn = jax.jit(clipped_grad(loss, 1.0, batch_argnums=(1, 2, 3), strategy="vmap"))
+    clipped_sum = grad_fn(PARAMS, rows, is_canary, x)
+
+    # Two canaries of norm 3 become unit vectors, and the example's gradient is in the first coordinate of b.
     expected = flat(canaries)[:2].sum(0) / 3
     expected[0] += 0.5  # b comes before w
-    found = flat({name: leaf[None] for name, leaf in total.items()})[0]
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    with_one_row = {name: leaf[None] for name, leaf in clipped_sum.items()}
+    np.testing.assert_allclose(flat(with_one_row)[0], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +162,7 @@ def test_bad_input(call):
 
 
 def test_no_canaries_have_no_scores():
+    """An empty array of canaries has an empty array of scores, and a scalar is refused."""
     assert auditing.white_box_scores(jnp.ones((2, 3)), jnp.ones((0, 3))).shape == (0,)
     with pytest.raises(ValueError, match="canaries with a leading axis"):
         auditing.white_box_scores(jnp.ones(()), jnp.ones(()))

@@ -15,118 +15,158 @@ KEY = jax.random.key(0)
 
 
 def test_the_binomial_bound_is_clopper_and_pearsons():
+    """The bound is the upper end of Clopper and Pearson's interval, rounded up."""
     for errors, trials in ((0, 1), (0, 40), (3, 40), (39, 40), (40, 40), (500, 100_000)):
-        found = error_rate_upper(errors, trials, confidence=0.975)
-        expected = stats.binomtest(errors, trials).proportion_ci(0.95, "exact").high
-        np.testing.assert_allclose(found, expected, rtol=1e-8)
-        assert found >= expected * (1 - 1e-12)
+        upper = error_rate_upper(errors, trials, confidence=0.975)
+        interval = stats.binomtest(errors, trials).proportion_ci(0.95, "exact")
+        np.testing.assert_allclose(upper, interval.high, rtol=1e-8)
+        assert upper >= interval.high * (1 - 1e-12)
     assert error_rate_upper(0, 0, confidence=0.95) == 1
-    np.testing.assert_array_equal(
-        error_rate_upper([0, 1, 2], [2], confidence=0.9), [error_rate_upper(k, 2, confidence=0.9) for k in range(3)]
-    )
+    together = error_rate_upper([0, 1, 2], [2], confidence=0.9)
+    one_by_one = [error_rate_upper(errors, 2, confidence=0.9) for errors in range(3)]
+    np.testing.assert_array_equal(together, one_by_one)
 
 
-def bounds_of(statistic, n=50, confidence=0.95):
-    """The bound for every pair of error counts: [n + 1, n + 1]."""
-    counts = np.arange(n + 1)
-    return statistic(*error_region(counts[:, None], n, counts, n, confidence=confidence)).min(axis=-1)
+def bound_of_each_pair(bound_of_rates, num_runs=50, confidence=0.95):
+    """Return the bound for every pair of error counts, shape [num_runs + 1, num_runs + 1]."""
+    counts = np.arange(num_runs + 1)
+    region = error_region(counts[:, None], num_runs, counts, num_runs, confidence=confidence)
+    return bound_of_rates(region.alpha, region.beta).min(axis=-1)
 
 
-def exceedance(bounds, alpha, beta, truth):
-    """Exact P(bound > truth) over both binomial counts."""
-    n = len(bounds) - 1
-    counts = np.arange(n + 1)
-    return stats.binom.pmf(counts, n, alpha) @ (bounds > truth) @ stats.binom.pmf(counts, n, beta)
+def prob_of_exceeding(bounds, alpha, beta, truth):
+    """Return P(bound > truth) exactly, over both binomial counts."""
+    num_runs = len(bounds) - 1
+    counts = np.arange(num_runs + 1)
+    false_positive_probs = stats.binom.pmf(counts, num_runs, alpha)
+    false_negative_probs = stats.binom.pmf(counts, num_runs, beta)
+    exceeds = bounds > truth
+    return false_positive_probs @ exceeds @ false_negative_probs
+
+
+def prob_of_covering(region, num_runs, alpha, beta):
+    """Return the probability that the region of the observed counts contains the true rates."""
+    counts = np.arange(num_runs + 1)
+    false_positive_probs = stats.binom.pmf(counts, num_runs, alpha)
+    false_negative_probs = stats.binom.pmf(counts, num_runs, beta)
+    joint_probs = false_positive_probs[:, None] * false_negative_probs
+    is_inside = ((alpha <= region.alpha) & (beta <= region.beta)).any(-1)
+    return joint_probs[is_inside].sum()
 
 
 def test_the_region_covers_every_pair_of_rates():
-    n, counts = 25, np.arange(26)
+    """The region contains the true rates with the stated probability, and not with much more."""
+    num_runs = 25
+    counts = np.arange(num_runs + 1)
     for confidence in (0.6, 0.95):
-        region = error_region(counts[:, None], n, counts, n, confidence=confidence)
+        region = error_region(counts[:, None], num_runs, counts, num_runs, confidence=confidence)
         for alpha, beta in np.random.default_rng(0).random((60, 2)) ** 2:
-            inside = ((alpha <= region.alpha) & (beta <= region.beta)).any(-1)
-            joint = stats.binom.pmf(counts[:, None], n, alpha) * stats.binom.pmf(counts, n, beta)
-            assert joint[inside].sum() >= confidence
-    # Not by far too much: continuous uniform variables would give 0.6 exactly.
-    region = error_region(counts[:, None], n, counts, n, confidence=0.6)
-    inside = ((region.alpha >= 0.5) & (region.beta >= 0.5)).any(-1)
-    assert (np.outer(*[stats.binom.pmf(counts, n, 0.5)] * 2)[inside]).sum() < 0.78
+            assert prob_of_covering(region, num_runs, alpha, beta) >= confidence
+
+    # Continuous uniform variables would give 0.6 exactly.
+    region = error_region(counts[:, None], num_runs, counts, num_runs, confidence=0.6)
+    assert prob_of_covering(region, num_runs, 0.5, 0.5) < 0.78
+
+
+def gaussian_beta(alpha, mu):
+    """Return the trade-off curve of the Gaussian mechanism."""
+    return special.ndtr(-special.ndtri(alpha) - mu)
 
 
 @pytest.mark.parametrize("confidence", [0.7, 0.95])
 def test_exact_coverage_of_gaussian_mechanisms_at_every_threshold(confidence):
-    found = bounds_of(mu_from_errors, confidence=confidence)
-    found_epsilon = bounds_of(functools.partial(epsilon_from_errors, delta=1e-3), confidence=confidence)
+    """The bounds exceed the true mu and epsilon with probability 1 - confidence at most."""
+    mu_bounds = bound_of_each_pair(mu_from_errors, confidence=confidence)
+    epsilon_of_rates = functools.partial(epsilon_from_errors, delta=1e-3)
+    epsilon_bounds = bound_of_each_pair(epsilon_of_rates, confidence=confidence)
     for mu in (0.0, 0.5, 1.0, 3.0):
+        epsilon = gdp_epsilon(1e-3, mu)
         for alpha in np.concatenate([[1e-4, 1 - 1e-4], np.linspace(0.01, 0.99, 25)]):
-            beta = special.ndtr(-special.ndtri(alpha) - mu)
-            assert exceedance(found, alpha, beta, mu * (1 + 1e-12)) <= 1 - confidence
-            assert exceedance(found_epsilon, alpha, beta, gdp_epsilon(1e-3, mu)) <= 1 - confidence
+            beta = gaussian_beta(alpha, mu)
+            assert prob_of_exceeding(mu_bounds, alpha, beta, mu * (1 + 1e-12)) <= 1 - confidence
+            assert prob_of_exceeding(epsilon_bounds, alpha, beta, epsilon) <= 1 - confidence
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.1])
 def test_exact_coverage_of_randomized_response(delta):
-    found = bounds_of(functools.partial(epsilon_from_errors, delta=delta))
+    """The bound exceeds the true epsilon with probability 0.05 at most, also with reveals of probability delta."""
+    bounds = bound_of_each_pair(functools.partial(epsilon_from_errors, delta=delta))
     for epsilon in (0.0, 1.0, 3.0):
-        error = (1 - delta) * special.expit(-epsilon)  # reveals with probability delta
-        assert exceedance(found, error, error, epsilon * (1 + 1e-12)) <= 0.05
+        error_rate = (1 - delta) * special.expit(-epsilon)
+        assert prob_of_exceeding(bounds, error_rate, error_rate, epsilon * (1 + 1e-12)) <= 0.05
 
 
 def test_each_rate_at_the_whole_confidence_would_not_cover():
-    """Seen to fail on the broken version: two 60% bounds are no 80% statement."""
+    """A broken version is seen to fail: two 60% bounds are no 80% statement."""
     upper = error_rate_upper(np.arange(201), 200, confidence=0.6)
-    naive = mu_from_errors(upper[:, None], upper)
-    sound = bounds_of(mu_from_errors, n=200, confidence=0.8)
-    assert exceedance(naive, 0.5, special.ndtr(-1.0), 1.0) > 0.2 >= exceedance(sound, 0.5, special.ndtr(-1.0), 1.0)
+    naive_bounds = mu_from_errors(upper[:, None], upper)
+    sound_bounds = bound_of_each_pair(mu_from_errors, num_runs=200, confidence=0.8)
+    beta = special.ndtr(-1.0)
+    assert prob_of_exceeding(naive_bounds, 0.5, beta, 1.0) > 0.2
+    assert prob_of_exceeding(sound_bounds, 0.5, beta, 1.0) <= 0.2
 
 
 def test_the_formulas_at_known_curves():
+    """The rates on a Gaussian curve give its mu and at most its epsilon, and rates at the ends give 0 or infinity."""
     alpha = np.linspace(0.001, 0.9, 50)
-    beta = special.ndtr(-special.ndtri(alpha) - 1.5)
+    beta = gaussian_beta(alpha, 1.5)
     np.testing.assert_allclose(mu_from_errors(alpha, beta), 1.5, rtol=1e-12)
     np.testing.assert_allclose(mu_from_errors(beta, alpha), 1.5, rtol=1e-12)
-    for delta in (1e-5, 0.01):  # a test never shows more than epsilon(delta), and the best one shows it
-        shown = epsilon_from_errors(
-            special.ndtr(-np.linspace(-3, 6, 4000)), special.ndtr(np.linspace(-3, 6, 4000) - 1.5), delta
-        )
+
+    # A test never shows more than epsilon(delta), and the best one shows it.
+    thresholds = np.linspace(-3, 6, 4000)
+    alpha = special.ndtr(-thresholds)
+    beta = special.ndtr(thresholds - 1.5)
+    for delta in (1e-5, 0.01):
+        shown = epsilon_from_errors(alpha, beta, delta)
         assert shown.max() <= gdp_epsilon(delta, 1.5) <= shown.max() + 1e-4
-    np.testing.assert_array_equal(
-        mu_from_errors([0.0, 1.0, 0.5, 0.7, 0.0, 1.0], [0.3, 0.3, 0.5, 0.7, 1.0, 0.0]), [np.inf, 0, 0, 0, 0, 0]
-    )
-    np.testing.assert_array_equal(
-        epsilon_from_errors([0.0, 1.0, 0.5, 0.2], [0.3, 0.0, 0.5, 0.7], [0, 0, 0, 0.2]), [np.inf, 0, 0, 0]
-    )
+
+    mu = mu_from_errors([0.0, 1.0, 0.5, 0.7, 0.0, 1.0], [0.3, 0.3, 0.5, 0.7, 1.0, 0.0])
+    np.testing.assert_array_equal(mu, [np.inf, 0, 0, 0, 0, 0])
+    epsilon = epsilon_from_errors([0.0, 1.0, 0.5, 0.2], [0.3, 0.0, 0.5, 0.7], [0, 0, 0, 0.2])
+    np.testing.assert_array_equal(epsilon, [np.inf, 0, 0, 0])
     assert epsilon_from_errors(0.0, 0.5, 0.5) == 0
 
 
-def null_rate(audit, repeats):
-    """How often null scores of 200 runs give a positive bound."""
-
-    def one(seed):
-        found = audit(np.random.default_rng(seed).normal(size=200), np.arange(200) % 2 == 0, jax.random.key(seed))
-        return max(found.mu, found.epsilon, found.epsilon_if_gaussian) > 0
-
-    return np.mean([one(seed) for seed in range(repeats)])
+def null_rate(audit_scores, repeats):
+    """Return how often null scores of 200 runs give a positive bound."""
+    included = np.arange(200) % 2 == 0
+    is_positive = []
+    for seed in range(repeats):
+        scores = np.random.default_rng(seed).normal(size=200)
+        audit = audit_scores(scores, included, jax.random.key(seed))
+        is_positive.append(max(audit.mu, audit.epsilon, audit.epsilon_if_gaussian) > 0)
+    return np.mean(is_positive)
 
 
 @pytest.mark.parametrize("confidence", [0.95, 0.8])
 def test_null_scores_give_nothing(confidence):
-    options = {"delta": 1e-5, "confidence": confidence}
-    most = 1 - confidence + 3 * np.sqrt(confidence * (1 - confidence) / 200)
-    assert null_rate(lambda s, i, key: audit_many_runs(s, i, key=key, **options), 200) <= most
-    assert null_rate(lambda s, i, key: audit_many_runs(s, i, threshold=0.3, **options), 200) <= most
+    """Scores that know nothing give a positive bound with probability 1 - confidence at most."""
+
+    def by_half_of_the_runs(scores, included, key):
+        return audit_many_runs(scores, included, key=key, delta=1e-5, confidence=confidence)
+
+    def by_a_fixed_threshold(scores, included, key):
+        return audit_many_runs(scores, included, threshold=0.3, delta=1e-5, confidence=confidence)
+
+    allowed = 1 - confidence + 3 * np.sqrt(confidence * (1 - confidence) / 200)
+    assert null_rate(by_half_of_the_runs, 200) <= allowed
+    assert null_rate(by_a_fixed_threshold, 200) <= allowed
 
 
 def test_the_best_threshold_on_the_same_scores_would_not_cover():
-    """Seen to fail on the broken version: at confidence 0.8 more than 0.2 of null audits are positive."""
+    """A broken version is seen to fail: at confidence 0.8 more than 0.2 of null audits are positive."""
 
     def optimistic(scores, included, key):
-        return judge(scores, included, *best_test(scores, included)[1:], delta=1e-5, confidence=0.8)[0]
+        _, *test = best_test(scores, included)
+        audit, *_ = judge(scores, included, *test, delta=1e-5, confidence=0.8)
+        return audit
 
     assert null_rate(optimistic, 200) > 0.3
 
 
 def test_it_finds_nearly_all_of_mu_and_either_direction():
+    """The bound is 97 % of the true mu, whether high or low scores mean that a canary is included."""
     rng = np.random.default_rng(1)
     included = rng.random(200_000) < 0.5
     scores = included + rng.normal(size=included.size)
@@ -143,17 +183,19 @@ def test_it_finds_nearly_all_of_mu_and_either_direction():
 
 
 def test_ties_and_infinities_have_no_favourite_side():
+    """Tied scores show nothing, and infinite scores that tell everything give finite bounds."""
     included = np.arange(400) % 2 == 0
-    for scores in (np.zeros(400), np.full(400, -np.inf)):
-        assert audit_many_runs(scores, included, delta=0.0, key=KEY).mu == 0
-    certain = np.where(included, np.inf, -np.inf)
-    audit = audit_many_runs(certain, included, delta=0.0, key=KEY)
+    for tied_scores in (np.zeros(400), np.full(400, -np.inf)):
+        assert audit_many_runs(tied_scores, included, delta=0.0, key=KEY).mu == 0
+    certain_scores = np.where(included, np.inf, -np.inf)
+    audit = audit_many_runs(certain_scores, included, delta=0.0, key=KEY)
     assert 3 < audit.mu < 6
     assert audit.epsilon_if_gaussian > audit.epsilon > 3
     assert np.isfinite(audit[:7]).all()
 
 
 def test_one_kind_of_run_only_shows_nothing():
+    """Runs that all include the canary, or all leave it out, show nothing."""
     for included in (np.zeros(50), np.ones(50)):
         audit = audit_many_runs(np.arange(50.0), included, delta=1e-5, key=KEY)
         assert audit.mu == audit.epsilon == audit.epsilon_if_gaussian == 0
@@ -176,8 +218,10 @@ COINS = np.arange(100) % 2 == 0
     ],
 )
 def test_bad_input(scores, options, message):
+    """Scores and options that are no audit are refused with a message."""
+    all_options = {"delta": 1e-5, **options}
     with pytest.raises(ValueError, match=message):
-        audit_many_runs(scores, COINS, **{"delta": 1e-5, **options})
+        audit_many_runs(scores, COINS, **all_options)
 
 
 @pytest.mark.parametrize(
@@ -193,5 +237,6 @@ def test_bad_input(scores, options, message):
     ],
 )
 def test_bad_numbers(call, message):
+    """Counts and rates out of range are refused with their name."""
     with pytest.raises(ValueError, match=message):
         call()

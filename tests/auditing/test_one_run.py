@@ -1,5 +1,6 @@
 """One-run audits: the theorems against small mechanisms of all kinds, exact coverage, ties, guesses fixed."""
 
+import functools
 import itertools
 
 import jax
@@ -13,229 +14,333 @@ from gdpjax.auditing._one_run_epsilon import _mean_highest_mass
 from gdpjax.tradeoff import ApproximateDP, Gaussian, PiecewiseLinear
 
 
-def exceeds(bound, truth, r, accuracy):
-    """Exact P(bound(W) > truth) where W ~ Bin(r, accuracy)."""
-    values = np.arange(r + 1)
-    return stats.binom.pmf(values, r, accuracy)[bound(values) > truth].sum()
+def prob_of_exceeding(bound, truth, num_guesses, accuracy):
+    """Return P(bound(W) > truth) exactly, for W ~ Bin(num_guesses, accuracy)."""
+    num_correct = np.arange(num_guesses + 1)
+    probs = stats.binom.pmf(num_correct, num_guesses, accuracy)
+    exceeds = bound(num_correct) > truth
+    return probs[exceeds].sum()
 
 
 def test_without_delta_the_p_value_is_a_binomial_tail():
-    for r, epsilon in itertools.product((1, 7, 100, 5000), (0.0, 0.3, 2.0, 9.0)):
-        values = np.unique(np.linspace(0, r, 30).astype(int))
-        expected = stats.binom.sf(values - 1, r, special.expit(epsilon))
-        found = one_run_p_value(values, r, r, epsilon=epsilon, delta=0.0)
-        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-300)
-        assert (found >= expected * (1 - 1e-12)).all()
+    """The p-value is the tail of the guesses of randomized response, rounded up."""
+    for num_guesses, epsilon in itertools.product((1, 7, 100, 5000), (0.0, 0.3, 2.0, 9.0)):
+        num_correct = np.unique(np.linspace(0, num_guesses, 30).astype(int))
+        accuracy = special.expit(epsilon)
+        expected = stats.binom.sf(num_correct - 1, num_guesses, accuracy)
+        p_values = one_run_p_value(num_correct, num_guesses, num_guesses, epsilon=epsilon, delta=0.0)
+        np.testing.assert_allclose(p_values, expected, rtol=1e-8, atol=1e-300)
+        assert (p_values >= expected * (1 - 1e-12)).all()
 
 
 @pytest.mark.parametrize(("r", "epsilon"), [(1, 1.0), (2, 0.0), (60, 0.7), (60, 6.0)])
 def test_the_mean_of_the_highest_masses(r, epsilon):
-    q = special.expit(epsilon)
-    expected = np.mean([stats.binom.pmf(np.arange(k + 1), k, q).max() for k in range(r)])
+    """The factor A_r is the largest binomial probability, averaged over the numbers of trials below r."""
+    accuracy = special.expit(epsilon)
+    highest_masses = []
+    for num_trials in range(r):
+        probs = stats.binom.pmf(np.arange(num_trials + 1), num_trials, accuracy)
+        highest_masses.append(probs.max())
+    expected = np.mean(highest_masses)
     np.testing.assert_allclose(_mean_highest_mass(r, epsilon), expected, rtol=1e-8)
 
 
-def published_p_value(v, r, m, epsilon, delta):
-    """Steinke, Nasr and Jagielski, Theorem 3.1: alpha is the best average mass just below v."""
-    q = special.expit(epsilon)
-    windows = np.cumsum(stats.binom.pmf(v - np.arange(1, v + 1), r, q)) / np.arange(1, v + 1)
-    return stats.binom.sf(v - 1, r, q) + 2 * m * delta * windows.max()
+def published_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
+    """Return the p-value of Steinke, Nasr and Jagielski, Theorem 3.1.
+
+    Its alpha is the best average mass of the counts just below ``num_correct``.
+    """
+    accuracy = special.expit(epsilon)
+    tail = stats.binom.sf(num_correct - 1, num_guesses, accuracy)
+    distances = np.arange(1, num_correct + 1)
+    masses_below = stats.binom.pmf(num_correct - distances, num_guesses, accuracy)
+    average_masses = np.cumsum(masses_below) / distances
+    return tail + 2 * num_canaries * delta * average_masses.max()
+
+
+def our_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
+    """Return the p-value of this package, with the arguments of the published one."""
+    return one_run_p_value(num_correct, num_guesses, num_canaries, epsilon=epsilon, delta=delta)
 
 
 def test_the_delta_term_is_of_the_published_order_and_smaller():
-    for (m, r), epsilon in itertools.product([(100, 100), (1000, 1000), (1000, 100), (10_000, 300)], (0.0, 1.0, 3.0)):
-        v = int(stats.binom.ppf(0.97, r, special.expit(epsilon)))
-        ours = one_run_p_value(v, r, m, epsilon=epsilon, delta=1e-6) - one_run_p_value(
-            v, r, m, epsilon=epsilon, delta=0
-        )
-        theirs = published_p_value(v, r, m, epsilon, 1e-6) - published_p_value(v, r, m, epsilon, 0.0)
-        assert 0.02 * theirs < ours < theirs
+    """Our delta term is smaller than that of the published theorem, by a factor of 50 at most."""
+    sizes = [(100, 100), (1000, 1000), (1000, 100), (10_000, 300)]
+    for (num_canaries, num_guesses), epsilon in itertools.product(sizes, (0.0, 1.0, 3.0)):
+        num_correct = int(stats.binom.ppf(0.97, num_guesses, special.expit(epsilon)))
+        counts = (num_correct, num_guesses, num_canaries)
+        our_term = our_p_value(*counts, epsilon, 1e-6) - our_p_value(*counts, epsilon, 0)
+        published_term = published_p_value(*counts, epsilon, 1e-6) - published_p_value(*counts, epsilon, 0.0)
+        assert 0.02 * published_term < our_term < published_term
 
 
-def small_mechanisms(m, r, count, seed):
-    """Random laws P(T | S): [count, 2^m, outputs], with the number of right guesses [2^m, outputs].
+def all_ways_to_guess(num_canaries, num_guesses):
+    """Return all pairs of the coins that are guessed and the guesses about them."""
+    ways = []
+    for places in itertools.combinations(range(num_canaries), num_guesses):
+        for guesses in itertools.product((0, 1), repeat=num_guesses):
+            ways.append((list(places), np.array(guesses)))
+    return ways
 
+
+def small_mechanisms(num_canaries, num_guesses, count, seed):
+    """Return random laws P(T | S), the numbers of right guesses, and the coins S.
+
+    The laws have shape [count, 2^m, outputs], the numbers of right guesses [2^m, outputs] and the coins [2^m, m].
     Outputs are all ways of guessing r of m coins. Some laws are spread out, some certain, some nearly right.
     """
     rng = np.random.default_rng(seed)
-    coins = np.array(list(itertools.product((0, 1), repeat=m)))
-    outputs = [
-        (places, guess)
-        for places in itertools.combinations(range(m), r)
-        for guess in itertools.product((0, 1), repeat=r)
-    ]
-    right = np.array([[sum(s[p] == g for p, g in zip(*t, strict=True)) for t in outputs] for s in coins])
-    sharpness = rng.choice([0.02, 0.1, 1.0], size=(count, 1, 1))
-    weights = rng.gamma(sharpness, size=(count, *right.shape)) * np.exp(
-        rng.uniform(0, 12, (count, 1, 1)) * (right >= rng.integers(1, r + 1, (count, 1, 1)))
-    )
-    mix = rng.choice([0.0, 0.01, 0.2, 1.0], size=(count, 1, 1))  # mostly the same law whatever the coins
-    common = weights[:, :1] / weights[:, :1].sum(-1, keepdims=True)
-    return (1 - mix) * common + mix * weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300), right, coins
+    coins = np.array(list(itertools.product((0, 1), repeat=num_canaries)))
+    num_right_of_each = []
+    for places, guesses in all_ways_to_guess(num_canaries, num_guesses):
+        is_right = coins[:, places] == guesses
+        num_right_of_each.append(is_right.sum(axis=1))
+    num_right = np.stack(num_right_of_each, axis=1)
+
+    # Gamma variables, and outputs with enough right guesses are up to e^12 times as likely.
+    one_each = (count, 1, 1)
+    sharpness = rng.choice([0.02, 0.1, 1.0], size=one_each)
+    weights = rng.gamma(sharpness, size=(count, *num_right.shape))
+    log_reward = rng.uniform(0, 12, one_each)
+    rewarded_from = rng.integers(1, num_guesses + 1, one_each)
+    weights = weights * np.exp(log_reward * (num_right >= rewarded_from))
+
+    # Mixtures with one law for all coins: most of them are mostly that law.
+    own_share = rng.choice([0.0, 0.01, 0.2, 1.0], size=one_each)
+    totals = weights.sum(-1, keepdims=True)
+    common_law = weights[:, :1] / totals[:, :1]
+    own_part = own_share * weights / np.maximum(totals, 1e-300)
+    laws = (1 - own_share) * common_law + own_part
+    return laws, num_right, coins
 
 
 def hockey_stick(laws, coins, epsilon):
-    """The least delta for which each law is (epsilon, delta)-DP in every coin."""
-    m = coins.shape[1]
-    worst = np.zeros(len(laws))
-    for i in range(m):
-        flipped = np.arange(len(coins)) ^ (1 << (m - 1 - i))
-        worst = np.maximum(worst, np.maximum(laws - np.exp(epsilon) * laws[:, flipped], 0).sum(-1).max(-1))
-    return worst
+    """Return the least delta for which each law is (epsilon, delta)-DP in every coin."""
+    num_coins = coins.shape[1]
+    largest = np.zeros(len(laws))
+    for coin in range(num_coins):
+        flipped = np.arange(len(coins)) ^ (1 << (num_coins - 1 - coin))
+        excess = np.maximum(laws - np.exp(epsilon) * laws[:, flipped], 0)
+        divergence = excess.sum(-1).max(-1)
+        largest = np.maximum(largest, divergence)
+    return largest
 
 
 @pytest.mark.parametrize(("m", "r"), [(2, 1), (2, 2), (3, 2), (3, 3), (4, 4)])
 def test_no_small_mechanism_beats_the_theorems(m, r):
-    laws, right, coins = small_mechanisms(m, r, 400, seed=m * 10 + r)
+    """Neither theorem is contradicted by a small mechanism whose delta is known exactly."""
+    laws, num_right, coins = small_mechanisms(m, r, 400, seed=m * 10 + r)
     for epsilon in (0.0, 0.5, 2.0):
         deltas = hockey_stick(laws, coins, epsilon)
-        for v in range(1, r + 1):
-            tails = (laws * (right >= v)).sum(-1).mean(-1)
+        for num_correct in range(1, r + 1):
+            prob_given_coins = (laws * (num_right >= num_correct)).sum(-1)
+            tails = prob_given_coins.mean(-1)
+
+            # The theorem about epsilon: no tail exceeds the p-value.
             for law in range(len(laws)):
                 if deltas[law] < 1:
-                    bound = one_run_p_value(v, r, m, epsilon=epsilon, delta=deltas[law])
-                    assert tails[law] <= bound + 1e-9
-            for law in np.argsort(-tails + deltas)[:6]:  # the ones that guess best for their delta
+                    p_value = one_run_p_value(num_correct, r, m, epsilon=epsilon, delta=deltas[law])
+                    assert tails[law] <= p_value + 1e-9
+
+            # The theorem about curves, for the laws that guess best for their delta: the truth is not refuted.
+            best_guessers = np.argsort(-tails + deltas)[:6]
+            for law in best_guessers:
                 if 1e-6 < tails[law] < 1 - 1e-6 and deltas[law] < 1:
                     curve = ApproximateDP(epsilon, deltas[law])
-                    assert not one_run_refutes(curve, v, r, m, confidence=1 - tails[law] * (1 - 1e-6))
+                    confidence = 1 - tails[law] * (1 - 1e-6)
+                    assert not one_run_refutes(curve, num_correct, r, m, confidence=confidence)
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_exact_coverage_of_epsilon(confidence):
-    for m, r, epsilon, delta in itertools.product((30, 400), (30,), (0.0, 0.4, 2.0), (0.0, 1e-3, 0.05)):
-        accuracy = delta + (1 - delta) * special.expit(epsilon)  # reveals with probability delta, else randomizes
+    """The bound exceeds the true epsilon of two mechanisms with probability 1 - confidence at most."""
+    num_guesses = 30
+    for num_canaries, epsilon, delta in itertools.product((30, 400), (0.0, 0.4, 2.0), (0.0, 1e-3, 0.05)):
+        bound = functools.partial(
+            one_run_epsilon,
+            num_guesses=num_guesses,
+            num_canaries=num_canaries,
+            delta=delta,
+            confidence=confidence,
+        )
 
-        def bound(values, m=m, r=r, delta=delta):
-            return one_run_epsilon(values, r, m, delta=delta, confidence=confidence)
+        # Each canary is revealed with probability delta, and its coin is randomized otherwise.
+        randomized_accuracy = special.expit(epsilon)
+        accuracy = delta + (1 - delta) * randomized_accuracy
+        assert prob_of_exceeding(bound, epsilon, num_guesses, accuracy) <= 1 - confidence
 
-        assert exceeds(bound, epsilon, r, accuracy) <= 1 - confidence
-        # All canaries at once with probability delta: also (epsilon, delta)-DP.
-        everything = delta * (bound(r) > epsilon) + (1 - delta) * exceeds(bound, epsilon, r, special.expit(epsilon))
-        assert everything <= 1 - confidence
+        # All canaries are revealed at once with probability delta: also (epsilon, delta)-DP.
+        exceeds_if_revealed = bound(num_guesses) > epsilon
+        prob_if_randomized = prob_of_exceeding(bound, epsilon, num_guesses, randomized_accuracy)
+        prob = delta * exceeds_if_revealed + (1 - delta) * prob_if_randomized
+        assert prob <= 1 - confidence
 
 
 def test_ignoring_delta_would_not_cover():
-    """Seen to fail on the broken version: the same mechanism audited as if delta were 0."""
+    """A broken version is seen to fail: the same mechanism audited as if delta were 0."""
     accuracy = 0.1 + 0.9 * 0.5
-    assert exceeds(lambda v: one_run_epsilon(v, 400, 400, delta=0.0), 0.0, 400, accuracy) > 0.5
-    assert exceeds(lambda v: one_run_epsilon(v, 400, 400, delta=0.1), 0.0, 400, accuracy) <= 0.05
+    without_delta = functools.partial(one_run_epsilon, num_guesses=400, num_canaries=400, delta=0.0)
+    with_delta = functools.partial(one_run_epsilon, num_guesses=400, num_canaries=400, delta=0.1)
+    assert prob_of_exceeding(without_delta, 0.0, 400, accuracy) > 0.5
+    assert prob_of_exceeding(with_delta, 0.0, 400, accuracy) <= 0.05
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 3.0])
 def test_exact_coverage_of_mu(mu):
-    for m, r in ((40, 40), (300, 300)):  # everybody guessed: each guess is right with probability Phi(mu / 2)
-        assert exceeds(lambda v, m=m, r=r: one_run_mu(v, r, m), mu, r, special.ndtr(mu / 2)) <= 0.05
+    """The bound exceeds the true mu with probability 0.05 at most, where every canary is guessed."""
+    accuracy = special.ndtr(mu / 2)
+    for num_canaries in (40, 300):
+        bound = functools.partial(one_run_mu, num_guesses=num_canaries, num_canaries=num_canaries)
+        assert prob_of_exceeding(bound, mu, num_canaries, accuracy) <= 0.05
 
 
 def test_coverage_of_mu_with_abstentions_by_simulation():
-    rng, m, r, repeats = np.random.default_rng(0), 200, 20, 4000
+    """The bounds cover the truth in simulated audits that guess a tenth of the canaries."""
+    rng = np.random.default_rng(0)
+    num_canaries, num_guesses, repeats = 200, 20, 4000
+    allowed = 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
     for mu in (0.0, 1.0, 3.0):
-        included = rng.random((repeats, m)) < 0.5
-        order = np.argsort(mu * included + rng.normal(size=(repeats, m)), axis=1)
+        included = rng.random((repeats, num_canaries)) < 0.5
+        scores = mu * included + rng.normal(size=(repeats, num_canaries))
+
+        # The ten highest scores are guessed to be included, and the ten lowest not to be.
+        order = np.argsort(scores, axis=1)
         sorted_coins = np.take_along_axis(included, order, axis=1)
-        correct = sorted_coins[:, -10:].sum(1) + (~sorted_coins[:, :10]).sum(1)
-        for bounds, truth in (
-            (one_run_mu(correct, r, m), mu),
-            (one_run_epsilon(correct, r, m, delta=1e-3), gdp_epsilon(1e-3, mu)),
-        ):
-            assert (bounds > truth).mean() <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
+        right_at_the_top = sorted_coins[:, -10:].sum(1)
+        right_at_the_bottom = (~sorted_coins[:, :10]).sum(1)
+        num_correct = right_at_the_top + right_at_the_bottom
+
+        mu_bounds = one_run_mu(num_correct, num_guesses, num_canaries)
+        assert (mu_bounds > mu).mean() <= allowed
+        epsilon_bounds = one_run_epsilon(num_correct, num_guesses, num_canaries, delta=1e-3)
+        assert (epsilon_bounds > gdp_epsilon(1e-3, mu)).mean() <= allowed
 
 
 def test_the_bounds_come_near_what_there_is_to_find():
-    m, rng = 10_000, np.random.default_rng(0)
-    included = rng.random(m) < 0.5
-    scores = included + rng.normal(size=m)
+    """The bounds are a good part of the true mu and epsilon, and nearly all of epsilon in the worst case."""
+    num_canaries = 10_000
+    rng = np.random.default_rng(0)
+    included = rng.random(num_canaries) < 0.5
+    scores = included + rng.normal(size=num_canaries)
     audit = audit_one_run(scores, included, key=jax.random.key(0), delta=1e-5)
     assert audit.num_guesses == 1000
     assert 0.65 < audit.mu < 1  # 0.73 on average; see the module docstring for why not 1
     assert 1.9 < audit.epsilon < gdp_epsilon(1e-5, 1.0)
     assert gdp_epsilon(1e-5, audit.mu) > audit.epsilon + 0.5  # what the curve adds
-    for epsilon in (0.5, 1.0, 4.0):  # randomized response is the worst case of the epsilon theorem
-        correct = round(m * special.expit(epsilon))
-        assert 0.9 * epsilon < one_run_epsilon(correct, m, m, delta=0.0) < epsilon
+
+    # Randomized response is the worst case of the epsilon theorem.
+    for epsilon in (0.5, 1.0, 4.0):
+        num_correct = round(num_canaries * special.expit(epsilon))
+        bound = one_run_epsilon(num_correct, num_canaries, num_canaries, delta=0.0)
+        assert 0.9 * epsilon < bound < epsilon
 
 
 def test_a_curve_is_refuted_exactly_below_the_bound():
-    bound = one_run_mu(80, 100, 300)
-    assert one_run_refutes(Gaussian(bound * (1 - 1e-9)), 80, 100, 300)
-    assert not one_run_refutes(Gaussian(bound * (1 + 1e-9)), 80, 100, 300)
+    """The bound on mu is the largest mu whose curve is refuted."""
+    counts = (80, 100, 300)
+    bound = one_run_mu(*counts)
+    assert one_run_refutes(Gaussian(bound * (1 - 1e-9)), *counts)
+    assert not one_run_refutes(Gaussian(bound * (1 + 1e-9)), *counts)
     tangent = PiecewiseLinear([0.0, 0.5, 1.0], [1.0, 0.5, 0.0])
-    assert one_run_refutes(tangent, 80, 100, 300) == one_run_refutes(Gaussian(0.0), 80, 100, 300)
-    # The curve of pure epsilon says what the binomial theorem says, up to its union over tails.
-    for epsilon, v in ((0.5, 90), (2.0, 99)):
-        assert one_run_p_value(v, 100, 100, epsilon=epsilon, delta=0.0) < 1e-4
-        assert one_run_refutes(ApproximateDP(epsilon), v, 100, 100)
+    assert one_run_refutes(tangent, *counts) == one_run_refutes(Gaussian(0.0), *counts)
+
+    # The curve of pure epsilon is refuted where the binomial theorem refutes it, up to its union over tails.
+    for epsilon, num_correct in ((0.5, 90), (2.0, 99)):
+        p_value = one_run_p_value(num_correct, 100, 100, epsilon=epsilon, delta=0.0)
+        assert p_value < 1e-4
+        assert one_run_refutes(ApproximateDP(epsilon), num_correct, 100, 100)
 
 
 def test_bounds_grow_with_what_is_right_and_broadcast():
-    values = np.arange(101).reshape(1, -1)
-    for bounds in (one_run_mu(values, 100, 200), one_run_epsilon(values, 100, 200, delta=1e-4)):
-        assert bounds.shape == values.shape
+    """The bounds of an array of counts are those of each count, and do not fall as the count grows."""
+    num_correct = np.arange(101).reshape(1, -1)
+    mu_bounds = one_run_mu(num_correct, 100, 200)
+    epsilon_bounds = one_run_epsilon(num_correct, 100, 200, delta=1e-4)
+    for bounds in (mu_bounds, epsilon_bounds):
+        assert bounds.shape == num_correct.shape
         assert bounds.dtype == np.float64
         assert (np.diff(bounds[0]) >= 0).all()
         assert bounds[0, 0] == bounds[0, 50] == 0 < bounds[0, 100] < np.inf
-    assert one_run_mu(77, 100, 200) == one_run_mu(values, 100, 200)[0, 77]
-    assert one_run_epsilon(77, 100, 200, delta=1e-4) == one_run_epsilon(values, 100, 200, delta=1e-4)[0, 77]
+    assert one_run_mu(77, 100, 200) == mu_bounds[0, 77]
+    assert one_run_epsilon(77, 100, 200, delta=1e-4) == epsilon_bounds[0, 77]
     assert one_run_mu(77, 100, 200, confidence=0.999) < one_run_mu(77, 100, 200)
     with jax.enable_x64(True):
-        assert one_run_mu(77, 100, 200) == one_run_mu(values, 100, 200)[0, 77]
+        assert one_run_mu(77, 100, 200) == one_run_mu(num_correct, 100, 200)[0, 77]
 
 
-def null_audit(seed, m=200, **options):
+def null_audit(seed, num_canaries=200, **options):
+    """Return the audit of scores that have nothing to do with the coins."""
     rng = np.random.default_rng(seed)
-    key = jax.random.key(seed)
-    return audit_one_run(rng.normal(size=m), rng.random(m) < 0.5, key=key, delta=1e-5, **options)
+    scores = rng.normal(size=num_canaries)
+    included = rng.random(num_canaries) < 0.5
+    return audit_one_run(scores, included, key=jax.random.key(seed), delta=1e-5, **options)
 
 
 def test_null_scores_give_nothing():
-    several = (5, 20, 50, 100, 200)
+    """Scores that know nothing give a bound above 0 with probability 0.05 at most."""
+    numbers_of_guesses = (5, 20, 50, 100, 200)
     repeats = 100
-    audits = [null_audit(seed, num_guesses=several) for seed in range(repeats)]
-    assert np.mean([max(audit.mu, audit.epsilon) > 0 for audit in audits]) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
+    is_positive = []
+    for seed in range(repeats):
+        audit = null_audit(seed, num_guesses=numbers_of_guesses)
+        is_positive.append(max(audit.mu, audit.epsilon) > 0)
+    assert np.mean(is_positive) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
+
     # Seen to fail on the broken version: the best number of guesses on the same scores, each at the whole confidence.
     coins = np.random.default_rng(0).random((1000, 200)) < 0.5
-    correct = np.cumsum(coins[:, :100].astype(int) + ~coins[:, 100:], axis=1)  # of r = 2, 4, ..., 200 guesses
-    values = [one_run_p_value(correct[:, i], 2 * i + 2, 200, epsilon=0.0, delta=0.0) for i in range(100)]
-    assert np.mean(np.min(values, axis=0) <= 0.05) > 0.2
+    right_in_each_pair = coins[:, :100].astype(int) + ~coins[:, 100:]
+    num_correct = np.cumsum(right_in_each_pair, axis=1)  # of 2, 4, ..., 200 guesses
+    p_values = []
+    for i in range(100):
+        num_guesses = 2 * i + 2
+        p_values.append(one_run_p_value(num_correct[:, i], num_guesses, 200, epsilon=0.0, delta=0.0))
+    assert np.mean(np.min(p_values, axis=0) <= 0.05) > 0.2
 
 
 def test_several_numbers_of_guesses_share_the_confidence():
-    """Looking at several numbers and reporting the best costs what it would not cost to look at one."""
-    rng, key, several = np.random.default_rng(0), jax.random.key(0), (20, 100, 400)
+    """The best of several numbers has the bound of that number alone, at a third of the failure probability."""
+    rng = np.random.default_rng(0)
     included = rng.random(1000) < 0.5
     scores = included + rng.normal(size=1000)
-    found = audit_one_run(scores, included, key=key, delta=1e-5, num_guesses=several)
+    numbers_of_guesses = (20, 100, 400)
+    audit = functools.partial(audit_one_run, scores, included, key=jax.random.key(0), delta=1e-5)
+
+    together = audit(num_guesses=numbers_of_guesses)
+    at_whole_confidence = [audit(num_guesses=r, confidence=0.95) for r in numbers_of_guesses]
+    at_shared_confidence = [audit(num_guesses=r, confidence=1 - 0.05 / 3) for r in numbers_of_guesses]
     for name in ("mu", "epsilon"):
-        alone = {
-            confidence: max(
-                getattr(
-                    audit_one_run(scores, included, key=key, delta=1e-5, num_guesses=r, confidence=confidence), name
-                )
-                for r in several
-            )
-            for confidence in (1 - 0.05 / 3, 0.95)
-        }
-        assert 0 < getattr(found, name) < alone[0.95]
-        np.testing.assert_allclose(getattr(found, name), alone[1 - 0.05 / 3], rtol=1e-6)
+        bound = getattr(together, name)
+        best_at_whole = max(getattr(alone, name) for alone in at_whole_confidence)
+        best_at_shared = max(getattr(alone, name) for alone in at_shared_confidence)
+        assert 0 < bound < best_at_whole
+        np.testing.assert_allclose(bound, best_at_shared, rtol=1e-6)
 
 
 def test_ties_tell_nothing_even_in_a_sorted_file():
+    """Tied scores are guessed in random order, so that half of the guesses are right."""
     included = np.arange(1000) >= 500
-    for tied in (np.zeros(1000), np.full(1000, np.inf), np.where(np.arange(1000) % 2, 0.0, -0.0)):
-        correct = [count_correct(tied, included, 100, jax.random.key(seed)) for seed in range(20)]
-        assert abs(np.mean(correct) - 50) < 6
-        assert np.std(correct) > 1
+    signed_zeros = np.where(np.arange(1000) % 2, 0.0, -0.0)
+    for tied_scores in (np.zeros(1000), np.full(1000, np.inf), signed_zeros):
+        num_correct = []
+        for seed in range(20):
+            num_correct.append(count_correct(tied_scores, included, 100, jax.random.key(seed)))
+        assert abs(np.mean(num_correct) - 50) < 6
+        assert np.std(num_correct) > 1
+
     # Seen to fail on the broken version: a stable sort guesses all of them.
     order = np.argsort(np.zeros(1000), kind="stable")
-    assert included[order[-50:]].sum() + (~included[order[:50]]).sum() == 100
+    right_at_the_top = included[order[-50:]].sum()
+    right_at_the_bottom = (~included[order[:50]]).sum()
+    assert right_at_the_top + right_at_the_bottom == 100
 
 
 def test_the_extremes_are_guessed():
+    """The highest scores are guessed to be included and the lowest not to be; the larger half is the upper one."""
     scores = [np.inf, 2.0, 0.0, -3.0, -np.inf]
-    assert count_correct(scores, [True, True, False, False, False], 5, jax.random.key(0)) == 4  # three highest: "in"
-    assert count_correct(scores, [1, 0, 0, 1, 0], 2, jax.random.key(0)) == 2
-    assert count_correct(scores, [0.0, 0.0, 1.0, 1.0, 1.0], 3, jax.random.key(0)) == 0
+    key = jax.random.key(0)
+    assert count_correct(scores, [True, True, False, False, False], 5, key) == 4  # three highest: "in"
+    assert count_correct(scores, [1, 0, 0, 1, 0], 2, key) == 2
+    assert count_correct(scores, [0.0, 0.0, 1.0, 1.0, 1.0], 3, key) == 0
 
 
 COINS = np.arange(100) % 2 == 0
@@ -265,6 +370,7 @@ OPTIONS = {"key": jax.random.key(0), "delta": 1e-5}
     ],
 )
 def test_bad_input(scores, included, options, message):
+    """Scores, coins and options that are no audit are refused with a message."""
     with pytest.raises(ValueError, match=message):
         audit_one_run(scores, included, **{**OPTIONS, **options})
 
@@ -285,5 +391,6 @@ def test_bad_input(scores, included, options, message):
     ],
 )
 def test_bad_counts(call, message):
+    """Counts that no run can have, and curves the theorem does not hold for, are refused with a message."""
     with pytest.raises(ValueError, match=message):
         call()

@@ -66,7 +66,7 @@ class Bug(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a clipped sum is made of.
+    """The parts of a clipped sum.
 
     Attributes:
       gradients: those of the examples, not clipped.
@@ -349,7 +349,7 @@ def test_a_planted_bug_is_seen(name, cases_with):
 
 
 def test_the_stand_in_for_clipping_is_sound_by_itself(cases_with):
-    """What is seen above is the bug, not the harness around it."""
+    """The harness without a planted bug is sound."""
     cases = cases_with(NO_BUG)
     assert not any(audited(name, cases).refuted for name in cases)
 

@@ -79,7 +79,7 @@ def run(devices, axis_type, fsdp, **options):
 
 
 def num_elements(types):
-    """How many numbers the types of an all-reduce hold in float32, as f32[3,4]."""
+    """Return how many numbers the types of an all-reduce hold in float32, as f32[3,4]."""
     total = 0
     for dimensions in re.findall(r"f32\[([0-9,]*)\]", types):
         total += math.prod(int(length) for length in dimensions.split(",") if length)
@@ -105,7 +105,7 @@ def main():
 
 
 def checked_shard_map():
-    """Where JAX would add gradients up over devices before they are clipped: refused, and right without the check."""
+    """Check that gradients JAX would add up over devices before the clip are refused, and right without JAX's check."""
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
     specs = {
         "mesh": mesh,

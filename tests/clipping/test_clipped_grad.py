@@ -142,7 +142,7 @@ def test_strategies_agree_to_rounding_in_float64(options):
 
 @pytest.mark.parametrize("options", strategies_with_slow_ones(5))
 def test_the_sum_is_the_same_without_info(options):
-    """What is reported beside the sum does not change it."""
+    """The info beside the sum does not change the sum."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 10
     clipped, _ = with_info(options)(params, x, y, is_padding=padding)

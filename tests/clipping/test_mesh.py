@@ -50,7 +50,7 @@ def test_one_device_is_not_a_mesh():
 
 
 def test_inside_a_sweep_and_a_donating_step():
-    """What training loops do: donate the parameters, sweep clip norms and rates, compile once."""
+    """A step that donates its parameters, in a sweep over clip norms and rates, is compiled once."""
     traces = []
 
     def step(w, x, rate, bound):

@@ -245,7 +245,7 @@ def test_groups_that_do_not_fit_are_refused(of_leaf, bounds, message):
 
 
 def test_groups_with_traced_bounds_that_do_not_fit_give_nan():
-    """What cannot be refused while it is traced shows in the sum."""
+    """Traced bounds that do not fit cannot be refused, and the sum is NaN."""
     run = fast(
         lambda clip_norm, second: gdpjax.clipped_grad(loss, lying_groups((0, 1), (0.6, second))(clip_norm))(
             PARAMS, rows_of_all_sizes(2)

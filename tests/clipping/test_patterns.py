@@ -23,7 +23,7 @@ def is_floating(leaf):
 
 
 def compiled(function, *args):
-    """What a function answers, compiled as a whole."""
+    """Return the answer of a function, compiled as a whole."""
     return jax.jit(function, compiler_options=FAST)(*args)
 
 

@@ -27,24 +27,25 @@ MATRIX = (("l", 0), ("r", 0))
 
 
 def fast(function):
-    """Compiled without optimisation, for what does not depend on it."""
+    """Compile without optimisation, for tests that do not depend on it."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def narrowed(array):
-    """An array without float64, as JAX takes it; on the host, where no program is compiled for that."""
+    """Return an array without float64, as JAX takes it; on the host, where no program is compiled for that."""
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def products(left, right, axes=MATRIX):
-    """Position products of one block: left [N, T, d], right [N, T, p]."""
-    left, right = narrowed(left), narrowed(right)
+    """Return position products of one block: left [N, T, d], right [N, T, p]."""
+    left = narrowed(left)
+    right = narrowed(right)
     shape = (left.shape[-1], right.shape[-1])
     return PositionProducts(left[:, :, None], right[:, :, None], axes, shape)
 
 
 def weights_of(squares, bound=1.0):
-    """What flat clipping multiplies the rows by."""
+    """Return the weights by which flat clipping multiplies the rows."""
     root = jnp.sqrt(squares.value)
     unclipped = jnp.ldexp(jnp.ones_like(root), squares.exponent)
     return RowWeights(
@@ -55,7 +56,7 @@ def weights_of(squares, bound=1.0):
 
 
 def clip(gradients, bound):
-    """The norms that a rule sees, and what each row adds to the clipped sum."""
+    """Return the norms that a rule sees, and what each row adds to the clipped sum."""
     squares = gradients.squared_norms(jnp.float32)
     return squares, gradients.weighted_rows(weights_of(squares, bound))
 
@@ -64,47 +65,49 @@ clip_compiled = fast(clip)
 
 
 def clip_anew():
-    """Compiled again, for when a constant of the module is another."""
+    """Return `clip` compiled again, for tests that change a constant of the module."""
     return fast(lambda gradients, bound: clip(gradients, bound))
 
 
 @fast
 def clipped_sum(gradients):
-    """The sum of the rows, each clipped to norm one."""
+    """Return the sum of the rows, each clipped to norm one."""
     return gradients.weighted_sum(weights_of(gradients.squared_norms(jnp.float32)))
 
 
 def seen_norms(gradients, run=clip_compiled):
-    """The norms that a rule sees, in float64."""
+    """Return the norms that a rule sees, in float64."""
     squares, _ = run(gradients, 1.0)
-    return np.sqrt(np.float64(squares.value)) * 2.0 ** np.float64(squares.exponent)
+    roots = np.sqrt(np.float64(squares.value))
+    return roots * 2.0 ** np.float64(squares.exponent)
 
 
 def clipped_rows(gradients, bound=1.0, run=clip_compiled):
-    """What each row adds to the clipped sum."""
-    return run(gradients, bound)[1]
+    """Return the part of the clipped sum that each row adds."""
+    _, rows = run(gradients, bound)
+    return rows
 
 
 def exact_gradients(left, right):
-    """In float64, in which products of float32 are exact."""
+    """Return the gradients in float64, where products of float32 are exact."""
     return np.einsum("ntd,ntp->ndp", np.float64(left), np.float64(right))
 
 
 def norms_of(gradients):
-    """The norms of rows, in float64."""
+    """Return the norms of rows, in float64."""
     gradients = np.float64(gradients)
     return np.linalg.norm(gradients.reshape(len(gradients), -1), axis=1)
 
 
 def incoherent(rng, rows, positions, d=24, p=40):
-    """Positions that have nothing to do with each other."""
+    """Return positions that have nothing to do with each other."""
     left = rng.normal(size=(rows, positions, d))
     right = rng.normal(size=(rows, positions, p))
     return left, right
 
 
 def cancelling(rng, rows, positions, d=24, p=40):
-    """Pairs of positions that cancel to one part in 2^24."""
+    """Return pairs of positions that cancel to one part in 2^24."""
     half = (positions + 1) // 2
     left = np.abs(rng.normal(size=(rows, half, d)))
     right = np.abs(rng.normal(size=(rows, half, p)))
@@ -115,7 +118,7 @@ def cancelling(rng, rows, positions, d=24, p=40):
 
 
 def coherent(rng, rows, positions, d=24, p=40):
-    """Positions in one direction, of alternating sign."""
+    """Return positions in one direction, of alternating sign."""
     left = rng.normal(size=(rows, 1, d))
     right = rng.normal(size=(rows, 1, p))
     signs = (-1.0) ** np.arange(positions)[:, None]
@@ -124,7 +127,7 @@ def coherent(rng, rows, positions, d=24, p=40):
 
 
 def over_orders(rng, rows, positions, d=24, p=40):
-    """Entries over 30 orders of magnitude, and positions of which one factor is large and the other small."""
+    """Return entries over 30 orders of magnitude, and positions with one large factor and one small."""
     left, right = cancelling(rng, rows, positions, d, p)
     size = 10.0 ** rng.uniform(-15, 15, size=(rows, positions, 1))
     spread = 10.0 ** rng.uniform(-15, 0, size=left.shape)
@@ -133,7 +136,7 @@ def over_orders(rng, rows, positions, d=24, p=40):
 
 
 def float32_of(arrays):
-    """The left and the right factors, or more arrays, as float32."""
+    """Return arrays, such as the left and the right factors, as float32."""
     return [np.float32(array) for array in arrays]
 
 
@@ -155,7 +158,7 @@ POSITIONS = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("positions", "dtype"), POSITIONS)
 def test_no_norm_is_below_that_of_the_gradient_or_of_what_is_added(positions, kind, dtype):
-    """And hardly above it, where positions do not cancel."""
+    """Norms are at least those of the gradients, and hardly above them where positions do not cancel."""
     rng = np.random.default_rng(positions)
     left, right = (factor.astype(dtype) for factor in kind(rng, 6, positions))
     gradients = products(left, right)
@@ -163,28 +166,30 @@ def test_no_norm_is_below_that_of_the_gradient_or_of_what_is_added(positions, ki
     exact = norms_of(exact_gradients(left, right))
     assert (seen >= exact).all()
     for bound in (1, 1e-3):
-        assert (norms_of(clipped_rows(gradients, bound)) <= bound * (1 + 1e-6)).all()
+        norms = norms_of(clipped_rows(gradients, bound))
+        assert (norms <= bound * (1 + 1e-6)).all()
     if kind is incoherent:
         assert (seen <= exact * 1.01).all()
 
 
 @pytest.mark.parametrize(("d", "p"), [(3, 5000), (5000, 3), pytest.param(300, 700, marks=SLOW)])
 def test_long_factors_are_taken_in_pieces(d, p):
-    """And the sum is that of the definition, along whichever factor it is taken."""
+    """The norms and rows of long factors are those of the definition, along whichever factor they are cut."""
     rng = np.random.default_rng(0)
     left, right = float32_of(incoherent(rng, 3, 5, d, p))
     gradients = products(left, right)
     exact = exact_gradients(left, right)
+    exact_norms = norms_of(exact)
     with mock.patch.object(_position_products, "_PIECE", 2**14):
         run = clip_anew()
         added = clipped_rows(gradients, run=run)
         seen = seen_norms(gradients, run)
-    np.testing.assert_allclose(seen, norms_of(exact), rtol=1e-3)
-    np.testing.assert_allclose(added, exact / norms_of(exact)[:, None, None], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(seen, exact_norms, rtol=1e-3)
+    np.testing.assert_allclose(added, exact / exact_norms[:, None, None], rtol=1e-3, atol=1e-6)
 
 
 def test_blocks_and_axes():
-    """A weight of three blocks, whose axes are in another order than those of its factors."""
+    """Gradients of three blocks, with axes in another order than those of the factors, are those of the definition."""
     rng = np.random.default_rng(1)
     left = rng.normal(size=(4, 6, 3, 5))
     right = rng.normal(size=(4, 6, 3, 8))
@@ -198,7 +203,7 @@ def test_blocks_and_axes():
 
 
 def test_whole_numbers_in_rational_arithmetic():
-    """Where positions cancel to a few units, no squared norm is below that of exact arithmetic."""
+    """No squared norm is below that of exact arithmetic where positions cancel to a few units."""
     rng = np.random.default_rng(2)
     left = rng.integers(-9, 10, size=(50, 4, 3))
     right = rng.integers(-(2**20), 2**20, size=(50, 4, 2))
@@ -213,12 +218,13 @@ def test_whole_numbers_in_rational_arithmetic():
     gradients = np.einsum("ntd,ntp->ndp", left, right)
     exact = np.sum(gradients**2, axis=(1, 2))
     for row in range(50):
-        found = fractions.Fraction(float(values[row])) * fractions.Fraction(4) ** int(exponents[row])
-        assert found >= int(exact[row])
+        power = fractions.Fraction(4) ** int(exponents[row])
+        squared_norm = fractions.Fraction(float(values[row])) * power
+        assert squared_norm >= int(exact[row])
 
 
 def test_zero_rows_are_zero_and_rows_that_are_not_finite_are_dropped():
-    """Whichever factor it is in."""
+    """Zeros give norm 0 and numbers that are not finite drop the row, whichever factor they are in."""
     left, right = float32_of(incoherent(np.random.default_rng(3), 6, 17))
     left[0] = 0
     right[1] = 0
@@ -236,7 +242,7 @@ def test_zero_rows_are_zero_and_rows_that_are_not_finite_are_dropped():
 
 
 def test_weights_pass_where_factors_are_far_from_one():
-    """1e-20 times 1e25, beside a zero factor; what flat clipping leaves as it is stays so."""
+    """Rows below the clip norm stay as they are where one factor is tiny and the other huge, or zero."""
     left, right = float32_of(incoherent(np.random.default_rng(4), 6, 17))
     left[0] *= 1e-30
     right[0] *= 1e28
@@ -246,19 +252,20 @@ def test_weights_pass_where_factors_are_far_from_one():
     np.testing.assert_allclose(clipped_rows(products(left, right), 1e6), exact, rtol=1e-3, atol=1e-6)
 
 
-# What keeps these tests honest: the norms that other libraries use fail them.
+# The norms that other libraries use fail these tests.
 
 
 def least_ratio(run=clip_compiled):
-    """Norms that a rule sees, over those of the gradients, where positions cancel."""
+    """Return the least ratio of the norms that a rule sees to those of the gradients, where positions cancel."""
     left, right = float32_of(cancelling(np.random.default_rng(5), 200, 2, 3, 4))
     exact = norms_of(exact_gradients(left, right))
     seen = seen_norms(products(left, right), run)
-    return (seen[exact > 0] / exact[exact > 0]).min()
+    is_positive = exact > 0
+    return (seen[is_positive] / exact[is_positive]).min()
 
 
 def test_without_the_allowance_norms_would_be_understated():
-    """What the tests above would see, if it were not for the allowance."""
+    """Norms without the allowance are understated, and with it they are not."""
     with mock.patch.object(_gram_norms, "allowance", return_value=0.0):
         assert least_ratio(clip_anew()) < 0.1
     assert least_ratio() >= 1
@@ -266,7 +273,7 @@ def test_without_the_allowance_norms_would_be_understated():
 
 @fast
 def sums_with_paddings(gradients, paddings):
-    """The clipped sums of the same rows with each of the paddings."""
+    """Return the clipped sums of the same rows with each of the paddings."""
     leaf = jnp.zeros(gradients.shape)
     budget = rounding_budget([leaf], gradients.num_rows)._replace(plain_rows=17)
     groups = Groups((0,), (1.0,))
@@ -279,7 +286,7 @@ def sums_with_paddings(gradients, paddings):
 
 
 def largest_change(gradients):
-    """How far the clipped sum moves when one of the rows is left out."""
+    """Return how far the clipped sum moves when one of the rows is left out."""
     without = np.eye(gradients.num_rows + 1, gradients.num_rows, dtype=bool)
     sums = np.float64(sums_with_paddings(gradients, without))
     return norms_of(sums[:-1] - sums[-1]).max()
@@ -287,7 +294,7 @@ def largest_change(gradients):
 
 @pytest.mark.parametrize("kind", [cancelling, coherent])
 def test_no_row_moves_a_sum_by_more_than_the_sensitivity(kind):
-    """Rows that agree, of each of which a hundredth of what its positions hold is left."""
+    """Each of many rows that agree, with positions that nearly cancel, moves the sum by at most 1."""
     left, right = float32_of(kind(np.random.default_rng(6), 1, 64, 36, 30))
     size = 2.0 ** np.random.default_rng(7).uniform(-3, 3, size=(96, 1, 1))
     is_last = np.arange(64)[:, None] == 63
@@ -297,7 +304,7 @@ def test_no_row_moves_a_sum_by_more_than_the_sensitivity(kind):
 
 
 def test_a_row_adds_the_same_whatever_is_beside_it():
-    """To the bit: in another order of the rows, and in their sum."""
+    """The bits that a row adds are the same in another order of the rows, and in their sum."""
     left, right = float32_of(incoherent(np.random.default_rng(7), 5, 9, 40, 60))
 
     @jax.jit
@@ -305,17 +312,18 @@ def test_a_row_adds_the_same_whatever_is_beside_it():
         weights = weights_of(gradients.squared_norms(jnp.float32))
         return gradients.weighted_rows(weights), gradients.weighted_sum(weights)
 
-    forward, total = (np.asarray(found) for found in added_and_sum(products(left, right)))
+    forward, total = added_and_sum(products(left, right))
     backward, _ = added_and_sum(products(left[::-1], right[::-1]))
+    forward = np.asarray(forward)
     np.testing.assert_array_equal(forward, np.asarray(backward)[::-1])
-    added = np.zeros_like(forward[0])
+    sum_in_order = np.zeros_like(forward[0])
     for row in forward:
-        added = added + row
-    np.testing.assert_array_equal(total, added)
+        sum_in_order = sum_in_order + row
+    np.testing.assert_array_equal(total, sum_in_order)
 
 
 def test_half_precision_is_contracted_in_float32_and_no_product_is_merged_with_the_sum():
-    """As the compiled program says: a product that is fused with an addition is rounded once for both."""
+    """The compiled program has no product in bfloat16, and none fused with an addition, which rounds once for both."""
     factors = incoherent(np.random.default_rng(8), 3, 32, 64, 600)
     left, right = (factor.astype(jnp.bfloat16) for factor in factors)
     run = jax.jit(lambda rows: rows.weighted_sum(weights_of(rows.squared_norms(jnp.float32))))
@@ -329,7 +337,7 @@ def test_half_precision_is_contracted_in_float32_and_no_product_is_merged_with_t
 
 
 def test_slopes_are_those_of_the_definition():
-    """With respect to the factors, where the row is clipped and where it is not."""
+    """The slopes with respect to the factors are those of the definition, for a clipped row and one that is not."""
     left, right = float32_of(incoherent(np.random.default_rng(9), 2, 3, 4, 5))
 
     def by_products(scale):
@@ -345,12 +353,13 @@ def test_slopes_are_those_of_the_definition():
     def both_slopes(scale):
         return jax.grad(by_products)(scale), jax.grad(formed)(scale)
 
-    found, expected = both_slopes(np.array([[[0.5]], [[0.01]]], np.float32))
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    scale = np.array([[[0.5]], [[0.01]]], np.float32)
+    slopes, expected = both_slopes(scale)
+    np.testing.assert_allclose(slopes, expected, rtol=1e-3, atol=1e-5)
 
 
 def tied(rng, rows, positions, lookups, words=30, p=8):
-    """A tied embedding, of which the looked-up rows cancel what the head does to the first word."""
+    """Return a tied embedding whose looked-up rows cancel what the head does to the first word."""
     left = rng.normal(size=(rows, positions, words))
     right = rng.normal(size=(rows, positions, p))
     left[:, :, 1:] *= 1e-6 * (rng.random((rows, 1, 1)) < 0.5)
@@ -366,15 +375,15 @@ def tied(rng, rows, positions, lookups, words=30, p=8):
 
 
 def exact_tied(gradients):
-    """The gradients of a tied table, in float64."""
-    found = exact_gradients(gradients.left, gradients.right)
+    """Return the gradients of a tied table, in float64."""
+    exact = exact_gradients(gradients.left, gradients.right)
     index = np.asarray(gradients.index)
     values = np.float64(gradients.values)
     for row, lookup in np.ndindex(*index.shape):
         word = index[row, lookup]
-        if 0 <= word < found.shape[1]:
-            found[row, word] += values[row, lookup]
-    return found
+        if 0 <= word < exact.shape[1]:
+            exact[row, word] += values[row, lookup]
+    return exact
 
 
 @pytest.mark.parametrize("pieces", [pytest.param(2**19, marks=SLOW), 64])
@@ -393,19 +402,21 @@ def test_a_tied_embedding_is_clipped_by_the_norm_of_both_parts(pieces):
 
 @pytest.mark.parametrize("bound", [1.0, 2.5, 3.0])
 def test_a_word_that_is_looked_up_twice_adds_to_one_row_of_a_tied_table(bound):
-    """Both look-ups have the same sign: taken for different rows they would be too short by sqrt(2)."""
-    positions = np.zeros((2, 1, 5), np.float32), np.zeros((2, 1, 2), np.float32)
+    """Two look-ups of a word have the norm of their sum; as different rows they would be too short by sqrt(2)."""
+    left = np.zeros((2, 1, 5), np.float32)
+    right = np.zeros((2, 1, 2), np.float32)
     values = np.ones((2, 2, 2), np.float32)
     index = np.array([[3, 3], [3, 4]], np.int32)
-    gradients = TiedTable(*positions, index, values, (5, 2))
+    gradients = TiedTable(left, right, index, values, (5, 2))
     exact = norms_of(exact_tied(gradients))
     np.testing.assert_allclose(exact, [8**0.5, 2.0])
     np.testing.assert_allclose(seen_norms(gradients), exact, rtol=1e-4)
-    np.testing.assert_allclose(norms_of(clipped_rows(gradients, bound)), np.minimum(exact, bound), rtol=1e-4)
+    clipped_norms = norms_of(clipped_rows(gradients, bound))
+    np.testing.assert_allclose(clipped_norms, np.minimum(exact, bound), rtol=1e-4)
 
 
 def test_a_tied_embedding_of_ordinary_size_is_hardly_overstated():
-    """And one row that is not a number is dropped alone."""
+    """Norms are within a thousandth of those of the gradients, and a row that is not a number is dropped alone."""
     rng = np.random.default_rng(11)
     left, right = float32_of(incoherent(rng, 4, 16))
     values = rng.normal(size=(4, 9, 40)).astype(np.float32)
@@ -421,7 +432,7 @@ def test_a_tied_embedding_of_ordinary_size_is_hardly_overstated():
 
 
 def nearly_cancelling(rng, left, right):
-    """The same factors, the second half of the positions taking back the first but for a part of any size."""
+    """Return the same factors with a second half of positions that takes back the first but for a part of any size."""
     left = np.array(left)
     right = np.array(right)
     rows, positions, _ = left.shape
@@ -437,7 +448,7 @@ def nearly_cancelling(rng, left, right):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_no_norm_of_100_000_adversarial_rows_is_understated(dtype):
-    """Over sizes and kinds; and the bound is not a loose one everywhere."""
+    """No norm over many sizes and kinds is understated, and the bound is not a loose one everywhere."""
     rng = np.random.default_rng(12)
     shapes = [
         (2, 3, 4),
@@ -468,12 +479,14 @@ def test_no_norm_of_100_000_adversarial_rows_is_understated(dtype):
 
 
 def head_loss(params, tokens):
+    """Return the loss of a language model with a head of its own."""
     hidden = jnp.tanh(params["table"][tokens] @ params["mix"])
     logits = hidden @ params["head"]
     return -jnp.sum(jax.nn.log_softmax(logits)[jnp.arange(len(tokens)), tokens])
 
 
 def tied_loss(params, tokens):
+    """Return the loss of a language model whose head is its table."""
     hidden = jnp.tanh(params["table"][tokens] @ params["mix"])
     logits = hidden @ params["table"].T
     return -jnp.sum(jax.nn.log_softmax(logits)[jnp.arange(len(tokens)), tokens])
@@ -482,7 +495,7 @@ def tied_loss(params, tokens):
 @pytest.mark.parametrize(("loss", "name"), [(head_loss, "head"), (tied_loss, "table")])
 @pytest.mark.parametrize("strategy", ["auto", pytest.param("ghost", marks=SLOW)])
 def test_a_large_head_is_kept_as_products_at_positions(loss, name, strategy):
-    """`explain` says so, the sum is that of the definition, and a small head is formed."""
+    """The form that `explain` states is products, the sum is that of the definition, and a small head is formed."""
     rng = np.random.default_rng(13)
     shapes = {"table": (90, 40), "mix": (40, 40), "head": (40, 90)}
     if loss is tied_loss:
@@ -491,8 +504,8 @@ def test_a_large_head_is_kept_as_products_at_positions(loss, name, strategy):
     tokens = rng.integers(0, 90, size=(6, 3))
 
     with mock.patch.object(_position_products, "_LEAST_ENTRIES", 2000):
-        found = gdpjax.explain(loss, params, tokens, strategy=strategy)
-        methods = {leaf.name: leaf.method for leaf in found.leaves}
+        explanation = gdpjax.explain(loss, params, tokens, strategy=strategy)
+        methods = {leaf.name: leaf.method for leaf in explanation.leaves}
         grad_fn = gdpjax.clipped_grad(loss, 0.5, strategy=strategy, microbatch_size=4)
         total = fast(grad_fn)(params, tokens)
     assert methods[f"['{name}']"].startswith("outer products at 3 positions")

@@ -102,7 +102,7 @@ DTYPES_LOSSES_STRATEGIES = [
 
 @pytest.mark.parametrize(("dtype", "name", "strategy"), DTYPES_LOSSES_STRATEGIES)
 def test_a_row_that_overflows_is_dropped_alone(name, strategy, dtype):
-    """As an example and as padding, it changes nothing of what the other rows add."""
+    """A row that overflows changes nothing of what the other rows add, as an example and as padding."""
     loss, shape = LOSSES[name]
     rng = np.random.default_rng(0)
     with jax.enable_x64(dtype == np.float64):
@@ -125,7 +125,7 @@ def test_a_row_that_overflows_is_dropped_alone(name, strategy, dtype):
 
 
 def test_a_row_that_overflows_in_the_gradient_is_dropped_alone():
-    """Where the row itself is finite."""
+    """A finite row whose gradient overflows is dropped alone."""
     rng = np.random.default_rng(0)
     kernel = rng.normal(size=(3, 3, 1, 8)).astype(np.float32)
     rows = rng.normal(size=(6, 8, 8, 4)).astype(np.float32)

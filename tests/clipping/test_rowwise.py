@@ -73,7 +73,7 @@ def in_backward_rule(of_data, w, x):
 
 
 def in_forward_rule(of_data, w, x):
-    """What the forward pass saves for the gradient."""
+    """Return w @ x by a rule whose forward pass saves ``of_data(x)`` for the gradient."""
 
     def forward(w, x):
         return w @ x, of_data(x)
@@ -87,7 +87,7 @@ def in_forward_rule(of_data, w, x):
 
 
 def in_jvp_rule(of_data, w, x):
-    """What the derivative is multiplied by."""
+    """Return w @ x by a rule whose derivative is multiplied by ``of_data(x)``."""
 
     def rule(primals, tangents):
         w, x = primals

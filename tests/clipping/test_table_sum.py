@@ -73,7 +73,7 @@ def test_float64_is_added_to_its_own_precision():
 
 
 def test_whole_numbers_cannot_overflow_when_all_rows_meet_in_one():
-    """As many rows of the full bound as a batch may have, in one entry."""
+    """The sum of as many rows of the full bound as a batch may have, in one entry, does not overflow."""
     num_rows = 27_000
     bound = np.float32(0.9999999)
     assert is_exact(num_rows, 1, jnp.dtype("float32"))
@@ -85,7 +85,7 @@ def test_whole_numbers_cannot_overflow_when_all_rows_meet_in_one():
 
 
 def test_an_invalid_bound_makes_all_of_it_nan():
-    """As a scale for whole numbers it means nothing."""
+    """An invalid bound, which is no scale for whole numbers, gives NaN everywhere."""
     index, values = lookups(3)
     pair = compiled_table_sum(index, values, np.float32(np.nan), EMPTY)
     assert np.isnan(pair[0]).all()

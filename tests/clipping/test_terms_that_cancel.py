@@ -122,7 +122,7 @@ def each_sum_with_l2():
 
 
 def largest_change(left):
-    """How far the sum of rows in one direction moves when one of them is left out."""
+    """Return how far the sum of rows in one direction moves when one of them is left out."""
     w, *rows = near_the_weight(1, ROWS, left)
     without = np.eye(ROWS + 1, ROWS, dtype=bool)
     sums = each_sum_with_l2()(w, rows, without)
@@ -159,7 +159,7 @@ def test_the_budget_holds_what_adding_terms_up_costs(plain_rows):
     assert (budget.most_shared_terms > 0) == (plain_rows >= 5)
 
     def mean_depth(count):
-        """How many additions a number goes through in a running sum of so many."""
+        """Return how many additions a number goes through in a running sum of so many, on average."""
         return sum(range(2, count + 1)) / count
 
     for terms in range(1, budget.most_shared_terms + 1):

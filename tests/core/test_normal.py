@@ -21,31 +21,49 @@ def mills(y: float) -> mp.mpf:
 
 @pytest.fixture(autouse=True)
 def _digits():
+    """Compute with 60 digits in mpmath, and with float64 in JAX."""
     with mp.workdps(60), jax.enable_x64(True):
         yield
 
 
 def test_coefficients_are_the_chebyshev_coefficients_of_the_scaled_ratio():
-    """They are means over the Chebyshev nodes of the ratio times y + 4."""
-    num_nodes, shift = 64, 4
-    angles = [mp.pi * (j + mp.mpf(1) / 2) / num_nodes for j in range(num_nodes)]
-    values = []
-    for angle in angles:
+    """Each coefficient is the mean over the Chebyshev nodes of (y + 4) mills(y) cos(k angle), twice that for k > 0."""
+    num_nodes = 64
+    shift = 4
+
+    # The nodes are evenly spaced angles, and y runs from infinity down to -1.
+    angles = []
+    scaled_ratios = []
+    for j in range(num_nodes):
+        angle = mp.pi * (j + mp.mpf(1) / 2) / num_nodes
         y = 2 * (shift - 1) / (1 - mp.cos(angle)) - shift
-        values.append((y + shift) * mills(y))
+        angles.append(angle)
+        scaled_ratios.append((y + shift) * mills(y))
+
     for k, coefficient in enumerate(normal._COEFFICIENTS):
-        terms = [value * mp.cos(k * angle) for value, angle in zip(values, angles, strict=True)]
+        total = mp.mpf(0)
+        for angle, scaled_ratio in zip(angles, scaled_ratios, strict=True):
+            total += scaled_ratio * mp.cos(k * angle)
         factor = 1 if k == 0 else 2
-        exact = factor * sum(terms) / num_nodes
-        assert abs(mp.mpf(coefficient) - exact) < mp.mpf(10) ** -16 * max(1, abs(exact))
+        exact = factor * total / num_nodes
+        error = abs(mp.mpf(coefficient) - exact)
+        assert error < mp.mpf(10) ** -16 * max(1, abs(exact))
+
+
+def relative_error(value, exact):
+    """Return how far a float is from an exact number, relative to the number."""
+    return abs(float(mp.mpf(float(value)) / exact - 1))
 
 
 def test_mills_ratio():
-    """It is right to a few units in the last place."""
-    y = np.concatenate([np.linspace(-1, 10, 60), np.geomspace(10, 1e3, 20)])
+    """The ratio is right to a few units in the last place."""
+    near_points = np.linspace(-1, 10, 60)
+    far_points = np.geomspace(10, 1e3, 20)
+    y = np.concatenate([near_points, far_points])
     ratios = jax.jit(normal.mills_ratio)(y)
     for ratio, point in zip(ratios, y, strict=True):
-        assert abs(float(mp.mpf(float(ratio)) / mills(float(point)) - 1)) < 3e-15
+        exact = mills(float(point))
+        assert relative_error(ratio, exact) < 3e-15
 
 
 @pytest.mark.parametrize("gap", [1e-12, 1e-6, 1e-3, 0.5, 3.0, 100.0])
@@ -55,16 +73,22 @@ def test_mills_difference_does_not_cancel(gap):
     _, _, differences = MILLS_DIFFERENCE(x, np.full(x.shape, gap), x + gap)
     for difference, start in zip(differences, x, strict=True):
         exact = mills(start) - mills(mp.mpf(start) + mp.mpf(gap))
-        assert abs(float(mp.mpf(float(difference)) / exact - 1)) < 4e-15
+        assert relative_error(difference, exact) < 4e-15
 
 
 def test_compensated_arithmetic_survives_the_compiler():
-    """What is left over of a quotient and of a sum is not simplified away."""
+    """The rounding errors of a quotient and of a sum are computed, not simplified away."""
     rng = np.random.default_rng(0)
-    first, second = rng.uniform(1, 1e6, 200), rng.uniform(1e-3, 1e3, 200)
-    quotients = jax.jit(functools.partial(normal.exact_quotient, jnp))(first, second)
-    sums = jax.jit(normal.exact_sum)(first, second)
-    for a, b, *parts in zip(first, second, *quotients, *sums, strict=True):
-        high, low, total, error = (mp.mpf(float(part)) for part in parts)
-        assert abs((high + low) * mp.mpf(b) / mp.mpf(a) - 1) < mp.mpf(2) ** -95
-        assert total + error == mp.mpf(a) + mp.mpf(b)
+    first = rng.uniform(1, 1e6, 200)
+    second = rng.uniform(1e-3, 1e3, 200)
+    quotient_of = jax.jit(functools.partial(normal.exact_quotient, jnp))
+    sum_of = jax.jit(normal.exact_sum)
+    quotients, remainders = quotient_of(first, second)
+    totals, errors = sum_of(first, second)
+    for i in range(200):
+        a = mp.mpf(float(first[i]))
+        b = mp.mpf(float(second[i]))
+        quotient = mp.mpf(float(quotients[i])) + mp.mpf(float(remainders[i]))
+        assert abs(quotient * b / a - 1) < mp.mpf(2) ** -95
+        exact_total = mp.mpf(float(totals[i])) + mp.mpf(float(errors[i]))
+        assert exact_total == a + b

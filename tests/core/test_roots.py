@@ -1,4 +1,4 @@
-"""Bracketed search."""
+"""Bracketed search: bisection, and the secant search that stays inside a bracket."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,14 @@ from gdpjax._core.roots import Axis, advance, begin, bisect, bisect_on_host, geo
 
 
 def test_returns_the_side_that_holds_even_at_a_jump():
+    """The condition holds at one end and fails at the other, and the edge is between them."""
     edges = jnp.array([0.3, 2.0, 700.0])
     holds, fails, first_held, last_held = bisect(
-        lambda x: x >= edges, jnp.full(3, 1e6), jnp.full(3, 1e-6), midpoint=geometric_midpoint, num_iterations=40
+        lambda x: x >= edges,
+        jnp.full(3, 1e6),
+        jnp.full(3, 1e-6),
+        midpoint=geometric_midpoint,
+        num_iterations=40,
     )
     assert first_held.all()
     assert not last_held.any()
@@ -21,37 +26,58 @@ def test_returns_the_side_that_holds_even_at_a_jump():
 
 
 def test_a_bracket_that_is_none_is_reported():
-    found = bisect(lambda x: x > 5, jnp.ones(1), jnp.full(1, 9.0), midpoint=geometric_midpoint, num_iterations=5)
-    assert not found.first_held
-    assert found.last_held
+    """Ends at which the condition fails and holds, the wrong way round, are reported."""
+    bracket = bisect(
+        lambda x: x > 5,
+        jnp.ones(1),
+        jnp.full(1, 9.0),
+        midpoint=geometric_midpoint,
+        num_iterations=5,
+    )
+    assert not bracket.first_held
+    assert bracket.last_held
 
 
 def test_whole_numbers_and_jit():
-    def largest(limit):
-        return bisect(lambda n: n <= limit, 1.0, 2.0**20, midpoint=whole_midpoint, num_iterations=21).holds
+    """The largest whole number below a limit is found in compiled code."""
 
-    assert [int(jax.jit(largest)(x)) for x in (1.0, 2.5, 777.0, 1e6)] == [1, 2, 777, 1_000_000]
+    @jax.jit
+    def largest(limit):
+        bracket = bisect(lambda n: n <= limit, 1.0, 2.0**20, midpoint=whole_midpoint, num_iterations=21)
+        return bracket.holds
+
+    for limit, expected in ((1.0, 1), (2.5, 2), (777.0, 777), (1e6, 1_000_000)):
+        assert int(largest(limit)) == expected
 
 
 def test_without_checks_and_on_the_host_it_is_the_same_search():
+    """The bracket is the same with its ends checked or not, and on the host."""
     edges = np.array([0.3, 2.0, 7.0], np.float32)
-    ends = np.full(3, 8.0, np.float32), np.zeros(3, np.float32)
-    checked, unchecked = (
-        bisect(lambda x: x >= edges, *ends, midpoint=middle, num_iterations=20, check_ends=check)
-        for check in (True, False)
-    )
+    first = np.full(3, 8.0, np.float32)
+    last = np.zeros(3, np.float32)
+
+    def is_above(x):
+        return x >= edges
+
+    checked = bisect(is_above, first, last, midpoint=middle, num_iterations=20, check_ends=True)
+    unchecked = bisect(is_above, first, last, midpoint=middle, num_iterations=20, check_ends=False)
     assert not unchecked.first_held.any()
-    on_host = bisect_on_host(lambda x: x >= edges, *ends, num_iterations=20)
-    for found in (checked, unchecked):
-        np.testing.assert_array_equal(found[:2], on_host)
+    on_host = bisect_on_host(is_above, first, last, num_iterations=20)
+    for bracket in (checked, unchecked):
+        np.testing.assert_array_equal(bracket[:2], on_host)
 
 
-NOISE_AXIS, STEPS_AXIS = Axis(2.0**60, 2.0**-10), Axis(1.0, 2.0**40, whole=True)
+NOISE_AXIS = Axis(2.0**60, 2.0**-10)
+STEPS_AXIS = Axis(1.0, 2.0**40, whole=True)
 
 
 def secant_search(axis, excess, guess, slope=1.0):
-    """The finished search on the host for the edge of excess(point) <= 0, and every point that was evaluated."""
-    state = begin(axis, np.atleast_1d(np.asarray(guess, float)), np.asarray(slope))
+    """Search on the host for the edge of excess(point) <= 0.
+
+    Return the finished search and every point that was evaluated.
+    """
+    guesses = np.atleast_1d(np.asarray(guess, float))
+    state = begin(axis, guesses, np.asarray(slope))
     points = []
     with np.errstate(all="ignore"):
         while not state.done.all():
@@ -79,27 +105,37 @@ EDGE = np.array([1e-2, 0.3, 1.0, 50.0, 1e9])
 )
 @pytest.mark.parametrize("guess", [1.0, 7.0, 0.0, np.nan, np.inf])
 def test_secant_search_closes_a_bracket_it_evaluated(excess, most, guess):
+    """Both ends of a closed bracket were evaluated, whatever the function and the guess are."""
     state, points = secant_search(NOISE_AXIS, excess, np.full(5, guess))
     assert (state.rounds < 60).all()
     assert (excess(state.holds) <= 0).all()
     assert (excess(state.fails) > 0).all()
     assert (state.holds / state.fails < 1 + 2.3e-6).all()
     assert (np.float32(state.holds) == state.holds).all()
-    assert all(state.holds[i] in points[:, i] and state.fails[i] in points[:, i] for i in range(5))
+    for i in range(5):
+        assert state.holds[i] in points[:, i]
+        assert state.fails[i] in points[:, i]
     if guess in (1.0, 7.0):
         assert state.rounds.max() <= most
 
 
 def test_secant_search_over_whole_numbers_finds_the_last_one():
+    """The bracket is of two consecutive whole numbers around the edge."""
     edges = np.array([1.0, 2.4, 777.0, 1e6, 26_167_837.0])  # float32 does not hold the last one
-    state, _ = secant_search(STEPS_AXIS, lambda n: 0.5 * np.log(n / (edges + 0.5)), np.full(5, 40.0), 0.5)
+
+    def excess(n):
+        return 0.5 * np.log(n / (edges + 0.5))
+
+    state, _ = secant_search(STEPS_AXIS, excess, np.full(5, 40.0), 0.5)
     np.testing.assert_array_equal(state.holds, np.floor(edges))
     np.testing.assert_array_equal(state.fails, np.floor(edges) + 1)
     assert state.rounds.max() <= 12
 
 
 def test_secant_search_reports_an_edge_beyond_the_ends():
-    state, _ = secant_search(STEPS_AXIS, lambda n: np.array([1.0, -1.0, np.nan, -np.inf]), np.full(4, 10.0))
+    """A condition that holds everywhere, or nowhere, is reported."""
+    values = np.array([1.0, -1.0, np.nan, -np.inf])
+    state, _ = secant_search(STEPS_AXIS, lambda n: values, np.full(4, 10.0))
     assert state.held.tolist() == [False, True, False, True]
     assert state.failed.tolist() == [True, False, True, False]
     assert (state.holds[[1, 3]] == 2.0**40).all()

@@ -26,7 +26,7 @@ def test_the_words_are_those_of_jax(shape):
 
 
 def test_known_answers():
-    """Of the reference implementation: Random123's kat_vectors for Threefry-2x32 with 20 rounds."""
+    """The words are those of the reference: Random123's kat_vectors for Threefry-2x32 with 20 rounds."""
     answers = [
         ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),
         ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),

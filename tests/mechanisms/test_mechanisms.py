@@ -30,25 +30,29 @@ QUANTILES = np.array([0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95])
 
 def assert_errors_on_curve(null, alternative, curve):
     """Check tests "statistic > c", which are likelihood-ratio tests for monotone ratios, at several c."""
-    null, alternative = np.sort(null), np.sort(alternative)
+    num_draws = len(null)
     thresholds = np.quantile(null, 1 - QUANTILES)
-    alpha = 1 - np.searchsorted(null, thresholds, side="right") / len(null)
-    beta = np.searchsorted(alternative, thresholds, side="right") / len(alternative)
-    assert_on_curve(alpha, beta, len(null), curve)
+    null_below = np.searchsorted(np.sort(null), thresholds, side="right")
+    alternative_below = np.searchsorted(np.sort(alternative), thresholds, side="right")
+    alpha = 1 - null_below / num_draws
+    beta = alternative_below / len(alternative)
+    assert_on_curve(alpha, beta, num_draws, curve)
 
 
-def standard_error(error, num):
+def standard_error(frequency, num_draws):
     """Return the standard error of a frequency, and not 0 where nothing was seen."""
-    return np.sqrt(np.maximum(error * (1 - error), 1e-6) / num)
+    variance = np.maximum(frequency * (1 - frequency), 1e-6)
+    return np.sqrt(variance / num_draws)
 
 
-def assert_on_curve(alpha, beta, num, curve):
-    """Both errors are on the curve within five standard errors, at every threshold."""
-    aside = 5.0 * standard_error(alpha, num)
-    above = 5.0 * standard_error(beta, num)
-    low = curve(np.minimum(1.0, alpha + aside)) - above
-    high = curve(np.maximum(0.0, alpha - aside)) + above
-    assert np.all((low <= beta) & (beta <= high)), (alpha, beta, low, high)
+def assert_on_curve(alpha, beta, num_draws, curve):
+    """Assert that both errors are on the curve within five standard errors, at every threshold."""
+    alpha_error = 5.0 * standard_error(alpha, num_draws)
+    beta_error = 5.0 * standard_error(beta, num_draws)
+    low = curve(np.minimum(1.0, alpha + alpha_error)) - beta_error
+    high = curve(np.maximum(0.0, alpha - alpha_error)) + beta_error
+    is_on_curve = (low <= beta) & (beta <= high)
+    assert np.all(is_on_curve), (alpha, beta, low, high)
 
 
 def draw_pair(mechanism, seed, sensitivity):
@@ -67,22 +71,26 @@ def draw_pair(mechanism, seed, sensitivity):
 
 @pytest.fixture(scope="module")
 def gaussian_draws():
-    """Releases by Gaussian noise of multiplier 0.8 and sensitivity 2."""
+    """Return releases by Gaussian noise of multiplier 0.8 and sensitivity 2."""
     return draw_pair(GaussianMechanism(0.8), seed=1, sensitivity=2.0)
 
 
 def test_gaussian_errors_lie_on_the_curve(gaussian_draws):
     """The likelihood-ratio test errs as the curve says, and a claim that is 2 % off is seen."""
-    assert_errors_on_curve(*gaussian_draws, GaussianMechanism(0.8).tradeoff())
+    null, alternative = gaussian_draws
+    curve = GaussianMechanism(0.8).tradeoff()
+    assert_errors_on_curve(null, alternative, curve)
+    wrong_curve = GaussianMechanism(0.8 * 1.02).tradeoff()
     with pytest.raises(AssertionError):
-        assert_errors_on_curve(*gaussian_draws, GaussianMechanism(0.8 * 1.02).tradeoff())
+        assert_errors_on_curve(null, alternative, wrong_curve)
 
 
 def test_gaussian_tail_reaches_far(gaussian_draws):
-    """As many draws are beyond four standard deviations as should be."""
+    """The share of draws beyond four standard deviations is that of a normal distribution."""
     null, alternative = gaussian_draws
-    noise = np.append(null, alternative - 2.0) / (0.8 * 2.0)
-    assert np.mean(np.abs(noise) > 4.0) == pytest.approx(2 * norm.sf(4.0), rel=0.3)
+    standardized = np.append(null, alternative - 2.0) / (0.8 * 2.0)
+    is_beyond = np.abs(standardized) > 4.0
+    assert np.mean(is_beyond) == pytest.approx(2 * norm.sf(4.0), rel=0.3)
 
 
 def test_laplace_errors_lie_on_the_curve_and_the_noise_is_laplace():
@@ -92,53 +100,69 @@ def test_laplace_errors_lie_on_the_curve_and_the_noise_is_laplace():
     assert_errors_on_curve(null, alternative, mechanism.tradeoff())
 
     scale = 3.0 / 1.2
-    probability = np.array([1e-5, 0.01, 0.3, 0.5, 0.7, 0.999, 0.99999])
-    thresholds = laplace.ppf(probability) * scale
-    empirical = np.searchsorted(np.sort(null), thresholds, side="right") / NUM
-    allowed = 5 * np.sqrt(probability * (1 - probability) / NUM)
-    np.testing.assert_array_less(np.abs(empirical - probability), allowed)
-    assert np.mean(np.abs(null) < 1e-4) == pytest.approx(1 - np.exp(-1e-4 / scale), rel=0.6)
+    probs = np.array([1e-5, 0.01, 0.3, 0.5, 0.7, 0.999, 0.99999])
+    thresholds = laplace.ppf(probs) * scale
+    frequencies = np.searchsorted(np.sort(null), thresholds, side="right") / NUM
+    allowed = 5 * np.sqrt(probs * (1 - probs) / NUM)
+    np.testing.assert_array_less(np.abs(frequencies - probs), allowed)
+
+    # The noise takes values as close to zero as it should.
+    is_near_zero = np.abs(null) < 1e-4
+    assert np.mean(is_near_zero) == pytest.approx(1 - np.exp(-1e-4 / scale), rel=0.6)
 
 
 def test_composed_release_lies_on_the_composed_curve():
-    """Four Laplace releases and a Gaussian one: the sum of log-likelihood ratios against compose's polygons."""
-    laplace_mechanism, gaussian_mechanism = LaplaceMechanism(0.6), GaussianMechanism(1.5)
+    """The sum of the log-likelihood ratios of four Laplace releases and a Gaussian one errs as composition says."""
+    laplace_mechanism = LaplaceMechanism(0.6)
+    gaussian_mechanism = GaussianMechanism(1.5)
     curves = [laplace_mechanism.tradeoff()] * 4 + [gaussian_mechanism.tradeoff()]
     composed = compose(*curves)
-    num = 200_000
+    num_draws = 200_000
 
     @jax.jit
     def release(key, value):
-        keys = jax.random.split(key)
-        four = laplace_mechanism.sample(keys[0], jnp.full((num, 4), value), sensitivity=1.0)
-        one = gaussian_mechanism.sample(keys[1], jnp.full(num, value), sensitivity=1.0)
-        return four, one
+        laplace_key, gaussian_key = jax.random.split(key)
+        laplace_values = jnp.full((num_draws, 4), value)
+        gaussian_values = jnp.full(num_draws, value)
+        return (
+            laplace_mechanism.sample(laplace_key, laplace_values, sensitivity=1.0),
+            gaussian_mechanism.sample(gaussian_key, gaussian_values, sensitivity=1.0),
+        )
 
-    log_ratios = []
-    for value, seed in ((0.0, 3), (1.0, 4)):
-        four, one = release(jax.random.key(seed), np.float32(value))
-        four, one = np.asarray(four, np.float64), np.asarray(one, np.float64)
-        of_laplace = 0.6 * np.sum(np.abs(four) - np.abs(four - 1), axis=1)
-        of_gaussian = (2 * one - 1) / (2 * 1.5**2)
-        log_ratios.append(of_laplace + of_gaussian)
-    assert_errors_on_curve(*log_ratios, composed.lower)
+    def log_likelihood_ratios(value, seed):
+        laplace_releases, gaussian_release = release(jax.random.key(seed), np.float32(value))
+        laplace_releases = np.asarray(laplace_releases, np.float64)
+        gaussian_release = np.asarray(gaussian_release, np.float64)
+        distances = np.abs(laplace_releases) - np.abs(laplace_releases - 1)
+        of_laplace = 0.6 * np.sum(distances, axis=1)
+        of_gaussian = (2 * gaussian_release - 1) / (2 * 1.5**2)
+        return of_laplace + of_gaussian
+
+    null = log_likelihood_ratios(0.0, seed=3)
+    alternative = log_likelihood_ratios(1.0, seed=4)
+    assert_errors_on_curve(null, alternative, composed.lower)
     assert np.all(composed.lower(QUANTILES) <= composed.upper(QUANTILES))
 
 
 def test_subsampled_curve_against_actual_subsampling():
-    """Neighbours: zeros, and zeros with one example of the largest norm; both directions, and C_p between."""
+    """Releases of subsampled neighbours err as the curve of their direction says, and C_p is below both curves.
+
+    The neighbours are zeros, and zeros with one example of the largest norm.
+    """
     mechanism = PoissonSubsampled(GaussianMechanism(0.5), 0.3)
-    num = NUM // 4
+    num_draws = NUM // 4
 
     @jax.jit
     def draw(key, data):
-        keys = jax.random.split(key, num)
+        keys = jax.random.split(key, num_draws)
         return jax.vmap(lambda key: mechanism.sample(key, data, sensitivity=1.0)[0])(keys)
 
-    without, with_one = np.zeros((2, 1), np.float32), np.array([[0.0], [1.0]], np.float32)
-    null = np.asarray(draw(jax.random.key(5), without))
-    alternative = np.asarray(draw(jax.random.key(6), with_one))
-    remove, add = mechanism.tradeoff("remove"), mechanism.tradeoff("add")
+    without_example = np.zeros((2, 1), np.float32)
+    with_example = np.array([[0.0], [1.0]], np.float32)
+    null = np.asarray(draw(jax.random.key(5), without_example))
+    alternative = np.asarray(draw(jax.random.key(6), with_example))
+    remove = mechanism.tradeoff("remove")
+    add = mechanism.tradeoff("add")
     assert_errors_on_curve(null, alternative, remove)
     assert_errors_on_curve(-alternative, -null, add)
 
@@ -146,34 +170,42 @@ def test_subsampled_curve_against_actual_subsampling():
     assert np.all(both(QUANTILES) <= remove(QUANTILES) + 1e-15)
     # On the straight piece neither direction attains C_p.
     middle = np.linspace(0.3, 0.4, len(QUANTILES))
-    assert np.all(both(middle) < np.minimum(remove(middle), add(middle)) - 0.005)
+    lower_of_both = np.minimum(remove(middle), add(middle))
+    assert np.all(both(middle) < lower_of_both - 0.005)
 
 
 def test_randomized_response_counts_and_n_fold_curve():
     """The number of answers "yes" of ten people is the statistic of their composition."""
     mechanism = RandomizedResponse.two_coins()
     assert mechanism.privacy_loss == np.log(3.0)
-    n, num = 10, NUM // 4
-    draw = jax.jit(mechanism.sample)
-    null = np.asarray(draw(jax.random.key(7), np.zeros((num, n), np.int32))).sum(axis=1)
-    alternative = np.asarray(draw(jax.random.key(8), np.ones((num, n), np.int32))).sum(axis=1)
-    curve = compose(mechanism.tradeoff(), times=n).exact
+    num_people = 10
+    num_draws = NUM // 4
+    sample = jax.jit(mechanism.sample)
 
-    thresholds = np.arange(n)
+    def counts_of_yes(seed, truths):
+        answers = np.asarray(sample(jax.random.key(seed), truths))
+        return answers.sum(axis=1)
+
+    null = counts_of_yes(7, np.zeros((num_draws, num_people), np.int32))
+    alternative = counts_of_yes(8, np.ones((num_draws, num_people), np.int32))
+    curve = compose(mechanism.tradeoff(), times=num_people).exact
+
+    thresholds = np.arange(num_people)
     alpha = np.mean(null[:, None] > thresholds, axis=0)
     beta = np.mean(alternative[:, None] <= thresholds, axis=0)
-    assert_on_curve(alpha, beta, num, curve)
-    exact_alpha, exact_beta = binom.sf(thresholds, n, 0.25), binom.cdf(thresholds, n, 0.75)
+    assert_on_curve(alpha, beta, num_draws, curve)
+    exact_alpha = binom.sf(thresholds, num_people, 0.25)
+    exact_beta = binom.cdf(thresholds, num_people, 0.75)
     np.testing.assert_allclose(curve(exact_alpha), exact_beta, rtol=1e-12)
 
 
 @pytest.mark.parametrize("k", [2, pytest.param(3, marks=pytest.mark.slow), 10])
 def test_categories_delta_and_frequencies(k):
-    """delta is its formula, and estimates of frequencies err by their standard errors."""
+    """The delta of each epsilon is its formula, and estimates of frequencies err by their standard errors."""
     mechanism = RandomizedResponse(1.5, k)
-    grid = np.array([0.0, 0.5, 1.2, 1.5])
-    deltas = mechanism.delta(grid)
-    exact = (np.exp(1.5) - np.exp(grid)) / (np.exp(1.5) + k - 1)
+    epsilons = np.array([0.0, 0.5, 1.2, 1.5])
+    deltas = mechanism.delta(epsilons)
+    exact = (np.exp(1.5) - np.exp(epsilons)) / (np.exp(1.5) + k - 1)
     np.testing.assert_allclose(deltas, exact, rtol=1e-12, atol=1e-15)
     # More categories are strictly better than their epsilon says.
     if k > 2:
@@ -182,28 +214,39 @@ def test_categories_delta_and_frequencies(k):
         assert deltas[1] < delta(pair, 0.5)
 
     frequencies = np.arange(1, k + 1) / (k * (k + 1) / 2)
-    num_people, repeats = 1000, 400
-    people = np.random.default_rng(9).choice(k, (repeats, num_people), p=frequencies)
-    answers = np.asarray(jax.jit(mechanism.sample)(jax.random.key(10), people))
-    counts = np.stack([(answers == i).sum(axis=1) for i in range(k)], axis=1)
+    num_people = 1000
+    repeats = 400
+    truths = np.random.default_rng(9).choice(k, (repeats, num_people), p=frequencies)
+    answers = np.asarray(jax.jit(mechanism.sample)(jax.random.key(10), truths))
+    counts = np.zeros((repeats, k), int)
+    for category in range(k):
+        counts[:, category] = (answers == category).sum(axis=1)
     estimate = mechanism.estimate(counts)
     np.testing.assert_allclose(estimate.frequencies.sum(axis=1), 1.0)
+
+    # Standardized errors have mean 0 and standard deviation 1.
     scores = (estimate.frequencies - frequencies) / estimate.standard_errors
-    assert np.all(np.abs(scores.mean(axis=0)) < 5 / np.sqrt(repeats))
-    assert np.all(np.abs(scores.std(axis=0) - 1) < 5 / np.sqrt(2 * repeats))
+    means = scores.mean(axis=0)
+    deviations = scores.std(axis=0)
+    assert np.all(np.abs(means) < 5 / np.sqrt(repeats))
+    assert np.all(np.abs(deviations - 1) < 5 / np.sqrt(2 * repeats))
 
 
 def test_with_truth_probability():
     """The epsilon is that of answering truthfully so often."""
-    assert RandomizedResponse.with_truth_probability(0.75).privacy_loss == pytest.approx(np.log(3))
-    assert RandomizedResponse.with_truth_probability(0.5, 4).truth_probability == pytest.approx(0.5)
+    two_categories = RandomizedResponse.with_truth_probability(0.75)
+    assert two_categories.privacy_loss == pytest.approx(np.log(3))
+    four_categories = RandomizedResponse.with_truth_probability(0.5, 4)
+    assert four_categories.truth_probability == pytest.approx(0.5)
 
 
 def laplace_log_weight(x):
+    """Return the log of the law of discrete Laplace noise of epsilon 0.7 and sensitivity 2, up to a constant."""
     return -0.35 * np.abs(x)
 
 
 def gaussian_log_weight(x):
+    """Return the log of the law of discrete Gaussian noise of standard deviation 2.5, up to a constant."""
     return -0.5 * (x / 2.5) ** 2
 
 
@@ -222,18 +265,19 @@ def test_discrete_noise_has_its_law_and_curve(mechanism, log_weight):
     law = weight / weight.sum()
 
     # Counts of single numbers, and of all others together.
-    num = 4000
-    noise = mechanism.sample(jax.random.key(11), np.zeros(num, np.int64))
-    inner = np.abs(x) <= 5
-    observed = np.array([np.sum(noise == i) for i in x[inner]])
-    observed = np.append(observed, num - observed.sum())
-    expected = num * np.append(law[inner], law[~inner].sum())
+    num_draws = 4000
+    noise = mechanism.sample(jax.random.key(11), np.zeros(num_draws, np.int64))
+    is_inner = np.abs(x) <= 5
+    observed = np.array([np.sum(noise == number) for number in x[is_inner]])
+    observed = np.append(observed, num_draws - observed.sum())
+    expected = num_draws * np.append(law[is_inner], law[~is_inner].sum())
     statistic = np.sum((observed - expected) ** 2 / expected)
     assert statistic < chi2.ppf(1 - 1e-6, len(expected) - 1)
 
     curve = mechanism.tradeoff()
-    for c in range(-5, 8):
-        alpha, beta = law[x > c].sum(), law[x <= c - 2].sum()
+    for threshold in range(-5, 8):
+        alpha = law[x > threshold].sum()
+        beta = law[x <= threshold - 2].sum()
         assert curve(alpha) == pytest.approx(beta, rel=1e-9)
 
 
@@ -246,34 +290,39 @@ def test_discrete_noise_is_determined_by_its_key():
 
 
 def test_discrete_laplace_of_sensitivity_one_is_the_pair():
-    """Its curve is that of randomized response, and that of wide discrete Gaussian noise is nearly G_mu."""
-    x = np.linspace(0, 1, 50)
-    np.testing.assert_allclose(DiscreteLaplaceMechanism(0.9).tradeoff()(x), ApproximateDP(0.9)(x), atol=1e-14)
-    gaussian = DiscreteGaussianMechanism(5.0).tradeoff()
-    np.testing.assert_allclose(gaussian(x), GaussianMechanism(5.0).tradeoff()(x), atol=2e-3)
+    """The curve is that of randomized response, and that of wide discrete Gaussian noise is nearly G_mu."""
+    alpha = np.linspace(0, 1, 50)
+    discrete_laplace = DiscreteLaplaceMechanism(0.9).tradeoff()
+    np.testing.assert_allclose(discrete_laplace(alpha), ApproximateDP(0.9)(alpha), atol=1e-14)
+    discrete_gaussian = DiscreteGaussianMechanism(5.0).tradeoff()
+    gaussian = GaussianMechanism(5.0).tradeoff()
+    np.testing.assert_allclose(discrete_gaussian(alpha), gaussian(alpha), atol=2e-3)
 
 
 def test_discrete_noise_at_tiny_delta():
-    """Sums of (A - e^epsilon N)+ with 50 digits (mpmath); a polygon's beta near 1 would give 8.49 for 1e-25."""
+    """The epsilon is right at tiny deltas, where a polygon's beta near 1 would give 8.49 for 1e-25."""
     mechanism = DiscreteGaussianMechanism(1.0)
+    # Sums of (A - e^epsilon N)+ with 50 digits, by mpmath.
     deltas = np.array([1e-12, 1e-15, 1e-25])
     exact = np.array([7.384476333286251, 8.279618437330985, 10.498716983918177])
     large_deltas = np.array([0.3, 1e-3, 1e-9])
-    found = mechanism.epsilon(np.concatenate([deltas, [0.0, 0.5], large_deltas]))
-    assert np.all(exact * (1 - 1e-15) <= found[:3])
-    assert np.all(found[:3] <= exact * (1 + 1e-11))
-    np.testing.assert_array_equal(found[3:5], [np.inf, 0.0])
+    epsilons = mechanism.epsilon(np.concatenate([deltas, [0.0, 0.5], large_deltas]))
+    assert np.all(exact * (1 - 1e-15) <= epsilons[:3])
+    assert np.all(epsilons[:3] <= exact * (1 + 1e-11))
+    np.testing.assert_array_equal(epsilons[3:5], [np.inf, 0.0])
     np.testing.assert_allclose(mechanism.delta(exact), deltas, rtol=1e-9)
 
     # Where the polygon is right, too, they agree.
-    np.testing.assert_allclose(found[5:], epsilon(mechanism.tradeoff(), large_deltas), rtol=1e-7)
+    of_the_polygon = epsilon(mechanism.tradeoff(), large_deltas)
+    np.testing.assert_allclose(epsilons[5:], of_the_polygon, rtol=1e-7)
     assert jax.jit(mechanism.epsilon)(1e-15) == pytest.approx(exact[1], rel=1e-6)
 
 
 def test_discrete_laplace_at_the_ends():
-    """Its epsilon is known at delta 0, and its delta is 0 from there on."""
+    """The epsilon at delta 0 is the largest loss, and delta is 0 from there on."""
     assert 1.0 <= DiscreteLaplaceMechanism(1.0, 3).epsilon(0.0) <= 1.0 + 1e-12
-    np.testing.assert_array_equal(DiscreteLaplaceMechanism(1e-4).delta([1e-4, 1.0, 1.0]), 0.0)
+    deltas = DiscreteLaplaceMechanism(1e-4).delta([1e-4, 1.0, 1.0])
+    np.testing.assert_array_equal(deltas, 0.0)
 
 
 def test_randomized_response_with_a_large_epsilon():
@@ -285,7 +334,8 @@ def test_randomized_response_with_a_large_epsilon():
 
 def test_traced_parameters_out_of_range_give_nan_not_a_bare_value():
     """A noise multiplier or probability that cannot be checked must not release the value without noise."""
-    key, value = jax.random.key(0), np.ones((2, 1), np.float32)
+    key = jax.random.key(0)
+    value = np.ones((2, 1), np.float32)
 
     @jax.jit
     def releases(noise_multiplier, epsilon, sampling_prob):
@@ -305,15 +355,16 @@ def test_traced_parameters_out_of_range_give_nan_not_a_bare_value():
 
 def test_exact_coins():
     """Coins of probability e^-gamma and whole numbers below a bound are drawn without rounding."""
-    uniform = _uniform_from(jax.random.key(12))
+    uniform_below = _uniform_from(jax.random.key(12))
     for gamma in (Fraction(1, 3), Fraction(5, 2)):
-        mean = np.mean([_bernoulli_exp(gamma, uniform) for _ in range(4000)])
-        assert abs(mean - np.exp(-float(gamma))) < 5 * 0.5 / np.sqrt(4000)
-    counts = np.bincount([uniform(5) for _ in range(5000)], minlength=5)
+        coins = [_bernoulli_exp(gamma, uniform_below) for _ in range(4000)]
+        assert abs(np.mean(coins) - np.exp(-float(gamma))) < 5 * 0.5 / np.sqrt(4000)
+    numbers = [uniform_below(5) for _ in range(5000)]
+    counts = np.bincount(numbers, minlength=5)
     assert np.all(np.abs(counts - 1000) < 5 * np.sqrt(1000))
-    big = [uniform(2**70) for _ in range(50)]
-    assert max(big) > 2**68
-    assert len(set(big)) == 50
+    large_numbers = [uniform_below(2**70) for _ in range(50)]
+    assert max(large_numbers) > 2**68
+    assert len(set(large_numbers)) == 50
 
 
 def test_agreement_with_the_accountants():
@@ -321,43 +372,56 @@ def test_agreement_with_the_accountants():
     mechanism = PoissonSubsampled(GaussianMechanism(1.1), 0.05)
     bounds = accounting.epsilon_bounds(1.1, 0.05, 1, 1e-5)
     assert bounds.lower <= mechanism.epsilon(1e-5) <= bounds.upper
-    grid = np.array([0.0, 0.5, 2.0])
-    np.testing.assert_array_equal(GaussianMechanism(2.0).delta(grid), accounting.gdp_delta(grid, 0.5))
-    assert GaussianMechanism(2.0).mu == 0.5
+    gaussian = GaussianMechanism(2.0)
+    epsilons = np.array([0.0, 0.5, 2.0])
+    np.testing.assert_array_equal(gaussian.delta(epsilons), accounting.gdp_delta(epsilons, 0.5))
+    assert gaussian.mu == 0.5
 
 
 def test_count_and_histogram_with_error_bars():
-    """A person changes one bin by one: l1 and l2 sensitivity 1. Error bars are those of the noise."""
+    """Releases of a histogram err by the standard deviation of the noise, and 5 % of them by more than their bars.
+
+    A person changes one bin by one: the l1 and the l2 sensitivity are 1.
+    """
     counts = np.array([1022.0, 371.0, 14.0, 5.0], np.float32)
-    gaussian, laplacian = GaussianMechanism(2.0), LaplaceMechanism(0.5)
+    gaussian = GaussianMechanism(2.0)
+    laplacian = LaplaceMechanism(0.5)
     repeats = 4000
 
     @jax.jit
     def draw(key):
-        many = jnp.broadcast_to(counts, (repeats, counts.size))
-        return gaussian.sample(key, many, sensitivity=1.0), laplacian.sample(key, many, sensitivity=1.0)
+        repeated = jnp.broadcast_to(counts, (repeats, counts.size))
+        gaussian_releases = gaussian.sample(key, repeated, sensitivity=1.0)
+        laplace_releases = laplacian.sample(key, repeated, sensitivity=1.0)
+        return gaussian_releases, laplace_releases
 
+    gaussian_releases, laplace_releases = draw(jax.random.key(13))
     # The standard deviations, and the half widths of 95 % error bars.
-    deviations = 2.0, np.sqrt(2) / 0.5
-    half_widths = 1.96 * 2.0, -np.log(0.05) / 0.5
-    releases = draw(jax.random.key(13))
-    for released, deviation, half_width in zip(releases, deviations, half_widths, strict=True):
-        errors = np.asarray(released) - counts
+    for releases, deviation, half_width in (
+        (gaussian_releases, 2.0, 1.96 * 2.0),
+        (laplace_releases, np.sqrt(2) / 0.5, -np.log(0.05) / 0.5),
+    ):
+        errors = np.asarray(releases) - counts
         np.testing.assert_allclose(errors.std(axis=0), deviation, rtol=0.08)
-        assert np.all(np.abs(errors.mean(axis=0)) < 5 * deviation / np.sqrt(repeats))
-        assert np.mean(np.abs(errors) > half_width) == pytest.approx(0.05, abs=0.01)
+        means = errors.mean(axis=0)
+        assert np.all(np.abs(means) < 5 * deviation / np.sqrt(repeats))
+        is_outside = np.abs(errors) > half_width
+        assert np.mean(is_outside) == pytest.approx(0.05, abs=0.01)
 
 
 def test_pytrees_and_dtypes():
     """Every leaf gets noise of its own, low precision is widened, and sensitivity 0 needs no noise."""
     mechanism = GaussianMechanism(1.0)
-    tree = {"a": np.zeros(3, np.float32), "b": (np.zeros((2, 2), np.float32), 0.0)}
+    vector = np.zeros(3, np.float32)
+    matrix = np.zeros((2, 2), np.float32)
+    tree = {"a": vector, "b": (matrix, 0.0)}
 
     @jax.jit
     def releases(key):
+        noisy = mechanism.sample(key, tree, sensitivity=1.0)
         low_precision = mechanism.sample(key, jnp.zeros(3, jnp.bfloat16), 1.0)
         public = mechanism.sample(key, jnp.ones(3), 0.0)
-        return mechanism.sample(key, tree, sensitivity=1.0), low_precision, public
+        return noisy, low_precision, public
 
     noisy, low_precision, public = releases(jax.random.key(0))
     assert jax.tree.structure(noisy) == jax.tree.structure(tree)
@@ -368,17 +432,19 @@ def test_pytrees_and_dtypes():
 
 
 def test_mechanisms_are_mapped_over():
-    """vmap over mechanisms is a loop."""
-    epsilon_of_one = np.array([1.0, 2.0])
-    epsilons = jax.jit(jax.vmap(lambda mechanism: mechanism.epsilon(1e-5)))(LaplaceMechanism(epsilon_of_one))
-    np.testing.assert_allclose(epsilons, epsilon_of_one + 2 * np.log1p(-1e-5), rtol=1e-6)
+    """The epsilons of a vmap over mechanisms are those of each."""
+    parameters = np.array([1.0, 2.0])
+    epsilon_of_each = jax.jit(jax.vmap(lambda mechanism: mechanism.epsilon(1e-5)))
+    epsilons = epsilon_of_each(LaplaceMechanism(parameters))
+    np.testing.assert_allclose(epsilons, parameters + 2 * np.log1p(-1e-5), rtol=1e-6)
 
 
 def test_subsampling_sums_pytrees():
     """With probability 1 and next to no noise the release is the sum over the examples."""
     mechanism = PoissonSubsampled(LaplaceMechanism(1e6), 1.0)
     data = {"x": np.ones((5, 2), np.float32)}
-    summed = jax.jit(lambda key: mechanism.sample(key, data, 1.0))(jax.random.key(1))
+    release = jax.jit(lambda key: mechanism.sample(key, data, 1.0))
+    summed = release(jax.random.key(1))
     np.testing.assert_allclose(summed["x"], 5.0, atol=1e-4)
     assert PoissonSubsampled(GaussianMechanism(1.0), 0.3).sampled_prob <= 0.3
 
@@ -406,13 +472,15 @@ def test_subsampling_sums_pytrees():
     ],
 )
 def test_bad_input(call, message):
+    """Parameters and values out of range are refused with a message."""
     with pytest.raises(ValueError, match=message):
         call()
 
 
 def test_whole_numbers_that_float32_would_round_are_refused():
-    """A rounded value would have another sensitivity."""
-    key, mechanism = jax.random.key(0), GaussianMechanism(1.0)
+    """Large integers are refused, or released as NaN where they are traced: rounded they have another sensitivity."""
+    key = jax.random.key(0)
+    mechanism = GaussianMechanism(1.0)
     with pytest.raises(ValueError, match="at most 16777216"):
         mechanism.sample(key, np.array([33554435]), 1.0)
     traced = jax.jit(lambda value: mechanism.sample(key, value, 1.0))
@@ -422,7 +490,9 @@ def test_whole_numbers_that_float32_would_round_are_refused():
 
 @pytest.mark.parametrize("value", [2**62 + 1, -(2**62) - 1, 2**63])
 def test_integers_that_noise_could_push_out_of_int64_are_refused(value):
+    """Integers of more than 2^62 in size are refused, and 2^62 is not."""
     mechanism = DiscreteLaplaceMechanism(1.0)
     with pytest.raises(ValueError, match=r"at most 2\^62 in size"):
         mechanism.sample(jax.random.key(0), np.array([value]))
-    assert mechanism.sample(jax.random.key(0), np.array([2**62])).dtype == np.int64
+    largest = np.array([2**62])
+    assert mechanism.sample(jax.random.key(0), largest).dtype == np.int64

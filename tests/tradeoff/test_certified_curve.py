@@ -1,4 +1,4 @@
-"""What a certified curve says about attacks, and the regret of one number, against brute force."""
+"""Answers of a certified curve about attacks, and the regret of one number, against brute force."""
 
 import jax
 import numpy as np

@@ -44,7 +44,8 @@ def numeric(*curves, times=1, num_cells=4096):
 
 def assert_around(bounds, exact, alpha=ALPHA, width=None):
     """Assert that the exact curve is between the bounds, and that these are close to each other."""
-    lower, upper = bounds.lower(alpha), bounds.upper(alpha)
+    lower = bounds.lower(alpha)
+    upper = bounds.upper(alpha)
     assert np.all(lower <= exact * (1 + 1e-12) + 1e-15)
     assert np.all(upper >= exact * (1 - 1e-12) - 1e-15)
     if width is not None:
@@ -56,8 +57,8 @@ def test_closed_forms():
     assert compose(Gaussian(3.0), Identity(), Gaussian(4.0)).exact.mu == 5.0
     assert compose(Gaussian(0.5), times=16).exact.mu == 2.0
     assert isinstance(compose(Identity(), Identity(), times=3).exact, Identity)
-    many = compose(Gaussian([0.3, 3.0]), Gaussian([0.4, 4.0]))
-    np.testing.assert_allclose(many.exact.mu, [0.5, 5.0])
+    two_at_once = compose(Gaussian([0.3, 3.0]), Gaussian([0.4, 4.0]))
+    np.testing.assert_allclose(two_at_once.exact.mu, [0.5, 5.0])
     one_step = compose(mixture(Gaussian(1.0), 0.3))
     assert isinstance(one_step.exact, type(subsample(Gaussian(1.0), 0.3)))
     events = compose(ApproximateDP(0.0, 0.1), ApproximateDP(0.0, 0.2))
@@ -67,37 +68,41 @@ def test_closed_forms():
 def test_gaussians_are_composed_inside_compiled_code():
     """The mu of several may be traced, and has a derivative at 0."""
 
-    def composed(mu, other):
-        return compose(Gaussian(mu), Gaussian(other)).exact.mu
+    def composed_mu(first_mu, second_mu):
+        return compose(Gaussian(first_mu), Gaussian(second_mu)).exact.mu
 
-    mu, slope = jax.jit(jax.vmap(jax.value_and_grad(composed)))(np.array([3.0, 0.0]), np.array([4.0, 0.0]))
+    mu_and_slope = jax.jit(jax.vmap(jax.value_and_grad(composed_mu)))
+    mu, slope = mu_and_slope(np.array([3.0, 0.0]), np.array([4.0, 0.0]))
     assert mu[0] == 5.0
     assert slope[1] == 0
 
 
 @pytest.mark.parametrize(("e", "d", "n"), [(0.1, 0.0, 60), (1.0, 0.01, 5), (0.7, 0.2, 2), (0.01, 1e-4, 1000)])
 def test_identical_pairs_against_the_binomial_formula(e, d, n):
-    """delta of n pairs is a sum over how many of the n coins show the likelier side."""
-    composed = compose(ApproximateDP(e, d), times=n)
-    points = np.array([0.0, 0.5 * e, e, 2.5 * e, 0.9 * n * e])
+    """The delta of n pairs is a sum over how many of the n coins show the likelier side."""
+    pair = ApproximateDP(e, d)
+    composed = compose(pair, times=n)
+    epsilons = np.array([0.0, 0.5 * e, e, 2.5 * e, 0.9 * n * e])
     counts = np.arange(n + 1)
-    weights = binom.pmf(counts, n, np.exp(e) / (1 + np.exp(e)))
+    probs = binom.pmf(counts, n, np.exp(e) / (1 + np.exp(e)))
     losses = (2 * counts - n) * e
-    gains = np.maximum(0, -np.expm1(points[:, None] - losses))
-    exact = 1 - (1 - d) ** n * (1 - np.sum(weights * gains, axis=1))
-    np.testing.assert_allclose(delta(composed, points), exact, rtol=1e-9, atol=2e-15)
+    gains = np.maximum(0, -np.expm1(epsilons[:, None] - losses))
+    delta_if_none_fails = np.sum(probs * gains, axis=1)
+    exact = 1 - (1 - d) ** n * (1 - delta_if_none_fails)
+    np.testing.assert_allclose(delta(composed, epsilons), exact, rtol=1e-9, atol=2e-15)
 
     curve = composed.exact
     assert curve.is_symmetric()
-    assert_around(numeric(ApproximateDP(e, d), times=n), curve(ALPHA), width=5e-3)
+    assert_around(numeric(pair, times=n), curve(ALPHA), width=5e-3)
 
 
 @pytest.mark.parametrize(("e", "d", "n"), [(0.1, 0.0, 60), (1.0, 0.01, 5)])
 def test_pairs_of_one_epsilon_and_several_deltas(e, d, n):
-    """Nobody fails with the product of the probabilities."""
-    others = [ApproximateDP(e, d)] * (n - 1)
-    mixed = compose(*others, ApproximateDP(e, 0.5))
-    assert mixed.exact(0.0) == pytest.approx((1 - d) ** (n - 1) * 0.5, rel=1e-12)
+    """The probability that none of the guarantees fails is the product of theirs."""
+    equal_pairs = [ApproximateDP(e, d)] * (n - 1)
+    mixed = compose(*equal_pairs, ApproximateDP(e, 0.5))
+    prob_that_none_fails = (1 - d) ** (n - 1) * 0.5
+    assert mixed.exact(0.0) == pytest.approx(prob_that_none_fails, rel=1e-12)
 
 
 def test_pairs_with_a_tiny_delta_keep_it_and_no_epsilon_is_too_small():
@@ -107,18 +112,25 @@ def test_pairs_with_a_tiny_delta_keep_it_and_no_epsilon_is_too_small():
     coins = compose(ApproximateDP(0.1), times=1000)
     deltas = np.array([1e-6, 1e-15, 1e-20, 0.0])
     exact = np.array([19.344671447993278, 29.354668980334964, 33.44120934085879, 100.0])
-    found = epsilon(coins, deltas)
-    assert np.all(found >= exact)
-    assert found[0] == pytest.approx(exact[0], rel=1e-9)
+    epsilons = epsilon(coins, deltas)
+    assert np.all(epsilons >= exact)
+    assert epsilons[0] == pytest.approx(exact[0], rel=1e-9)
 
 
 def test_nearly_symmetric_polygons_are_certified_in_both_orders():
-    """1e-10 that only the null has: symmetric as curves go, but 1e-6 of the other order after 10,000 steps."""
-    lost, p = 1e-10, 1 / (1 + np.exp(-0.01))
-    curve = from_probabilities([lost, (1 - lost) * p, (1 - lost) * (1 - p)], [0.0, 1 - p, p])
+    """The upper delta holds for both orders of the laws, where one has a mass of 1e-10 that the other lacks.
+
+    The curve is symmetric as curves go, but 1e-6 is lost in one of the orders after 10,000 steps.
+    """
+    lost = 1e-10
+    p = 1 / (1 + np.exp(-0.01))
+    null = [lost, (1 - lost) * p, (1 - lost) * (1 - p)]
+    alternative = [0.0, 1 - p, p]
+    curve = from_probabilities(null, alternative)
     assert curve.is_symmetric()
     bounds = compose(curve, times=10_000, num_cells=1024)
-    assert bounds.delta(8.0).upper >= -np.expm1(10_000 * np.log(curve.alpha[-2]))
+    lost_in_all_steps = -np.expm1(10_000 * np.log(curve.alpha[-2]))
+    assert bounds.delta(8.0).upper >= lost_in_all_steps
 
 
 def test_extreme_spacings():
@@ -140,19 +152,28 @@ def test_gaussians_numerically(mu, times):
 
 
 def test_mixed_kinds_against_exact_products():
-    """A discrete approximation cannot be exact for smooth curves, but a product of polygons is a polygon."""
+    """The bounds contain the product of polygons, which is a polygon too."""
     rng = np.random.default_rng(5)
     for _ in range(6):
-        laws = [(rng.dirichlet(np.ones(4)), rng.dirichlet(np.ones(4))) for _ in range(3)]
+        pairs_of_laws = []
+        for _ in range(3):
+            null_law = rng.dirichlet(np.ones(4))
+            alternative_law = rng.dirichlet(np.ones(4))
+            pairs_of_laws.append((null_law, alternative_law))
         # The last one has an outcome that is impossible under the null.
-        laws.append((np.array([0.5, 0.5, 0.0]), np.array([0.2, 0.5, 0.3])))
-        null, alternative = np.ones(1), np.ones(1)
-        for null_law, alternative_law in laws:
+        pairs_of_laws.append((np.array([0.5, 0.5, 0.0]), np.array([0.2, 0.5, 0.3])))
+
+        curves = []
+        null = np.ones(1)
+        alternative = np.ones(1)
+        for null_law, alternative_law in pairs_of_laws:
+            curves.append(from_probabilities(null_law, alternative_law))
             null = np.outer(null, null_law).ravel()
             alternative = np.outer(alternative, alternative_law).ravel()
-        exact = symmetrize(from_probabilities(null / null.sum(), alternative / alternative.sum()))
+        product = from_probabilities(null / null.sum(), alternative / alternative.sum())
+        exact = symmetrize(product)
 
-        bounds = compose(*(from_probabilities(*law) for law in laws))
+        bounds = compose(*curves)
         assert_around(bounds, exact(ALPHA), width=1e-3)
         assert bounds.lower.is_symmetric()
         assert bounds.upper.is_symmetric()
@@ -168,31 +189,36 @@ def test_mixed_kinds_against_exact_products():
     ],
 )
 def test_subsampled_gaussians_against_the_certified_accountant(sigma, p, steps):
-    """Two brackets of one number overlap, and this one is narrow."""
+    """The brackets of composition and of the accountant overlap, and those of composition are narrow."""
     step = mixture(Gaussian(1 / sigma), p)
-    ours = numeric(step) if steps == 1 else compose(step, Identity(), times=steps)
-    curve = ours.tradeoff(ALPHA)
-    their_curve = accounting.tradeoff_bounds(sigma, p, steps, ALPHA)
-    assert np.all(curve.lower <= their_curve.upper)
-    assert np.all(their_curve.lower <= curve.upper)
-    found = ours.epsilon(1e-5)
-    theirs = accounting.epsilon_bounds(sigma, p, steps, 1e-5)
-    assert found.lower <= theirs.upper
-    assert theirs.lower <= found.upper < 1.005 * found.lower
+    composed = numeric(step) if steps == 1 else compose(step, Identity(), times=steps)
+    beta = composed.tradeoff(ALPHA)
+    accountants_beta = accounting.tradeoff_bounds(sigma, p, steps, ALPHA)
+    assert np.all(beta.lower <= accountants_beta.upper)
+    assert np.all(accountants_beta.lower <= beta.upper)
+    bounds = composed.epsilon(1e-5)
+    accountants_bounds = accounting.epsilon_bounds(sigma, p, steps, 1e-5)
+    assert bounds.lower <= accountants_bounds.upper
+    assert accountants_bounds.lower <= bounds.upper < 1.005 * bounds.lower
 
 
 def test_one_subsampled_step_is_its_formula():
-    """C_p(f) is f_p, a straight piece, and the inverse of f_p, which scipy finds here."""
-    mu, p = 1.0, 0.3
+    """The bounds contain C_p(f): f_p, a straight piece, and the inverse of f_p, by a root finder."""
+    mu = 1.0
+    p = 0.3
 
     def mixed(alpha):
         return p * ndtr(-ndtri(alpha) - mu) + (1 - p) * (1 - alpha)
 
+    def inverse_of_mixed(beta, largest_alpha):
+        return brentq(lambda alpha: mixed(alpha) - beta, 1e-12, largest_alpha, xtol=1e-15)
+
+    # The straight piece goes from (start, end) to (end, start).
     start = ndtr(-mu / 2)
     end = mixed(start)
     exact = np.where(start > ALPHA, mixed(ALPHA), start + end - ALPHA)
     for index in np.flatnonzero(end < ALPHA):
-        exact[index] = brentq(lambda x, beta=ALPHA[index]: mixed(x) - beta, 1e-12, start, xtol=1e-15)
+        exact[index] = inverse_of_mixed(ALPHA[index], start)
     assert_around(numeric(mixture(Gaussian(mu), p)), exact, width=1e-3)
 
 
@@ -203,8 +229,8 @@ def test_asymmetric_curves_are_composed_per_direction():
     loose = compose(symmetrize(one_direction), times=1000)
     assert np.all(loose.lower(ALPHA) <= tight.upper(ALPHA))
     assert loose.epsilon(1e-5).lower > 1.15 * tight.epsilon(1e-5).upper
-    back = compose(inverse(one_direction), times=1000)
-    np.testing.assert_allclose(back.lower(ALPHA), tight.lower(ALPHA), rtol=2e-3)
+    of_inverse = compose(inverse(one_direction), times=1000)
+    np.testing.assert_allclose(of_inverse.lower(ALPHA), tight.lower(ALPHA), rtol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +246,10 @@ def test_asymmetric_curves_are_composed_per_direction():
 def test_any_curve_between_its_polygons(curve):
     """One step is bracketed, the order of steps does not matter, and more of them are not more private."""
     assert_around(numeric(curve), curve(ALPHA), width=4e-3)
-    four, split, five = compose(curve, times=4), compose(curve, curve, times=2), compose(curve, times=5)
-    np.testing.assert_allclose(four.lower(ALPHA), split.lower(ALPHA), rtol=1e-12)
+    four = compose(curve, times=4)
+    twice_two = compose(curve, curve, times=2)
+    five = compose(curve, times=5)
+    np.testing.assert_allclose(four.lower(ALPHA), twice_two.lower(ALPHA), rtol=1e-12)
     assert np.all(four.lower(ALPHA) <= four.upper(ALPHA))
     assert np.all(five.lower(ALPHA) <= four.upper(ALPHA))
 
@@ -239,17 +267,18 @@ def test_fine_and_coarse_cells_bracket_one_curve(theta, mu, times):
 @settings(deadline=None, max_examples=6)
 @given(st.floats(0.05, 2.0), st.floats(0.05, 2.0))
 def test_laplace_and_gaussian_products_against_quadrature(theta, mu):
-    """D(e) of the product is a one-dimensional integral over the Gaussian's loss."""
-    bounds = compose(Laplace(theta), Gaussian(mu))
+    """The delta of the product is a one-dimensional integral over the Gaussian's loss."""
+    composed = compose(Laplace(theta), Gaussian(mu))
     x = np.linspace(-9.0, 9.0, 40_001)
     # The Gaussian's loss under the alternative, and its law.
     loss = mu * x + 0.5 * mu * mu
-    density = (x[1] - x[0]) * np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi)
+    spacing = x[1] - x[0]
+    mass = spacing * np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi)
     for e in (0.0, 0.5 * mu, 2 * mu):
-        exact = np.sum(density * _laplace_profile(theta, e - loss))
-        lower, upper = bounds.delta(e)
-        assert lower - 1e-6 <= exact <= upper + 1e-6
-        assert upper <= lower * 1.002 + 1e-9
+        exact = np.sum(mass * _laplace_profile(theta, e - loss))
+        bounds = composed.delta(e)
+        assert bounds.lower - 1e-6 <= exact <= bounds.upper + 1e-6
+        assert bounds.upper <= bounds.lower * 1.002 + 1e-9
 
 
 def _laplace_profile(theta, e):
@@ -270,12 +299,13 @@ def _laplace_profile(theta, e):
     ids=["laplace", "pair", "subsampled_laplace", "gaussian", "subsampled_gaussian"],
 )
 def test_functionals_against_quadrature_of_the_definition(curve):
-    """They are moments of the logarithm of the slope."""
-    near_zero = np.geomspace(1e-13, 0.5, 60_001)
-    x = np.concatenate([near_zero, 1 - near_zero[::-1][1:]])
-    middle = 0.5 * (x[1:] + x[:-1])
+    """The functionals are moments of the logarithm of the slope."""
+    lower_half = np.geomspace(1e-13, 0.5, 60_001)
+    upper_half = 1 - lower_half[::-1]
+    alpha = np.concatenate([lower_half, upper_half[1:]])
+    middle = 0.5 * (alpha[1:] + alpha[:-1])
     loss = np.log(-curve.slope(middle))
-    weight = np.diff(x)
+    weight = np.diff(alpha)
     mean = -np.sum(weight * loss)
     assert kl(curve) == pytest.approx(mean, rel=1e-3)
     assert kappa2(curve) == pytest.approx(np.sum(weight * loss**2), rel=1e-3)
@@ -284,8 +314,9 @@ def test_functionals_against_quadrature_of_the_definition(curve):
 
 
 def test_functionals_of_a_subsampled_gaussian():
-    """One subsampled step in NumPy: the losses of f_p below its fixed point, and their mirror image."""
-    mu, p = 1.0, 0.3
+    """The functionals of a subsampled step are moments of the losses of f_p below its fixed point, and mirrored."""
+    mu = 1.0
+    p = 0.3
     start = ndtr(-mu / 2)
     # Below the fixed point the slope is that of f_p; beyond the straight piece, where the loss is 0, its inverse.
     quantile = np.linspace(ndtri(1e-15), ndtri(start), 400_001)
@@ -302,10 +333,11 @@ def test_functionals_of_a_subsampled_gaussian():
 
 
 def test_functionals_in_closed_form():
-    """Those of Laplace noise, pairs, Gaussians and the identity are known."""
+    """The functionals of Laplace noise, pairs, Gaussians and the identity are their closed forms."""
     t = 0.7
+    second_moment = t * t - 2 * t + 4 - (2 * t + 4) * np.exp(-t)
     assert kl(Laplace(t)) == pytest.approx(t + np.exp(-t) - 1, rel=1e-13)
-    assert kappa2(Laplace(t)) == pytest.approx(t * t - 2 * t + 4 - (2 * t + 4) * np.exp(-t), rel=1e-13)
+    assert kappa2(Laplace(t)) == pytest.approx(second_moment, rel=1e-13)
     assert kl(ApproximateDP(t)) == pytest.approx(t * np.tanh(t / 2), rel=1e-13)
     assert kappa2(ApproximateDP(t)) == pytest.approx(t * t, rel=1e-13)
     for mu in (1e-3, 0.3, 2.0, 20.0):
@@ -338,7 +370,8 @@ def test_berry_esseen_band_holds_the_truth_and_closes(curve):
         band = limit.bounds(alpha)
         assert np.all(band.lower <= upper(alpha))
         assert np.all(lower(alpha) <= band.upper)
-        assert np.max(np.abs(lower(alpha) - limit.curve(alpha))) <= limit.gamma
+        distance = np.abs(lower(alpha) - limit.curve(alpha))
+        assert np.max(distance) <= limit.gamma
         assert limit.gamma < 0.6 * last_gamma
         last_gamma = limit.gamma
     by_central_limit = central_limit(scaled, times=times)
@@ -347,7 +380,7 @@ def test_berry_esseen_band_holds_the_truth_and_closes(curve):
 
 
 def test_limit_of_many_small_pairs():
-    """n-fold randomized response with epsilon = mu / sqrt(n) tends to G_mu."""
+    """The limit of n-fold randomized response with epsilon = mu / sqrt(n) is G_mu."""
     limit = central_limit(ApproximateDP(1.0 / 100), times=10_000)
     assert limit.curve.mu == pytest.approx(1.0, rel=1e-4)
     alpha = np.linspace(0, 1, 101)[5:96:5]
@@ -384,5 +417,6 @@ def test_a_band_that_says_nothing():
     ],
 )
 def test_bad_input(call, message):
+    """Curves and numbers of times that cannot be composed are refused with a message."""
     with pytest.raises(ValueError, match=message):
         call()

@@ -322,7 +322,7 @@ def random_laws(rng):
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6))
 def test_postprocessing_never_lowers_the_curve(seed):
-    """What is done to the outcome by chance helps no test."""
+    """A random change of the outcome helps no test."""
     rng = np.random.default_rng(seed)
     null, alternative = random_laws(rng)
     num_results = rng.integers(2, 7)
@@ -530,7 +530,7 @@ def test_bad_input(call, message):
 
 
 def test_traced_parameters_out_of_range_give_nan():
-    """What is traced cannot be inspected, so it becomes NaN and never a number."""
+    """A traced parameter out of range cannot be inspected, so it gives NaN and never a number."""
 
     @jax.jit
     def betas(mu, sampling_prob, alpha):

@@ -106,7 +106,7 @@ def test_round_trip_through_a_fine_profile():
 
 
 def test_dominating_mu_of_known_curves():
-    """That of a Gaussian is its own mu; in the extreme tail subsampling buys nothing."""
+    """The dominating mu of a Gaussian is its own; in the extreme tail subsampling buys nothing."""
     assert dominating_mu(Gaussian(0.7)) == 0.7
     assert dominating_mu(subsample(Gaussian(0.7), 0.1)) == 0.7
     assert dominating_mu(Identity()) == 0
@@ -154,7 +154,7 @@ def test_dominating_mu_is_the_certified_accountants():
 
 
 def test_profile_of_an_inverse_mixture_of_nearly_everybody():
-    """Where the sampling probability is 1, the formula for rare sampling would cancel."""
+    """The profile keeps its digits at a sampling probability of 1, where the formula for rare sampling would cancel."""
     slope = -np.exp(60.0)
     exact = convex_conjugate(Gaussian(20.0), slope)
     assert exact > -1e-10

@@ -1,4 +1,4 @@
-"""What `compose` returns in closed form: one kind of answer, certified against fifty digits."""
+"""Closed forms of `compose`: one kind of answer, certified against fifty digits."""
 
 import functools
 
@@ -178,7 +178,7 @@ def test_mu_of_other_kinds_holds_the_statement(curve):
 
 
 def test_a_delta_above_the_failure_has_no_mu():
-    """What fails more often than the statement allows is dominated by no Gaussian."""
+    """No Gaussian dominates a curve that fails more often than the statement allows."""
     assert compose(ApproximateDP(0.8, 1e-5)).mu().upper == np.inf
 
 

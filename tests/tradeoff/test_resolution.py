@@ -1,4 +1,4 @@
-"""What a curve that was worked out with rounding claims: nothing below what it resolves."""
+"""Curves that were worked out with rounding claim nothing below the smallest probability they resolve."""
 
 import numpy as np
 

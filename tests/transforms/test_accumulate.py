@@ -98,7 +98,7 @@ def test_the_sum_of_many_is_rounded_once():
 
 
 def factor_of(rows, parts, size, **options):
-    """What the sensitivity is multiplied by where ``parts`` sums of ``rows`` rows are added."""
+    """Return the factor of the sensitivity where ``parts`` sums of ``rows`` rows are added."""
     grad_fn = gdpjax.clipped_grad(lambda w, row: jnp.vdot(w, row), 1.0, **options)
     charges = []
 
@@ -136,7 +136,7 @@ def zero_loss(w, row):
 
 @functools.cache
 def noise_of_one_sum():
-    """What a step on one sum releases: the same noise whatever its clip, because of the same key."""
+    """Return the release of a step on one sum: the same noise whatever its clip, because of the same key."""
     grad_fn = gdpjax.clipped_grad(zero_loss, 1.0)
     private, params = gdpjax.privatize(grad_fn, **PRIVATE), jnp.zeros(3)
     step = jax.jit(lambda state: private.update(grad_fn(params, nothing(8)), state, params)[0])
@@ -152,7 +152,7 @@ def accumulated_step(grad_fn, num_sums):
 
 
 def added_up(step, state, sizes):
-    """What is released, relative to the same noise on one sum, where sums of these numbers of rows are added up."""
+    """Return the release, relative to the same noise on one sum, where sums of these numbers of rows are added up."""
     for size in sizes:
         released, state = step(nothing(size), state)
     return np.asarray(released, np.float64) / noise_of_one_sum()
@@ -204,7 +204,7 @@ def test_a_compiled_update_does_not_guess_how_many_rows_it_will_be_given():
 
 
 def test_the_charge_is_a_function_of_static_arguments():
-    """What is told decides, also where nothing was traced, and where the sum was made in another program."""
+    """The stated arguments decide, also where nothing was traced, and where the sum was made in another program."""
     budget = rounding_budget([jnp.zeros(3)], 64)
     charge = accumulation_charge(budget, microbatch_rows=64, num_microbatches=4)
     assert charge.row + 4 * charge.rounding == factor_of(64, 4, 3)

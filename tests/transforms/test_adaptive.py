@@ -61,7 +61,7 @@ WAYS = {"rows": by_rows, "sum": by_sum}
 
 
 def one_step(rows, state, way="rows", relation=RELATIONS[0]):
-    """What is released, and the next state: compiled once for each way, relation and number of rows."""
+    """Return the release and the next state: compiled once for each way, relation and number of rows."""
     return compiled_step(rows, state, way, relation)
 
 
@@ -232,7 +232,7 @@ SPECIAL = np.array(
 
 
 def movements(way, relation, step=one_step):
-    """How far sum, count and both move, in units of their noise, for neighbours that differ in one special row."""
+    """Return how far sum, count and both move, in units of their noise, for neighbours that differ in a special row."""
     others = np.array([[2.0, 2.0], [0.3, 0.1], [0.0, 0.0]], np.float32)
     start = make(**under(relation)).init(PARAMS)
 

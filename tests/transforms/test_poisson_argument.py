@@ -55,7 +55,7 @@ def slow_but_for_privatize(*values):
 
 
 def steps(tx, updates, num_steps=3, update=None):
-    """What is released at every step, and the last state."""
+    """Return the releases of all steps, and the last state."""
     state, released = tx.init(PARAMS), []
     update = tx.update if update is None else update
     for _ in range(num_steps):

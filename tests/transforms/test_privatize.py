@@ -25,7 +25,7 @@ def make(**changes):
 
 
 def first_release(tx, params, total=None):
-    """What the first step of a transformation releases; tests call it in what they compile."""
+    """Return the release of the first step of a transformation; tests call it in what they compile."""
     total = params if total is None else total
     released, _ = tx.update(total, tx.init(params), params)
     return released
@@ -37,7 +37,7 @@ LARGE_TOTAL = 300.0
 
 @functools.cache
 def released_in_each_dtype():
-    """What is released of a total of 300s in half precision and in single, by one program."""
+    """Return the releases of a total of 300s in half precision and in single, by one program."""
 
     @jax.jit
     def release():
@@ -67,7 +67,7 @@ def test_half_precision_leaves_get_the_noise_of_float32_ones(dtype):
 
 @functools.cache
 def released_under_each_relation():
-    """What is released with a clip norm of 1/2 of a total of 300s, by one program."""
+    """Return the releases of a total of 300s with a clip norm of 1/2, by one program."""
 
     @jax.jit
     def release():

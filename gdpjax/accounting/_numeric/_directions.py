@@ -185,7 +185,7 @@ def _confirmed_estimate(bracket: EstimatedBounds, run_lower: float) -> float:
 
 
 class EpsilonSearch(NamedTuple):
-    """What all tries at the epsilon of one direction share."""
+    """The data that all tries at the epsilon of one direction share."""
 
     run: RunDescription
     log_delta: float
@@ -440,7 +440,7 @@ def exp_outward(log_lower: Array, log_upper: Array) -> Bounds:
 
 
 class DeltaSearch(NamedTuple):
-    """What all tries at the deltas of one direction share."""
+    """The data that all tries at the deltas of one direction share."""
 
     run: RunDescription
     epsilon: Array

@@ -63,7 +63,7 @@ _CLOSE = 0.5
 
 
 class Family(NamedTuple):
-    """What kind of run is asked about, and how closely."""
+    """A kind of run that is asked about, and how closely it is bracketed."""
 
     symmetric: bool = False
     """Uniform sampling under replace-one (the upper curve), instead of Poisson sampling."""

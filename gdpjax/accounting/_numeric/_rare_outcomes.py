@@ -107,7 +107,7 @@ _NONE_LOUD = LoudRuns(Bounds(0.0, 0.0), Bounds(0.0, 0.0), np.inf)
 
 
 class OutcomeSplit(NamedTuple):
-    """Where the outcomes of the steps are cut, what the quiet runs add to delta from an epsilon on, and the loud."""
+    """The cuts of the outcomes of the steps, and what quiet runs (from an epsilon on) and loud runs add to delta."""
 
     quiet: list[Window]
     telling: list[Window]

@@ -46,7 +46,7 @@ _NUM_TEST_BISECTIONS = 30
 
 
 class _Place(enum.Enum):
-    """Where the threshold of a test lies."""
+    """The place of the threshold of a test."""
 
     A_IS_ALPHA = enum.auto()
     B_IS_ALPHA = enum.auto()

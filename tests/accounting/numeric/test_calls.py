@@ -1,4 +1,4 @@
-"""How the functions are called: shapes, transformations, precision, refusals."""
+"""Calls of the certified functions: shapes, transformations, precision, refusals."""
 
 import jax
 import numpy as np
@@ -119,7 +119,7 @@ def test_nothing_is_revealed_without_sampling():
 
 
 def test_a_concrete_call_while_something_else_is_compiled_is_computed_at_once():
-    """What lifts every kernel to arrays, with a kernel that takes no time."""
+    """A concrete call is computed at once, by the function that lifts kernels to arrays, with a kernel of no cost."""
     square = batched(lambda x: x * x, bounds=False, x=POSITIVE)
 
     def scaled(x):

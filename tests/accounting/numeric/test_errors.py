@@ -1,4 +1,4 @@
-"""Each error term covers its error: any contour gives true bounds, and each piece is checked by itself."""
+"""Every error term covers its error: any contour gives true bounds, and each piece is checked by itself."""
 
 import functools
 
@@ -13,35 +13,40 @@ from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from tests.accounting.numeric import reference
 
 
-def bounds_of(run, window, contour, epsilon, names=("upper", "lower")):
+def bounds_of(run, window, contour, epsilon_of_upper, epsilon_of_lower):
+    """Return an upper bound on log delta at one epsilon, and a lower bound at another."""
     data = _characteristic_function.transform(run, window, contour)
-    origin = float(epsilon[0])
-    sums = _contour.make_sums(names, data, contour, origin)
-    upper = _contour.log_upper_delta(data, contour, sums, origin, epsilon[0])
-    return upper, _contour.log_lower_delta(data, contour, sums, origin, epsilon[1])
+    sums = _contour.make_sums(("upper", "lower"), data, contour, epsilon_of_upper)
+    upper = _contour.log_upper_delta(data, contour, sums, epsilon_of_upper, epsilon_of_upper)
+    lower = _contour.log_lower_delta(data, contour, sums, epsilon_of_upper, epsilon_of_lower)
+    return upper, lower
 
 
-def planned(run, windows, epsilon, log_delta, width):
-    return _contour_choice.make_plan(
-        run, windows, _contour_choice.coarse_run(run, windows), epsilon, log_delta, width, of_delta=True
-    )
+def planned_contour(run, windows, epsilon, log_delta, width):
+    """Return the contour that the package would choose."""
+    coarse = _contour_choice.coarse_run(run, windows)
+    plan = _contour_choice.make_plan(run, windows, coarse, epsilon, log_delta, width, of_delta=True)
+    return plan.contour
 
 
 def spoil(contour, rng, mode):
-    """A good contour with all of its numbers changed by up to a large factor, or only one in a way that hurts."""
+    """Return a good contour with all of its numbers changed by large factors, or only one in a way that hurts."""
     if mode == "cutoff":
         return contour._replace(cutoff=contour.cutoff * np.exp(-rng.uniform(0.3, 2.0)))
     if mode == "panels":  # resolve next to nothing of the oscillation
         return contour._replace(log_error=contour.log_error + 60.0, cutoff=contour.cutoff * 1.3)
     if mode == "window":
         return contour
-    factor = lambda spread: float(np.exp(rng.uniform(-spread, spread)))  # noqa: E731
-    theta = contour.theta * factor(0.7)
+
+    def random_factor(log_range):
+        return float(np.exp(rng.uniform(-log_range, log_range)))
+
+    theta = contour.theta * random_factor(0.7)
     return contour._replace(
         theta=theta,
-        period=contour.period * factor(1.5),
-        eta=contour.eta * factor(1.5),
-        cutoff=contour.cutoff * factor(1.5),
+        period=contour.period * random_factor(1.5),
+        eta=contour.eta * random_factor(1.5),
+        cutoff=contour.cutoff * random_factor(1.5),
         below=theta * rng.uniform(0.1, 0.9),
         above=theta * rng.uniform(1.1, 3.0),
         log_error=contour.log_error + rng.uniform(0.0, 12.0),
@@ -49,65 +54,76 @@ def spoil(contour, rng, mode):
 
 
 def violations(seed, mode, rows=reference.COMPOSED):
-    """How often a spoiled contour's bounds miss the reference values, and how often they say anything."""
+    """Return the runs whose bounds by a spoiled contour miss the reference, and the number of informative bounds."""
     rng = np.random.default_rng(seed)
-    wrong, informative = [], 0
-    with np.errstate(all="ignore"):
-        for row in rows[:: 1 if mode == "all" else 2]:
-            for direction in reference.DIRECTIONS:
-                run = reference.run(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
-                log_delta = np.log(row["delta"])
-                loss = rng.uniform(10.0, 16.0) if mode == "window" else rng.uniform(-5.0, 3.0)
-                window = _contour_choice.choose_windows(run, log_delta + loss)
-                around = np.array([row[direction]["lower"], row[direction]["upper"]])
-                contour = planned(run, window, float(around[0]), log_delta, 1e-2).contour
-                upper, lower = bounds_of(run, window, spoil(contour, rng, mode), around)
-                informative += int(lower > log_delta - 1.0) + int(upper < log_delta + 1.0)
-                if upper < log_delta or lower > log_delta:
-                    wrong.append((row["noise_multiplier"], row["num_steps"], direction))
-    return wrong, informative
+    violated = []
+    num_informative = 0
+    every = 1 if mode == "all" else 2
+    for row in rows[::every]:
+        for direction in reference.DIRECTIONS:
+            run = reference.run(row["noise_multiplier"], row["sampling_prob"], row["num_steps"], direction)
+            log_delta = np.log(row["delta"])
+            loss_range = (10.0, 16.0) if mode == "window" else (-5.0, 3.0)
+            log_loss = rng.uniform(*loss_range)
+            window = _contour_choice.choose_windows(run, log_delta + log_loss)
+            low = row[direction]["lower"]
+            high = row[direction]["upper"]
+            contour = planned_contour(run, window, float(low), log_delta, 1e-2)
+            upper, lower = bounds_of(run, window, spoil(contour, rng, mode), float(low), np.float64(high))
+            num_informative += int(lower > log_delta - 1.0)
+            num_informative += int(upper < log_delta + 1.0)
+            if upper < log_delta or lower > log_delta:
+                violated.append((row["noise_multiplier"], row["num_steps"], direction))
+    return violated, num_informative
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["all", "cutoff", "panels", "window"])
 def test_any_contour_gives_true_bounds(mode, seed):
-    wrong, informative = violations(seed, mode)
-    assert wrong == []
-    assert informative > 10
+    """The bounds of a spoiled contour are true, and many of them say something."""
+    with np.errstate(all="ignore"):
+        violated, num_informative = violations(seed, mode)
+    assert violated == []
+    assert num_informative > 10
 
 
-def ratio_exactly(u, sigma, p, group_size):
-    """The likelihood ratio at the working precision."""
-    p, sigma = mpmath.mpf(p), mpmath.mpf(sigma)
-    weights = [mpmath.binomial(group_size, j) * p**j * (1 - p) ** (group_size - j) for j in range(group_size + 1)]
-    return sum(w * mpmath.exp(j * (u - j / (2 * sigma)) / sigma) for j, w in enumerate(weights))
+def exact_ratio(u, noise_multiplier, sampling_prob, group_size):
+    """Return the likelihood ratio at the working precision."""
+    p = mpmath.mpf(sampling_prob)
+    s = mpmath.mpf(noise_multiplier)
+    total = 0
+    for j in range(group_size + 1):
+        weight = mpmath.binomial(group_size, j) * p**j * (1 - p) ** (group_size - j)
+        total += weight * mpmath.exp(j * (u - j / (2 * s)) / s)
+    return total
 
 
 FREQUENCIES = (0.0, 3.0, 60.0)
 
 
 @functools.cache
-def moments_exactly(case, low, high):
-    """The cut moment function at each frequency, to 20 digits, for both numbers of panels."""
-    sigma, p, theta, sign, group_size = case
+def exact_moments(case, low, high):
+    """Return the cut moment function at each frequency, to 20 digits, for both numbers of panels."""
+    noise_multiplier, sampling_prob, theta, sign, group_size = case
     shift = 1 if sign > 0 else 0
 
     @functools.cache
     def weight_and_loss(u):
-        """What all frequencies share at a node."""
-        r = ratio_exactly(u, sigma, p, group_size)
-        loss = sign * mpmath.log(r)
-        return mpmath.npdf(u) * r**shift * mpmath.exp(theta * loss), loss
+        """Return the factors of a node that all frequencies share."""
+        ratio = exact_ratio(u, noise_multiplier, sampling_prob, group_size)
+        loss = sign * mpmath.log(ratio)
+        weight = mpmath.npdf(u) * ratio**shift * mpmath.exp(theta * loss)
+        return weight, loss
 
-    def moment(t):
+    def moment(frequency):
         def integrand(u):
             weight, loss = weight_and_loss(u)
-            return weight * mpmath.expj(t * loss)
+            return weight * mpmath.expj(frequency * loss)
 
         return mpmath.quad(integrand, mpmath.linspace(low, high, 25), method="gauss-legendre")
 
     with mpmath.workdps(20):
-        return [moment(t) for t in FREQUENCIES]
+        return [moment(frequency) for frequency in FREQUENCIES]
 
 
 CASES = [
@@ -123,142 +139,175 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("panels", [4, 40])
 def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
-    sigma, p, theta, sign, group_size = case
-    low, high = -8.0, 8.0 + group_size / sigma
-    step = SubsampledGaussian(sigma, p, 1.0, sign, group_size)
+    """The error of each moment is at most the two bounds, which are tiny with many panels."""
+    noise_multiplier, sampling_prob, theta, sign, group_size = case
+    low = -8.0
+    high = 8.0 + group_size / noise_multiplier
+    step = SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, sign, group_size)
     edges = np.linspace(low, high, panels + 1)
     nodes = _moments.make_nodes(step, edges)
     exponent = nodes.log_weight + theta * nodes.loss
     sums = _moments.quadrature_error(step, edges, np.array([theta]), np.array(FREQUENCIES), exponent[None])
-    fixed, slope = _moments.rounding_terms(step, nodes)
-    weight = np.exp(exponent)
-    rule = [complex(np.sum(weight * np.exp(1j * t * nodes.loss))) for t in FREQUENCIES]
-    fixed, slope, total = float(np.sum(weight * fixed)), float(np.sum(weight * slope)), float(np.sum(weight))
     scale = float(np.exp(sums.log_rule[0]))
-    for t, exact, value, bound in zip(
-        FREQUENCIES, moments_exactly(case, low, high), rule, sums.log_error_at, strict=True
-    ):
-        rounding = 2.0**-53 * (fixed + (theta + 1 + t) * slope + 2 * nodes.loss.size * total)
-        error = abs(complex(exact) - value)
-        assert error <= np.exp(bound) + rounding
-        if panels == 40 and t < 50:
-            assert np.exp(bound) + rounding < 1e-10 * scale
+
+    # The parts of the rounding error, added up over the nodes.
+    weight = np.exp(exponent)
+    fixed_of_nodes, slope_of_nodes = _moments.rounding_terms(step, nodes)
+    fixed = float(np.sum(weight * fixed_of_nodes))
+    slope = float(np.sum(weight * slope_of_nodes))
+    per_node = 2 * nodes.loss.size * float(np.sum(weight))
+
+    exact = exact_moments(case, low, high)
+    for frequency, exact_moment, log_bound in zip(FREQUENCIES, exact, sums.log_error_at, strict=True):
+        by_rule = complex(np.sum(weight * np.exp(1j * frequency * nodes.loss)))
+        rounding = 2.0**-53 * (fixed + (theta + 1 + frequency) * slope + per_node)
+        allowed = np.exp(log_bound) + rounding
+        assert abs(complex(exact_moment) - by_rule) <= allowed
+        if panels == 40 and frequency < 50:
+            assert allowed < 1e-10 * scale
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_fourier_sums_match_direct_evaluation(blocks):
-    loss, weight = np.linspace(-0.3, 2.0, 1500), np.exp(-(np.linspace(-3.0, 3.0, 1500) ** 2))
+    """The fast sums over blocks of frequencies are the sums term by term."""
+    loss = np.linspace(-0.3, 2.0, 1500)
+    weight = np.exp(-(np.linspace(-3.0, 3.0, 1500) ** 2))
     frequency = 0.37 * np.arange(blocks * _characteristic_function.FREQUENCY_BLOCK)
-    found = _characteristic_function._fourier(loss, weight, frequency)
-    direct = np.exp(1j * frequency[:, None] * loss) @ weight
-    np.testing.assert_allclose(found, direct, atol=1e-11)
+    by_blocks = _characteristic_function._fourier(loss, weight, frequency)
+    directly = np.exp(1j * frequency[:, None] * loss) @ weight
+    np.testing.assert_allclose(by_blocks, directly, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["upper", "lower", "reject_p", "reject_q"])
 def test_kernels_are_the_transforms_of_their_functions(name):
-    eta, z = 0.4, 1.3 + 0.7j
+    """Each kernel is the Laplace transform of its function, and the functions of delta are on their side of it."""
+    eta = 0.4
+    z = 1.3 + 0.7j
+    x = np.linspace(-12.0, 40.0, 200001)
+    smooth_step = ndtr(x / eta)
     functions = {
-        "upper": lambda x: ndtr(x / eta + eta / 2) - np.exp(-x) * ndtr(x / eta - eta / 2),
-        "lower": lambda x: (1 - np.exp(-x)) * ndtr(x / eta),
-        "reject_p": lambda x: ndtr(x / eta),
-        "reject_q": lambda x: np.exp(-x) * ndtr(x / eta),
+        "upper": ndtr(x / eta + eta / 2) - np.exp(-x) * ndtr(x / eta - eta / 2),
+        "lower": (1 - np.exp(-x)) * smooth_step,
+        "reject_p": smooth_step,
+        "reject_q": np.exp(-x) * smooth_step,
     }
-    grid = np.linspace(-12.0, 40.0, 200001)
-    values = integrate.simpson(functions[name](grid) * np.exp(-z * grid), x=grid)
+    values = functions[name]
+    transform = integrate.simpson(values * np.exp(-z * x), x=x)
     kernel, scale = _contour.kernel(name, np.asarray(z), eta)
-    assert abs(complex(kernel) - values) < 1e-8
+    assert abs(complex(kernel) - transform) < 1e-8
     assert abs(complex(kernel)) <= float(scale) * (1 + 1e-12)
+
+    # The function whose mean is delta.
+    exact = np.maximum(-np.expm1(-x), 0.0)
     if name == "upper":
-        assert np.all(functions[name](grid) >= np.maximum(-np.expm1(-grid), 0.0) - 1e-12)
+        assert np.all(values >= exact - 1e-12)
     if name == "lower":
-        assert np.all(functions[name](grid) <= np.maximum(-np.expm1(-grid), 0.0) + 1e-12)
+        assert np.all(values <= exact + 1e-12)
 
 
 @pytest.mark.parametrize("name", ["upper", "lower", "reject_p", "reject_q"])
 def test_tail_bounds_cover_the_tails(name):
+    """The integral of a kernel beyond the cutoff is at most its bound."""
     for theta, eta, start in ((2.0, 0.1, 5.0), (2.0, 0.1, 50.0), (30.0, 0.01, 300.0), (0.1, 0.6, 2.0)):
         contour = _characteristic_function.Contour(theta, 1.0, eta, start, theta, theta, 0.0)
         t = np.linspace(start, start + 60.0 / eta, 400001)
         kernel, _ = _contour.kernel(name, theta + 1j * t, eta)
         exact = float(np.trapezoid(np.abs(kernel), t)) / np.pi
-        assert exact <= np.exp(_contour.log_tail(name, contour, start)) * (1 + 1e-6)
+        bound = np.exp(_contour.log_tail(name, contour, start))
+        assert exact <= bound * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_windows_lose_no_more_than_they_say(direction):
-    for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
-        (window,) = _contour_choice.choose_windows(reference.run(sigma, p, 10, direction), -12.0)
-        base = ndtr(window.lower) + ndtr(-window.upper)
-        moved = ndtr(window.lower - 1 / sigma) + ndtr(1 / sigma - window.upper)
-        lost = (1 - p) * base + p * moved if direction == "remove" else base
+    """The mass outside a window is at most what the window states, which is tiny."""
+    for noise_multiplier, sampling_prob in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
+        run = reference.run(noise_multiplier, sampling_prob, 10, direction)
+        (window,) = _contour_choice.choose_windows(run, -12.0)
+        shift = 1 / noise_multiplier
+        without_example = ndtr(window.lower) + ndtr(-window.upper)
+        with_example = ndtr(window.lower - shift) + ndtr(shift - window.upper)
+        if direction == "remove":
+            lost = (1 - sampling_prob) * without_example + sampling_prob * with_example
+        else:
+            lost = without_example
         assert lost <= window.lost
         assert window.lost < 1e-10
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 7])
 def test_log_ratio_is_accurate(group_size):
+    """The log ratio is off by at most its stated error and the rounding of its argument."""
     rng = np.random.default_rng(0)
-    for sigma, p in ((0.3, 1e-5), (1.0, 0.01), (50.0, 0.3), (0.5, 0.999999), (2.0, 1.0)):
-        u = rng.uniform(-15.0, 15.0 + 1 / sigma, 100)
-        step = SubsampledGaussian(sigma, p, 1.0, 1.0, group_size)
+    for noise_multiplier, sampling_prob in ((0.3, 1e-5), (1.0, 0.01), (50.0, 0.3), (0.5, 0.999999), (2.0, 1.0)):
+        points = rng.uniform(-15.0, 15.0 + 1 / noise_multiplier, 100)
+        step = SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, 1.0, group_size)
         with np.errstate(all="ignore"):
-            value = _likelihood_ratio.log_ratio(u, step)
-            errors = _likelihood_ratio.log_ratio_error(u, step, value)
-            means = _likelihood_ratio.posterior_mean(u, step, value)
-        for one, ell, error, mean in zip(u, value, errors, means, strict=True):
+            log_ratios = _likelihood_ratio.log_ratio(points, step)
+            errors = _likelihood_ratio.log_ratio_error(points, step, log_ratios)
+            means = _likelihood_ratio.posterior_mean(points, step, log_ratios)
+        for u, log_ratio, error, mean in zip(points, log_ratios, errors, means, strict=True):
             with mpmath.workdps(60):
-                truth = mpmath.log(ratio_exactly(mpmath.mpf(one), sigma, p, group_size))
-                # What log_ratio_error says, and the rounding of u - j / (2 sigma), which counts as a displacement.
-                slack = error + 3 * (abs(one) + group_size / sigma) / sigma * mean
-                assert abs(ell - truth) <= float(slack) * 2.0**-53
+                truth = mpmath.log(exact_ratio(mpmath.mpf(u), noise_multiplier, sampling_prob, group_size))
+                # The rounding of u - j / (2 sigma) counts as a displacement.
+                displacement = (abs(u) + group_size / noise_multiplier) / noise_multiplier
+                allowed = error + 3 * displacement * mean
+                assert abs(log_ratio - truth) <= float(allowed) * 2.0**-53
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 7])
 def test_the_ratio_off_the_axis_is_bounded_by_the_corners_of_the_rectangle(group_size):
-    """|r| and arg r on a rectangle, against the two functions that the quadrature bound calls."""
+    """The modulus and the argument of the ratio on a rectangle are within the bounds that the quadrature uses."""
     rng = np.random.default_rng(1)
-    for sigma, p in ((0.5, 0.01), (1.0, 0.3), (5.0, 0.9), (2.0, 1.0)):
-        step = SubsampledGaussian(sigma, p, 1.0, 1.0, group_size)
+    for noise_multiplier, sampling_prob in ((0.5, 0.01), (1.0, 0.3), (5.0, 0.9), (2.0, 1.0)):
+        step = SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, 1.0, group_size)
         with np.errstate(all="ignore"):
             height = float(_likelihood_ratio.largest_height(step)) * rng.uniform(0.1, 1.0)
             left, right = np.sort(rng.uniform(-6.0, 8.0, 2))
-            x, y = rng.uniform(left, right, 80), rng.uniform(-height, height, 80)
-            most = float(_likelihood_ratio.log_ratio(np.asarray(right), step))
-            least = float(_likelihood_ratio.log_modulus(np.asarray(left), np.asarray(height), step))
-            turn = float(_likelihood_ratio.argument(np.asarray(right), np.asarray(height), step))
-        for a, b in zip(x, y, strict=True):
-            r = complex(ratio_exactly(mpmath.mpc(a, b), sigma, p, group_size))
-            assert least - 1e-9 <= np.log(abs(r)) <= most + 1e-9
-            assert abs(np.angle(r)) <= turn + 1e-9
+            real_parts = rng.uniform(left, right, 80)
+            imaginary_parts = rng.uniform(-height, height, 80)
+            largest = float(_likelihood_ratio.log_ratio(np.asarray(right), step))
+            smallest = float(_likelihood_ratio.log_modulus(np.asarray(left), np.asarray(height), step))
+            largest_argument = float(_likelihood_ratio.argument(np.asarray(right), np.asarray(height), step))
+        for x, y in zip(real_parts, imaginary_parts, strict=True):
+            ratio = complex(exact_ratio(mpmath.mpc(x, y), noise_multiplier, sampling_prob, group_size))
+            assert smallest - 1e-9 <= np.log(abs(ratio)) <= largest + 1e-9
+            assert abs(np.angle(ratio)) <= largest_argument + 1e-9
 
 
 def test_erf_is_good_to_eight_ulp():
-    """The assumption under the atom of a symmetric step."""
+    """SciPy's erf is right to eight ulp, which the atom of a symmetric step assumes."""
     points = np.geomspace(1e-3, 5.0, 200)
     values = erf(points)
     for x, value in zip(points, values, strict=True):
         with mpmath.workdps(40):
-            assert abs(value - mpmath.erf(mpmath.mpf(float(x)))) <= 8 * 2.0**-53 * mpmath.erf(mpmath.mpf(float(x)))
+            truth = mpmath.erf(mpmath.mpf(float(x)))
+            assert abs(value - truth) <= 8 * 2.0**-53 * truth
 
 
 def test_elementary_functions_are_good_to_four_ulp():
-    """The assumption under the rounding bounds, for this machine's NumPy."""
+    """NumPy's functions on this machine are right to four ulp, which the rounding bounds assume."""
     rng = np.random.default_rng(1)
-    cases = [
-        (np.exp, mpmath.exp, rng.uniform(-600, 600, 300)),
-        (np.log, mpmath.log, np.exp(rng.uniform(-200, 200, 300))),
-        (np.log1p, mpmath.log1p, np.append(rng.uniform(-0.25, 0.25, 300), np.exp(rng.uniform(-30, 300, 300)))),
-        (np.expm1, mpmath.expm1, rng.uniform(-3, 3, 300)),
-    ]
-    for ours, exact, points in cases:
-        values = ours(points)
+    for_exp = rng.uniform(-600, 600, 300)
+    for_log = np.exp(rng.uniform(-200, 200, 300))
+    for_log1p = np.append(rng.uniform(-0.25, 0.25, 300), np.exp(rng.uniform(-30, 300, 300)))
+    for_expm1 = rng.uniform(-3, 3, 300)
+    for function, exact_function, points in (
+        (np.exp, mpmath.exp, for_exp),
+        (np.log, mpmath.log, for_log),
+        (np.log1p, mpmath.log1p, for_log1p),
+        (np.expm1, mpmath.expm1, for_expm1),
+    ):
+        values = function(points)
         for x, value in zip(points, values, strict=True):
             with mpmath.workdps(40):
-                truth = exact(mpmath.mpf(float(x)))
+                truth = exact_function(mpmath.mpf(float(x)))
                 assert abs(value - truth) <= 4.5 * 2.0**-52 * abs(truth)
+
     points = rng.uniform(-1e5, 1e5, 300)
-    cos, sin = np.cos(points), np.sin(points)
-    for x, c, s in zip(points, cos, sin, strict=True):
+    cosines = np.cos(points)
+    sines = np.sin(points)
+    for x, cosine, sine in zip(points, cosines, sines, strict=True):
         with mpmath.workdps(40):
-            assert abs(c - mpmath.cos(mpmath.mpf(float(x)))) < 4 * 2.0**-53
-            assert abs(s - mpmath.sin(mpmath.mpf(float(x)))) < 4 * 2.0**-53
+            exact_x = mpmath.mpf(float(x))
+            assert abs(cosine - mpmath.cos(exact_x)) < 4 * 2.0**-53
+            assert abs(sine - mpmath.sin(exact_x)) < 4 * 2.0**-53

@@ -90,7 +90,7 @@ def phases_of(sigma, p, steps):
 
 
 def check_few_steps(rows, tolerance=1e-6, factors=FACTORS):
-    """How many of the brackets from the telling runs alone are narrow; all of them must be true."""
+    """Return how many of the brackets from the telling runs alone are narrow; all of them must be true."""
     narrow = []
     for sigma, p, steps, delta in rows:
         phases = phases_of(sigma, p, steps)

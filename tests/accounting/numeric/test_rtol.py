@@ -1,4 +1,4 @@
-"""How closely a bracket is looked for: `rtol`."""
+"""The argument `rtol`: how narrow a bracket has to be."""
 
 import jax
 import numpy as np
@@ -8,46 +8,69 @@ from gdpjax.accounting import allocation_epsilon_bounds, certified, delta_bounds
 from gdpjax.ledger import AllocationEvent, Event, GaussianEvent, Ledger
 from tests.accounting.numeric import reference
 
-RUN = (np.array([0.7, 1.0, 2.0]), np.array([0.01, 0.1, 0.004]), np.array([2000, 100, 10000]))
+NOISE_MULTIPLIERS = np.array([0.7, 1.0, 2.0])
+SAMPLING_PROBS = np.array([0.01, 0.1, 0.004])
+NUM_STEPS = np.array([2000, 100, 10000])
 WIDTHS = (1e-2, 1e-3, 1e-4)
 
 
 @pytest.mark.parametrize(("function", "at"), [(epsilon_bounds, 1e-6), (delta_bounds, 0.8)])
 def test_brackets_are_as_narrow_as_asked_and_meet(function, at):
-    found = [function(*RUN, at, rtol=rtol) for rtol in WIDTHS]
-    for rtol, bounds in zip(WIDTHS, found, strict=True):
+    """Each bracket is nearly as narrow as asked, and brackets of different widths have a point in common."""
+    lower_ends = []
+    upper_ends = []
+    for rtol in WIDTHS:
+        bounds = function(NOISE_MULTIPLIERS, SAMPLING_PROBS, NUM_STEPS, at, rtol=rtol)
         assert np.all(bounds.upper / bounds.lower - 1 <= 1.2 * rtol)
-    lower, upper = np.max([bounds.lower for bounds in found], axis=0), np.min([b.upper for b in found], axis=0)
-    assert np.all(lower <= upper)
+        lower_ends.append(bounds.lower)
+        upper_ends.append(bounds.upper)
+    highest_lower = np.max(lower_ends, axis=0)
+    lowest_upper = np.min(upper_ends, axis=0)
+    assert np.all(highest_lower <= lowest_upper)
+
+
+def larger_of_both_directions(rows, end):
+    """Return the given end of the reference brackets, of the direction in which it is larger."""
+    ends = []
+    for direction in reference.DIRECTIONS:
+        (column,) = reference.columns([row[direction] for row in rows], end)
+        ends.append(column)
+    return np.max(ends, axis=0)
 
 
 def test_narrow_brackets_contain_the_reference():
+    """A narrow bracket overlaps that of the reference."""
     rows = reference.COMPOSED[::6]
-    sigma, p, steps, delta = reference.columns(rows, "noise_multiplier", "sampling_prob", "num_steps", "delta")
-    bounds = epsilon_bounds(sigma, p, steps, delta, rtol=1e-4)
-    low = np.max([reference.columns([row[way] for row in rows], "lower")[0] for way in reference.DIRECTIONS], axis=0)
-    high = np.max([reference.columns([row[way] for row in rows], "upper")[0] for way in reference.DIRECTIONS], axis=0)
-    assert np.all(bounds.lower <= high)
-    assert np.all(bounds.upper >= low)
+    names = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
+    bounds = epsilon_bounds(*reference.columns(rows, *names), rtol=1e-4)
+    assert np.all(bounds.lower <= larger_of_both_directions(rows, "upper"))
+    assert np.all(bounds.upper >= larger_of_both_directions(rows, "lower"))
 
 
 def test_of_ledgers_and_curves_and_in_traced_code():
+    """Ledgers, curves and traced runs are bracketed as closely."""
     ledger = Ledger([Event(1.0, 0.01, 1000), GaussianEvent(20.0)])
     narrow = epsilon_bounds(ledger, delta=1e-5, rtol=1e-4)
     assert narrow.upper < (1 + 1e-4) * narrow.lower
     assert certified(ledger, rtol=1e-4).epsilon(1e-5) == narrow
+
+    def bounds_of_run(noise_multiplier):
+        return epsilon_bounds(noise_multiplier, 0.01, 1000, 1e-5, rtol=1e-2)
+
     with jax.enable_x64(True):
-        traced = np.asarray(jax.jit(lambda noise: epsilon_bounds(noise, 0.01, 1000, 1e-5, rtol=1e-2))(1.0))
-    np.testing.assert_array_equal(traced, epsilon_bounds(1.0, 0.01, 1000, 1e-5, rtol=1e-2))
+        traced = np.asarray(jax.jit(bounds_of_run)(1.0))
+    np.testing.assert_array_equal(traced, bounds_of_run(1.0))
 
 
 @pytest.mark.parametrize("rtol", [0.0, 1e-7, 0.1, np.nan, -1e-3, "close", [1e-3, 1e-4]])
 def test_others_are_refused(rtol):
+    """A width that is no number, or out of range, is refused."""
     with pytest.raises(ValueError, match="rtol must be"):
         epsilon_bounds(1.0, 0.1, 10, 1e-5, rtol=rtol)
 
 
 def test_it_is_the_default_where_nothing_else_is_known():
+    """A scheme without brackets of other widths refuses them."""
     event = AllocationEvent(1.0, 10, 2)
     assert epsilon_bounds(event, delta=1e-5) == allocation_epsilon_bounds(1.0, 10, 2, 1e-5)
     with pytest.raises(ValueError, match="rtol is available"):
