@@ -150,12 +150,13 @@ def _small_normals(key_data: Array, sizes: tuple[int, ...]) -> list[Array]:
     _, values = lax.scan(draw, _first_and_second(key_data), turns)
     values = values.reshape(-1)
 
-    # Cut the values of each key out.
+    # Cut the values of each key out. The compiler is not told where they begin: it would let each device of a mesh draw
+    # a part of all values, and then send noise between the devices; now each draws them all.
+    begins = np.cumsum([0, *rows_of_key[:-1]]) * _ROW
+    begins = lax.optimization_barrier(jnp.asarray(begins, jnp.int32))
     drawn = []
-    begin = 0
-    for size, count in zip(sizes, rows_of_key, strict=True):
-        drawn.append(values[begin : begin + size])
-        begin += count * _ROW
+    for begin, size in zip(begins, sizes, strict=True):
+        drawn.append(lax.dynamic_slice_in_dim(values, begin, size))
     return drawn
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_relation, leaves_of
 from gdpjax._core.checks import CLIP_NORM, POSITIVE, check_scalar, is_traced
@@ -40,6 +41,9 @@ class Sensitivity:
 
     def __post_init__(self) -> None:
         check_scalar("Sensitivity value", self.value, CLIP_NORM)
+        if isinstance(self.value, np.ndarray):
+            # A copy, which the caller cannot change.
+            object.__setattr__(self, "value", self.value.copy())
         for _, mark in leaves_of("trainable", self.trainable):
             check_flag("every leaf of trainable", mark)
 

@@ -54,8 +54,29 @@ def run(count, kind="Auto", fsdp=False, empty=False):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
 
 
+def collectives_of_noise():
+    """The operations between devices in a program that adds noise to small parameters on a mesh of two axes."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    both_axes = NamedSharding(mesh, PartitionSpec("data", "model"))
+    one_axis = NamedSharding(mesh, PartitionSpec("data"))
+    params = {
+        "kernel": jax.device_put(jnp.zeros((64, 32)), both_axes),
+        "bias": jax.device_put(jnp.zeros(32), one_axis),
+    }
+    noise = gdpjax.add_gaussian_noise(1.0, jax.random.key(0))
+    state = noise.init(params)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+
+    def noisy(params):
+        return noise.update(params, state, params)[0]
+
+    program = jax.jit(noisy, out_shardings=shardings).lower(params).compile().as_text()
+    names = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+    return [name for name in names if name in program]
+
+
 def print_report(cases):
-    """Print how the runs of some cases differ from that of one device."""
+    """Print how the runs of some cases differ from that of one device, and what is sent for the noise."""
     report = {}
     reference, noise = run(1), run(1, empty=True)
     for case in cases:
@@ -64,7 +85,7 @@ def print_report(cases):
             "error": apart / float(np.abs(reference).max()),
             "same_noise": bool(np.array_equal(run(*case, empty=True), noise)),
         }
-    print(json.dumps(report))
+    print(json.dumps({"runs": report, "collectives of noise": collectives_of_noise()}))
 
 
 if __name__ == "__main__":

@@ -20,12 +20,14 @@ does not trust the coefficient to keep the bound: see `_enforcement`.
 """
 
 import abc
+import copy
 import dataclasses
 import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
@@ -153,6 +155,28 @@ class AbstractClipRule(abc.ABC):
 
 _CLASSES: dict[str, type[AbstractClipRule]] = {}
 """The rules that can be loaded, by name."""
+
+
+def own_copy(rule: AbstractClipRule) -> AbstractClipRule:
+    """Return the rule with values of its own, which nobody else can change.
+
+    The noise is scaled to the bound that a rule has at one time, and sums are clipped to the one it has at another.
+    """
+    copied = copy.copy(rule)
+    for name, value in getattr(rule, "__dict__", {}).items():
+        object.__setattr__(copied, name, _own_value(value))
+    return copied
+
+
+def _own_value(value: Any) -> Any:
+    """Return a copy of arrays of NumPy and of dicts and lists, with all that is in them; other values as they are."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {name: _own_value(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_own_value(item) for item in value)
+    return value
 
 
 def clip_coefficient(norm: Array, unit: Array, bound: Array) -> Array:

@@ -6,7 +6,7 @@ from typing import Any
 from gdpjax._core.checks import CLIP_NORM, POSITIVE, check_scalar
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
-from gdpjax.clipping._rules._abstract import AbstractClipRule, clip_coefficient
+from gdpjax.clipping._rules._abstract import AbstractClipRule, clip_coefficient, own_copy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,10 +45,11 @@ class Flat(AbstractClipRule):
 
 
 def as_rule(clip: Any) -> AbstractClipRule:
-    """Return ``clip`` if it is a rule, and `Flat` of it if it is a number; anything else is a ValueError."""
+    """Return a copy of ``clip`` if it is a rule, and `Flat` of it if it is a number; anything else is a ValueError."""
     if isinstance(clip, AbstractClipRule):
-        check_scalar(f"the l2_norm_bound of the clipping rule {clip.rule_name}", clip.l2_norm_bound, POSITIVE)
-        return clip
+        rule = own_copy(clip)
+        check_scalar(f"the l2_norm_bound of the clipping rule {rule.rule_name}", rule.l2_norm_bound, POSITIVE)
+        return rule
     if clip is None or isinstance(clip, (str, bytes, dict, list, tuple)) or callable(clip):
         raise ValueError(f"clip must be a positive l2 clip norm or a rule such as Flat(1.0), got {shown(clip)}")
-    return Flat(clip)
+    return own_copy(Flat(clip))

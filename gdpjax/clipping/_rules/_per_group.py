@@ -42,6 +42,7 @@ class PerGroup(AbstractClipRule):
     def __post_init__(self) -> None:
         if not isinstance(self.l2_clip_norms, Mapping) or not self.l2_clip_norms:
             raise ValueError(f"l2_clip_norms must map group names to bounds, got {shown(self.l2_clip_norms)}")
+        object.__setattr__(self, "l2_clip_norms", dict(self.l2_clip_norms))
         for name, bound in self.l2_clip_norms.items():
             check_scalar(f"l2_clip_norms[{name!r}]", bound, CLIP_NORM)
         for _, name in leaves_of("groups_of", self.groups_of):
