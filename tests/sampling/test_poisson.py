@@ -1,4 +1,4 @@
-"""Poisson sampling: the right probability, independence, padding, and the price of a padded batch."""
+"""Poisson sampling has the right probability, independence, padding, and the price of a padded batch."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from tests.sampling.frequencies import check_distribution, check_frequencies, in
 
 @given(st.floats(2**-32, 1.0))
 def test_dyadic_probability_is_below_and_close(p):
-    """It is a multiple of 2^-32 and a float32, and never above what was asked for."""
+    """The probability that is used is a multiple of 2^-32 and a float32, and never above what was asked for."""
     used = sampling.dyadic_probability(p)
     assert used <= p
     assert p - used <= 2**-32 + p * 2**-23
@@ -25,7 +25,7 @@ def test_dyadic_probability_is_below_and_close(p):
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 0.5, 2**-32])
 def test_dyadic_probability_exact_points(p):
-    """What is one already stays as it is."""
+    """A probability that is a multiple of 2^-32 and a float32 stays as it is."""
     assert sampling.dyadic_probability(p) == p
 
 
@@ -57,7 +57,7 @@ def test_marginal_and_pairwise_inclusion(p):
 
 
 def test_steps_and_rows_are_independent():
-    """Row i of step t and row j of step s, with the keys of a run: fold_in of the step."""
+    """Row i of step t and row j of step s are drawn independently with the keys of a run, fold_in of the step."""
     n = 6
     p = 0.5
     num_steps = 3
@@ -100,7 +100,7 @@ def rows_of(sample):
     [(1, 5), (31, 1), (32, 5), (33, 32), (1000, 32)],
 )
 def test_the_rows_are_those_that_were_drawn(n, capacity):
-    """Places within words of 32, at the ends too, and where the capacity cuts: those of a plain search."""
+    """Rows are those of a plain search, within words of 32, at their ends, and where the capacity cuts."""
     rng = np.random.default_rng(n)
     shares = np.array([0.01, 0.5, 0.97])
     drawn = rng.random((3, n)) < shares[:, None]
@@ -120,7 +120,7 @@ def test_the_rows_are_those_that_were_drawn(n, capacity):
 
 
 def test_a_mapped_draw_is_a_loop():
-    """Over keys, probabilities and numbers of rows at once."""
+    """A draw that is mapped over keys, probabilities and numbers of rows gives the batches of a loop."""
 
     def draw(key, prob, num_valid):
         return sampling.poisson_sample(key, 50, prob, 50, num_valid=num_valid)
@@ -137,7 +137,7 @@ def test_a_mapped_draw_is_a_loop():
 
 
 def test_invalid_traced_numbers_never_fit():
-    """They cannot be refused, so their count is above every capacity."""
+    """A wrong traced number cannot be refused, so its count is above every capacity."""
 
     @jax.jit
     def draw(p, n):
@@ -182,7 +182,7 @@ def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
 
 @pytest.mark.parametrize(("p", "count"), [(0.0, 0), (1.0, 100)])
 def test_ends(p, count):
-    """Nothing at p = 0, everything at p = 1."""
+    """Nothing is drawn at p = 0, and everything at p = 1."""
     sample = poisson_sample(jax.random.key(0), 100, p, 128)
     assert int(sample.count) == count
     assert np.sum(~np.asarray(sample.is_padding)) == count
@@ -207,7 +207,7 @@ def test_a_batch_above_the_capacity_is_never_truncated(capacity):
 
 
 def test_traced_probability_and_x64():
-    """Neither moves a coin."""
+    """Neither a traced probability nor float64 moves a coin."""
     p = sampling.dyadic_probability(0.3)
     key = jax.random.key(3)
     traced = jax.jit(lambda key, p: sampling.poisson_sample(key, 1000, p, 400).count)
@@ -220,7 +220,7 @@ def test_traced_probability_and_x64():
 
 
 def test_overflow_probability_against_the_exact_tail():
-    """An independent sum of binomial terms."""
+    """The probability of overflow is an independent sum of binomial terms, for each step."""
     for n, p, capacity in [(100, 0.1, 30), (60_000, 256 / 60_000, 380), (50, 0.5, 50)]:
         terms = stats.binom.pmf(np.arange(capacity, n + 1), n, p)
         np.testing.assert_allclose(sampling.overflow_probability(n, p, 7, capacity), 7 * terms.sum(), rtol=1e-8)
@@ -228,7 +228,7 @@ def test_overflow_probability_against_the_exact_tail():
 
 
 def test_chosen_capacity_is_the_smallest():
-    """One slot less would overflow too often."""
+    """A capacity of one slot less would overflow too often."""
     for n, p, steps in [
         (1437, 64 / 1437, 900),
         (60_000, 256 / 60_000, 3516),
@@ -249,13 +249,13 @@ def test_chosen_capacity_is_the_smallest():
     ],
 )
 def test_bad_input(options, message):
-    """The message names the argument."""
+    """A wrong number is refused, and the message names the argument."""
     arguments = {"num_examples": 10, "sampling_prob": 0.5, "capacity": 5, **options}
     with pytest.raises(ValueError, match=message):
         sampling.poisson_sample(jax.random.key(0), **arguments)
 
 
 def test_probability_below_the_resolution_is_refused():
-    """It would be zero."""
+    """A probability that would be rounded to zero is refused."""
     with pytest.raises(ValueError, match="2\\^-32"):
         sampling.dyadic_probability(1e-12)

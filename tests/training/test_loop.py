@@ -1,4 +1,4 @@
-"""(init, step): what is trained is what the plan says, and nothing after its end."""
+"""A training of (init, step) trains on what its plan says, and on nothing after its end."""
 
 import jax
 import jax.numpy as jnp
@@ -37,19 +37,19 @@ PARAMS = {"w": jnp.zeros(D)}
 
 
 def loss(params, x, y):
-    """Least squares."""
+    """Return half the squared residual."""
     return 0.5 * (x @ params["w"] - y) ** 2
 
 
 def rows(n=N, seed=0):
-    """n examples, of which the first m are the same for every n >= m."""
+    """Return n examples, of which the first m are the same for every n >= m."""
     draw = np.random.default_rng(seed)
     x = draw.normal(size=(N, D)).astype(np.float32)
     return x[:n], x[:n].sum(axis=1)
 
 
 def without_gradient(n):
-    """n examples whose gradient is zero at the initial parameters."""
+    """Return n examples whose gradient is zero at the initial parameters."""
     return np.zeros((n, D), np.float32), np.zeros(n, np.float32)
 
 
@@ -58,7 +58,7 @@ def assert_close(first, second):
 
 
 def assert_same_noise(steps):
-    """The parameters after a step differ from zero, and are the same to the bit."""
+    """Check that the parameters after a step differ from zero, and are the same to the bit."""
     assert steps[0].all()
     for other in steps[1:]:
         np.testing.assert_array_equal(other, steps[0])
@@ -66,20 +66,20 @@ def assert_same_noise(steps):
 
 @pytest.fixture(scope="module")
 def training():
-    """A small training."""
+    """Return a small training."""
     return private_training(make_plan(**PLAN), loss, optax.sgd(0.1, momentum=0.9))
 
 
 @pytest.fixture(scope="module")
 def whole(training):
-    """State and info after nine scanned steps, of which six are planned."""
+    """Return state and info after nine scanned steps, of which six are planned."""
     data = training.place(*rows())
     return training.run_steps(training.init(PARAMS, KEY), data, 9)
 
 
 @pytest.fixture(scope="module")
 def after_each(training):
-    """The states before and after each of the six steps, taken one by one, and the last info."""
+    """Return the states before and after each of the six steps, taken one by one, and the last info."""
     data = training.place(*rows())
     states = [training.init(PARAMS, KEY)]
     for _ in range(6):
@@ -89,7 +89,7 @@ def after_each(training):
 
 
 def by_hand(plan, key, steps):
-    """The same run written out with the public pieces."""
+    """Return parameters and ledger of the same run, written out with the public pieces."""
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
     sampling_key, noise_key = jax.random.split(key)
     private = gdpjax.privatize(
@@ -132,7 +132,7 @@ def test_a_step_is_the_written_out_step(training, whole):
 
 
 def test_scan_equals_steps_equals_a_loader(training, whole, after_each):
-    """One batch after the other, whether it is drawn in the scan, in the step or on the host."""
+    """A batch is the same whether it is drawn in the scan, in the step or on the host."""
     states, info = after_each
     x, y = rows()
     loaded = training.init(PARAMS, KEY)
@@ -235,7 +235,7 @@ def test_the_divisor_does_not_follow_the_size_of_the_data(training):
 
 
 def test_neighbours_differ_by_one_clipped_gradient(training):
-    """Traps 2, 6: the same keys on data with and without the last example: at most C / expected batch apart."""
+    """Traps 2, 6: with the same keys, data with and without the last example are C / expected batch apart at most."""
     x, y = rows()
     # A long gradient, which is clipped, and which one batch in eight holds.
     x[-1] *= 100
@@ -253,7 +253,7 @@ def test_neighbours_differ_by_one_clipped_gradient(training):
 
 
 def test_a_batch_that_does_not_fit_stops_the_run(monkeypatch):
-    """Traps 15 and 33: never truncated, never trained on, charged for, and said."""
+    """Traps 15 and 33: a batch above the capacity is never truncated or trained on; it is charged for, and said."""
     plan = make_plan(**PLAN)
     monkeypatch.setattr(_plan.Plan, "capacity", property(lambda self: 8))
     training = _loop.private_training(plan, loss, optax.sgd(0.1))
@@ -343,7 +343,7 @@ def test_users_as_examples():
 
 
 def test_a_users_rows_do_not_depend_on_the_others():
-    """Which rows a user keeps is drawn for each user apart."""
+    """The rows that a user keeps are drawn for each user apart."""
     ids, x = np.array([1, 2, 2, 2, 3]), np.arange(5.0)
     (all_of_them,), _ = group_by_user(ids, x, max_per_user=2, key=jax.random.key(3))
     (without,), _ = group_by_user(ids[1:4], x[1:4], max_per_user=2, key=jax.random.key(3))
@@ -382,13 +382,13 @@ def group(ids, x, max_per_user):
     ],
 )
 def test_bad_input(training, act, message):
-    """What a plan does not cover, and what is of another kind, is refused in words."""
+    """Data or an argument that the plan does not cover is refused in words."""
     with pytest.raises(ValueError, match=message):
         act(training)
 
 
 def test_a_public_number_must_be_met():
-    """Where the number of examples is public, the data have that number."""
+    """The data have the number of examples that is public."""
     plan = make_plan(**PLAN | dict(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL))
     training = private_training(plan, loss, optax.sgd(0.1))
     training.place(*rows(N))
@@ -426,12 +426,12 @@ TRUNCATED = PLAN | dict(sampling="truncated_poisson", capacity=7)
 
 @pytest.fixture(scope="module")
 def truncated():
-    """A training on truncated batches."""
+    """Return a training on truncated batches."""
     return private_training(make_plan(**TRUNCATED), loss, optax.sgd(0.1, momentum=0.9))
 
 
 def test_truncated_batches_are_trained_on_and_recorded(truncated):
-    """They never overflow, the ledger says what was planned, and a loader draws the same rows."""
+    """Truncated batches never overflow, the ledger says what was planned, and a loader draws the same rows."""
     x, y = rows(50)
     plan, data = truncated.plan, truncated.place(x, y)
     assert plan.capacity == 7
