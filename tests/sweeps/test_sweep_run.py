@@ -232,7 +232,7 @@ def fake_compile(each):
 
 
 def test_the_width_follows_the_memory(monkeypatch):
-    """As many trials run side by side as fit the memory, by two compilations."""
+    """Trials run side by side as far as the memory allows, which takes two compilations at most."""
     monkeypatch.setattr(_program, "_compile", fake_compile(1000))
     data = SimpleNamespace(arrays=[SimpleNamespace(nbytes=10**6)])
     blueprint = SimpleNamespace(plan=SimpleNamespace(capacity=32))
