@@ -22,7 +22,7 @@ SPEED_TARGET = 30.0
 
 
 RUN = ("noise_multiplier", "num_steps", "num_epochs", "delta")
-"""What our function takes."""
+"""The arguments of our function."""
 
 
 class Configuration(NamedTuple):
@@ -38,7 +38,7 @@ class Configuration(NamedTuple):
 
     @property
     def run(self) -> tuple[float, int, int, float]:
-        """What our function takes."""
+        """Return the arguments of our function."""
         return self.noise_multiplier, self.num_steps, self.num_epochs, self.delta
 
 

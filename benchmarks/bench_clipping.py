@@ -24,7 +24,7 @@ PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy", "optax", "jax-privacy", "torch",
 
 
 class Settings(NamedTuple):
-    """Of a run. No names: all of the preset's models, all contenders."""
+    """Settings of a run. No names: all of the preset's models, all contenders."""
 
     preset: str = "cpu"
     threads: int = 1

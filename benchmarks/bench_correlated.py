@@ -19,7 +19,7 @@ SIZES, QUICK_SIZES = (2_000_000, 40_000_000), (20_000,)
 
 
 class Settings(NamedTuple):
-    """Of a run; without ``peer`` jax_privacy is left out."""
+    """Settings of a run; without ``peer`` jax_privacy is left out."""
 
     quick: bool = False
     threads: int = 1

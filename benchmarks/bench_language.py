@@ -26,7 +26,7 @@ PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy", "optax", "flax", "jax-privacy")
 
 
 class Settings(NamedTuple):
-    """Of a run. No names: all of the preset's cases, all contenders; no sizes: those of each case."""
+    """Settings of a run. No names: all of the preset's cases, all contenders; no sizes: those of each case."""
 
     preset: str = "tiny"
     threads: int = 1

@@ -45,7 +45,7 @@ TARGETS = {"cpu": {SCAN: 2.0, LOOP: 5.0}, "gpu": {SCAN: 10.0, LOOP: 30.0}}
 
 
 class Settings(NamedTuple):
-    """Of a run. ``alone``: how many of the configurations the other two ways are timed on."""
+    """Settings of a run. ``alone``: how many of the configurations the other two ways are timed on."""
 
     dataset: str = "adult"
     configurations: int = 32

@@ -24,7 +24,7 @@ PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy", "optax", "jax-privacy", "dp-acco
 
 
 class Settings(NamedTuple):
-    """Of a run. No names: all of the preset's cases, all contenders."""
+    """Settings of a run. No names: all of the preset's cases, all contenders."""
 
     preset: str = "cpu"
     threads: int = 1

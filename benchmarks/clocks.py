@@ -47,7 +47,7 @@ class Stopwatch:
 
 
 class Outcome(NamedTuple):
-    """What a call took and gave: a value, or an error."""
+    """The time and the end of a call: a value, or an error."""
 
     times: Times
     value: Any

@@ -424,7 +424,7 @@ def _experiments() -> tuple[list[Row], tuple[str, str]]:
 
 
 class Command(NamedTuple):
-    """How a result file is made again: its make target, if there is one, and how long it takes on two cores."""
+    """The command that makes a result file again: its make target, if there is one, and its time on two cores."""
 
     target: str | None
     takes: str

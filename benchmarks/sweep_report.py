@@ -1,4 +1,4 @@
-"""How long a file of a thousand trials takes to open: its rows, the report that is made of them, and its page."""
+"""The time that a file of a thousand trials takes to open: its rows, the report made of them, and its page."""
 
 import contextlib
 import math

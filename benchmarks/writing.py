@@ -1,4 +1,4 @@
-"""What every benchmark's command line shares: names that were chosen, and the JSON, tables and picture it writes."""
+"""Parts that every benchmark's command line shares: names that were chosen, and the files it writes."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What can be configured, one frozen dataclass per concern; the command line flags are generated from these.
+"""The configuration of an experiment, one frozen dataclass a concern; the command line's flags come from these.
 
 `PRESETS` holds the defaults of ``train`` for each data set, so ``train --dataset mnist --help`` shows the paper's.
 """
@@ -20,7 +20,7 @@ ReproduceName = Literal["mnist", "adult", "imdb", "movielens", "figure4", "all",
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What to learn from."""
+    """The data to learn from."""
 
     dataset: DatasetName = "digits"
     """digits: 1,797 images of scikit-learn, no download. mnist, adult (a9a), imdb, movielens (1M): from the
@@ -30,7 +30,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """What learns."""
+    """The model that is trained."""
 
     model: ModelName = "mlp"
     """mlp: one hidden layer of 64 tanh units, for images. linear: for vectors of features. factors: for pairs of a user
@@ -40,7 +40,7 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyConfig:
-    """What the privacy of the run depends on, together with the batch size and the epochs."""
+    """The numbers that decide the privacy of a run, together with the batch size and the epochs."""
 
     noise_multiplier: float
     """Standard deviation of the noise divided by the sensitivity of the clipped sum."""
@@ -52,7 +52,7 @@ class PrivacyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """How the noisy gradients are used."""
+    """The optimizer, which uses the noisy gradients."""
 
     optimizer: OptimizerName
     """DP-SGD or DP-Adam: the same noisy gradient, another step."""
@@ -66,7 +66,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Where the run is kept; nothing here changes what is computed, except the seed."""
+    """The folder of the run; nothing here changes what is computed, except the seed."""
 
     out: Path | None = None
     """Folder of the run. Default: runs/<dataset>-<date and time>."""

@@ -1,4 +1,4 @@
-"""What the tables of results are made of: Markdown, means over seeds, and the files they are written to."""
+"""Parts of the tables of results: Markdown, means over seeds, and the files they are written to."""
 
 import statistics
 from collections.abc import Iterable, Sequence

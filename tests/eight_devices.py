@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def report_of(module: str, *flags: str) -> Any:
-    """What ``python -m module`` prints as JSON, with further XLA flags."""
+    """Return the JSON that ``python -m module`` prints, with further XLA flags."""
     eight = "--xla_force_host_platform_device_count=8"
     settings = {"XLA_FLAGS": " ".join([os.environ.get("XLA_FLAGS", ""), eight, *flags]), "JAX_PLATFORMS": "cpu"}
     found = subprocess.run(

@@ -15,6 +15,7 @@ Sizes stay small: a large number is so large that nothing can be allocated with 
 
 import argparse
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
@@ -41,13 +42,35 @@ LIMIT_S = 60
 MEMORY = 6 << 30
 # Compiled for many seconds whenever the shape or the sign of an argument changes: only arguments that are refused.
 COSTLY = {
-    "allocation_delta_bounds", "allocation_epsilon_bounds",
-    "clt_is_reliable", "delta_bounds", "epsilon_bounds", "epsilon_bounds(ledger)", "epsilon_estimate", "mu_bounds",
-    "tradeoff_bounds", "Plan.mu_bounds", "epsilon_curves", "tradeoff_curves", "calibrate_noise_multiplier",
-    "calibrate_num_steps", "calibrate_sampling_prob", "tuning_epsilon", "moments_accountant_epsilon", "compose",
-    "one_run_refutes", "numeric().epsilon", "berry_esseen", "audit_step", "private_training", "audit_one_run",
-    "nnx.private_training", "nnx.clipped_grad", "train", "run_sweep",
-}  # fmt: skip
+    "allocation_delta_bounds",
+    "allocation_epsilon_bounds",
+    "clt_is_reliable",
+    "delta_bounds",
+    "epsilon_bounds",
+    "epsilon_bounds(ledger)",
+    "epsilon_estimate",
+    "mu_bounds",
+    "tradeoff_bounds",
+    "Plan.mu_bounds",
+    "epsilon_curves",
+    "tradeoff_curves",
+    "calibrate_noise_multiplier",
+    "calibrate_num_steps",
+    "calibrate_sampling_prob",
+    "tuning_epsilon",
+    "moments_accountant_epsilon",
+    "compose",
+    "one_run_refutes",
+    "numeric().epsilon",
+    "berry_esseen",
+    "audit_step",
+    "private_training",
+    "audit_one_run",
+    "nnx.private_training",
+    "nnx.clipped_grad",
+    "train",
+    "run_sweep",
+}
 DOCUMENTED = (ValueError, IndexError, OSError, gdpjax.sampling.BatchOverflowError, gdpjax.training.CheckpointError)
 
 
@@ -66,66 +89,160 @@ class Bad(NamedTuple):
 
 
 def _never() -> list[Any]:
-    """What is neither a number, nor a choice, a key, a function, an array or a tree of arrays."""
+    """Return values that are no number, choice, key, function, array or tree of arrays."""
     return [
-        object(), Broken(), b"x", np.datetime64("2026-11-22"), np.timedelta64(3, "s"), datetime.date(2026, 11, 22),
-        datetime.timedelta(1), {1: 1.0, "b": 2.0}, {"a"}, Ellipsis, decimal.Decimal("0.5"), np.array(["a", "b"]),
-        np.array(["2026-11-22"], "datetime64[D]"), np.array([None, 1.0]), np.dtype("float32"), [object()],
-    ]  # fmt: skip
+        object(),
+        Broken(),
+        b"x",
+        np.datetime64("2026-11-22"),
+        np.timedelta64(3, "s"),
+        datetime.date(2026, 11, 22),
+        datetime.timedelta(1),
+        {1: 1.0, "b": 2.0},
+        {"a"},
+        Ellipsis,
+        decimal.Decimal("0.5"),
+        np.array(["a", "b"]),
+        np.array(["2026-11-22"], "datetime64[D]"),
+        np.array([None, 1.0]),
+        np.dtype("float32"),
+        [object()],
+    ]
+
+
+def _for_bool(key: Any) -> tuple[list[Any], list[Any]]:
+    hopeless = ["yes", 2, 1.5, key, [True], np.ones(2, bool)]
+    debatable = [np.True_, None]
+    return hopeless, debatable
+
+
+def _for_int(key: Any) -> tuple[list[Any], list[Any]]:
+    hopeless = ["3", 1j, key, 1.5, -5, float("nan"), float("inf"), 2**63, 10**400, True, None, [1, "2"]]
+    debatable = [np.int8(3), 3.0, np.float32(2), 0]
+    return hopeless, debatable
+
+
+def _for_float(key: Any) -> tuple[list[Any], list[Any]]:
+    hopeless = ["1.0", 1j, key, float("nan"), True, 10**400, None, [1.0, "2"], np.array([True])]
+    debatable = [
+        float("inf"),
+        -1.0,
+        0,
+        2**63,
+        1e300,
+        5e-324,
+        np.float32(0.5),
+        np.ones((2, 3)),
+        np.ones(0),
+        -0.0,
+    ]
+    return hopeless, debatable
+
+
+def _for_text(key: Any) -> tuple[list[Any], list[Any]]:
+    hopeless = [3, 1.5, True, key, ["poisson"], len, np.ones(2)]
+    debatable = ["", "no such thing", None]
+    return hopeless, debatable
+
+
+def _for_choice(value: enum.Enum, key: Any) -> tuple[list[Any], list[Any]]:
+    hopeless = [3, True, "no such relation", key, [value], np.ones(2)]
+    debatable = [value.value, None]
+    return hopeless, debatable
+
+
+def _for_key(key: Any) -> tuple[list[Any], list[Any]]:
+    numbers = [-5, 1.5, float("nan"), float("inf"), 2**63, -(2**63), 10**400, 1e300, 0, True, 5e-324]
+    no_keys = [None, "key", np.zeros(2), np.zeros(3, np.uint32)]
+    several_keys = [jax.random.split(key, 2), [key]]
+    debatable = [np.zeros(2, np.uint32)]
+    return [*numbers, *no_keys, *several_keys], debatable
+
+
+def _for_array(shape: tuple[int, ...], key: Any) -> tuple[list[Any], list[Any]]:
+    hopeless = ["x", key, [[1.0], [1.0, 2.0]], len]
+    debatable = [
+        None,
+        1j,
+        10**400,
+        -5,
+        float("nan"),
+        1e300,
+        np.ones(shape, complex),
+        np.zeros(0),
+        np.ones((7, 3)),
+        np.full(shape, np.nan),
+    ]
+    return hopeless, debatable
+
+
+def _for_tree(value: Any, key: Any) -> tuple[list[Any], list[Any]]:
+    hopeless = ["x", key, len]
+    debatable = [None, {}, (), [], 3, np.ones(2), value, [value], {"other": 1.0}]
+    return hopeless, debatable
+
+
+def _for_object(value: Any, key: Any) -> tuple[list[Any], list[Any]]:
+    """Return replacements for a plan, a state, a curve or an event."""
+    hopeless = ["x", 3, 1.5, None, key, np.ones(2), {}, (1, 2), len, type(value), [value]]
+    collections_of_cases = [each for each in vars(fuzz_cases).values() if isinstance(each, tuple | dict)]
+    return hopeless, collections_of_cases[:2]
 
 
 def bad_values(value: Any) -> list[Bad]:
-    """Replacements for a valid ``value``, by what it is."""
-    key, never = jax.random.key(3), _never()
-    numbers = [-5, 1.5, float("nan"), float("inf"), 2**63, -(2**63), 10**400, 1e300, 0, True, 5e-324]
+    """Return replacements for a valid ``value``, by what it is: first those that nobody can have meant."""
+    key = jax.random.key(3)
+    never = _never()
     if isinstance(value, bool | np.bool_):
-        hopeless, maybe = [*never, "yes", 2, 1.5, key, [True], np.ones(2, bool)], [np.True_, None]
+        hopeless, debatable = _for_bool(key)
     elif isinstance(value, int):
-        hopeless = [*never, "3", 1j, key, 1.5, -5, float("nan"), float("inf"), 2**63, 10**400, True, None, [1, "2"]]
-        maybe = [np.int8(3), 3.0, np.float32(2), 0]
+        hopeless, debatable = _for_int(key)
     elif isinstance(value, float):
-        hopeless = [*never, "1.0", 1j, key, float("nan"), True, 10**400, None, [1.0, "2"], np.array([True])]
-        maybe = [float("inf"), -1.0, 0, 2**63, 1e300, 5e-324, np.float32(0.5), np.ones((2, 3)), np.ones(0), -0.0]
+        hopeless, debatable = _for_float(key)
     elif isinstance(value, str):
-        hopeless, maybe = [*never, 3, 1.5, True, key, ["poisson"], len, np.ones(2)], ["", "no such thing", None]
+        hopeless, debatable = _for_text(key)
     elif isinstance(value, enum.Enum):
-        hopeless, maybe = [*never, 3, True, "no such relation", key, [value], np.ones(2)], [value.value, None]
+        hopeless, debatable = _for_choice(value, key)
     elif isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        hopeless = [*never, *numbers, None, "key", np.zeros(2), np.zeros(3, np.uint32), jax.random.split(key, 2), [key]]
-        maybe = [np.zeros(2, np.uint32)]
+        hopeless, debatable = _for_key(key)
     elif isinstance(value, np.ndarray | jax.Array):
-        hopeless, maybe = [*never, "x", key, [[1.0], [1.0, 2.0]], len], [None, 1j, 10**400, -5, float("nan"), 1e300]
-        maybe += [np.ones(np.shape(value), complex), np.zeros(0), np.ones((7, 3)), np.full(np.shape(value), np.nan)]
-    elif isinstance(value, dict | tuple | list) and type(value) in (dict, tuple, list):
-        hopeless, maybe = [*never, "x", key, len], [None, {}, (), [], 3, np.ones(2), value, [value], {"other": 1.0}]
+        hopeless, debatable = _for_array(np.shape(value), key)
+    elif type(value) in (dict, tuple, list):
+        hopeless, debatable = _for_tree(value, key)
     elif callable(value) and not hasattr(value, "sensitivity"):
-        hopeless, maybe = [*(v for v in never if not callable(v)), 3, 1.5, "x", None, key, np.ones(2), {}], []
-    else:  # a plan, a state, a curve, an event
-        hopeless = [*never, "x", 3, 1.5, None, key, np.ones(2), {}, (1, 2), len, type(value), [value]]
-        maybe = [v for v in vars(fuzz_cases).values() if isinstance(v, tuple | dict)][:2]
-    return [*(Bad(v, True) for v in hopeless), *(Bad(v, False) for v in maybe)]
+        hopeless, debatable = [3, 1.5, "x", None, key, np.ones(2), {}], []
+        never = [each for each in never if not callable(each)]
+    else:
+        hopeless, debatable = _for_object(value, key)
+
+    result = [Bad(each, True) for each in [*never, *hopeless]]
+    result.extend(Bad(each, False) for each in debatable)
+    return result
 
 
 def places(case: fuzz_cases.Case) -> list[tuple[str, Any]]:
-    """The arguments of a case, by position or name."""
+    """Return the arguments of a case, with their positions or names."""
     _, args, kwargs = case
-    return [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
+    by_position = [(str(index), value) for index, value in enumerate(args)]
+    return [*by_position, *kwargs.items()]
 
 
 def mutated(case: fuzz_cases.Case, place: str, value: Any) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of a case with one replaced."""
+    """Return the arguments of a case with one replaced."""
     _, args, kwargs = case
-    if place.isdigit():
-        return (*args[: int(place)], value, *args[int(place) + 1 :]), dict(kwargs)
-    return args, kwargs | {place: value}
+    if not place.isdigit():
+        return args, kwargs | {place: value}
+    replaced = list(args)
+    replaced[int(place)] = value
+    return tuple(replaced), dict(kwargs)
 
 
 def _nested(value: Any, rng: random.Random) -> Bad:
-    """``value``, a tree, with one leaf replaced."""
+    """Return ``value``, a tree, with one leaf replaced."""
     leaves, structure = jax.tree.flatten(value)
-    at = rng.randrange(len(leaves))
-    bad = rng.choice(bad_values(leaves[at]))
-    leaves[at] = bad.value
+    number = rng.randrange(len(leaves))
+    bad = rng.choice(bad_values(leaves[number]))
+    leaves[number] = bad.value
     return Bad(jax.tree.unflatten(structure, leaves), bad.hopeless)
 
 
@@ -138,51 +255,76 @@ def _is_tree(value: Any) -> bool:
 
 def _holds_nan(result: Any) -> bool:
     try:
+        # All leaves are converted first: what cannot be an array holds no NaN.
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result) if not callable(leaf)]
-        return any(leaf.dtype.kind == "f" and bool(np.isnan(leaf).any()) for leaf in leaves)
+        floats = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+        return any(np.isnan(leaf).any() for leaf in floats)
     except Exception:
         return False
 
 
 class _Slow(BaseException):
-    pass
+    """A call took longer than its limit; no ``except Exception`` on the way catches this."""
 
 
-def _late(*_: Any) -> None:
+def _raise_slow(*_: Any) -> None:
     raise _Slow
 
 
-def outcome(call: Callable[[], Any], bad: Bad) -> tuple[str, str]:
-    """How one call ends, and what it said."""
-    before = signal.signal(signal.SIGALRM, _late)
-    signal.alarm(LIMIT_S)
+@contextlib.contextmanager
+def _time_limit(seconds: int) -> Iterator[None]:
+    """Raise `_Slow` in what takes longer than ``seconds``."""
+    previous_handler = signal.signal(signal.SIGALRM, _raise_slow)
+    signal.alarm(seconds)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = jax.block_until_ready(call())
-            if bad.hopeless and not (_holds_nan(bad.value) and _holds_nan(result)):
-                return "nonsense", f"accepted: {shown(result)}"
-            if _holds_nan(result) and not _holds_nan(bad.value):
-                return "nonsense", "NaN out of finite numbers"
-            return "fine", ""
-    except _Slow:
-        return "slow", ""
-    except DOCUMENTED as error:
-        where = traceback.extract_tb(error.__traceback__)[-1].filename
-        message = f"{type(error).__name__}: {error}"
-        ours = os.sep + "gdpjax" + os.sep in where or isinstance(error, OSError)
-        return ("refused" if ours else "obscure"), f"{message} ({os.path.basename(where)})"
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        text = str(error) if not isinstance(error, RuntimeError) or "no words" not in str(error) else "repr of a value"
-        return "obscure", f"{type(error).__name__}: {text} ({os.path.basename(place.filename)}:{place.lineno})"
+        yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
+
+
+def _judge(result: Any, bad: Bad) -> tuple[str, str]:
+    """Say whether a call that returned should have."""
+    value_holds_nan = _holds_nan(bad.value)
+    result_holds_nan = _holds_nan(result)
+    if bad.hopeless and not (value_holds_nan and result_holds_nan):
+        return "nonsense", f"accepted: {shown(result)}"
+    if result_holds_nan and not value_holds_nan:
+        return "nonsense", "NaN out of finite numbers"
+    return "fine", ""
+
+
+def _judge_error(error: Exception) -> tuple[str, str]:
+    """Say whether an error was written for the caller."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    file = os.path.basename(frame.filename)
+    kind = type(error).__name__
+    if isinstance(error, DOCUMENTED):
+        in_package = os.sep + "gdpjax" + os.sep in frame.filename
+        is_refusal = in_package or isinstance(error, OSError)
+        return ("refused" if is_refusal else "obscure"), f"{kind}: {error} ({file})"
+
+    message = str(error)
+    if isinstance(error, RuntimeError) and "no words" in message:
+        message = "repr of a value"
+    return "obscure", f"{kind}: {message} ({file}:{frame.lineno})"
+
+
+def outcome(call: Callable[[], Any], bad: Bad) -> tuple[str, str]:
+    """Return how one call ends, and what it said."""
+    try:
+        with _time_limit(LIMIT_S), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = jax.block_until_ready(call())
+            return _judge(result, bad)
+    except _Slow:
+        return "slow", ""
+    except Exception as error:
+        return _judge_error(error)
 
 
 class Finding(NamedTuple):
-    """One call and its end."""
+    """One call and how it ended."""
 
     entry: str
     place: str
@@ -192,50 +334,70 @@ class Finding(NamedTuple):
 
 
 def fuzzed(seed: int, calls: int, entries: list[str] | None = None, hopeless_only: bool = False) -> Iterator[Finding]:
-    """``calls`` mutated calls of each entry point."""
+    """Yield ``calls`` mutated calls of each entry point."""
     for name, case in fuzz_cases.cases().items():
         if entries and name not in entries:
             continue
         rng = random.Random(f"{seed} {name}")
-        options = [(place, bad) for place, value in places(case) for bad in bad_values(value)]
-        if hopeless_only or name in COSTLY:
-            options = [(place, bad) for place, bad in options if bad.hopeless]
+        function = case[0]
+        options = _replacements(case, hopeless_only or name in COSTLY)
         trees = [(place, value) for place, value in places(case) if _is_tree(value)]
         for _ in range(calls):
             place, bad = rng.choice(options)
+
+            # One call in five has a leaf of a tree replaced.
             if trees and not hopeless_only and rng.random() < 0.2:
                 place, value = rng.choice(trees)
                 bad = _nested(value, rng)
             if _allowed(name, place, bad.value):
                 bad = Bad(bad.value, False)
             args, kwargs = mutated(case, place, bad.value)
-            end, said = outcome(functools.partial(case[0], *args, **kwargs), bad)
-            yield Finding(name, _parameter(case[0], place), shown(bad.value), end, said)
+            end, said = outcome(functools.partial(function, *args, **kwargs), bad)
+            yield Finding(name, _parameter(function, place), shown(bad.value), end, said)
+
+
+def _replacements(case: fuzz_cases.Case, hopeless_only: bool) -> list[tuple[str, Bad]]:
+    """Return every replacement of every argument, or only those that nobody can have meant."""
+    result = []
+    for place, value in places(case):
+        for bad in bad_values(value):
+            if bad.hopeless or not hopeless_only:
+                result.append((place, bad))
+    return result
 
 
 def _parameter(function: Any, place: str) -> str:
     try:
         names = list(inspect.signature(function).parameters)
-        return names[int(place)] if place.isdigit() else place
+        if place.isdigit():
+            return names[int(place)]
+        return place
     except (ValueError, TypeError, IndexError):
         return place
 
 
-# (entry, argument): what may be anything, or None, though the valid call gives a number.
-ANYTHING: set[tuple[str, str]] = {  # ... is a filter of nnx, and so is a text
-    (entry, "wrt") for entry in ("nnx.clipped_grad", "nnx.explain", "nnx.private_training")
+# (entry, argument) that may be anything: ... is a filter of nnx, and so is a text.
+ANYTHING: set[tuple[str, str]] = {
+    ("nnx.clipped_grad", "wrt"),
+    ("nnx.explain", "wrt"),
+    ("nnx.private_training", "wrt"),
 }
+# (entry, argument) that may be None, though the valid call gives a number.
 OPTIONAL: set[tuple[str, str]] = set()
 
 
 def _allowed(name: str, place: str, value: Any) -> bool:
     if name in ("ledger_of", "ledger_state_of", "clip_norm_of") and isinstance(value, list):
-        return True  # a state inside another one
-    return (name, place) in ANYTHING or (value is None and ((name, place) in OPTIONAL or not place.isdigit()))
+        # A state may be inside another one.
+        return True
+    if (name, place) in ANYTHING:
+        return True
+    may_be_none = (name, place) in OPTIONAL or not place.isdigit()
+    return value is None and may_be_none
 
 
 def main() -> None:
-    """Print what was found, the worst last."""
+    """Print how the calls ended, and how many ended in each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=int, default=30, help="of each entry point")
@@ -249,11 +411,15 @@ def main() -> None:
     counts: collections.Counter[str] = collections.Counter()
     for finding in fuzzed(arguments.seed, arguments.calls, arguments.entry, arguments.hopeless):
         counts[finding.end] += 1
-        if not arguments.only_bad or finding.end in ("obscure", "nonsense", "slow"):
+        is_bad = finding.end in ("obscure", "nonsense", "slow")
+        if is_bad or not arguments.only_bad:
             said = " ".join(finding.said.split())[:160]
             print(f"{finding.end:8} {finding.entry}({finding.place}={finding.value}): {said}", flush=True)
     total = max(sum(counts.values()), 1)
-    print(", ".join(f"{end} {count} ({100 * count / total:.2f} %)" for end, count in sorted(counts.items())))
+    shares = []
+    for end, count in sorted(counts.items()):
+        shares.append(f"{end} {count} ({100 * count / total:.2f} %)")
+    print(", ".join(shares))
 
 
 if __name__ == "__main__":

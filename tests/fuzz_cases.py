@@ -1,7 +1,8 @@
 """One valid call of every public entry point, for `tests.fuzz` to mutate.
 
-A case is ``name: (function, args, kwargs)``, made by a function so that arrays and keys are made anew. Functions that
-return something lazy (an optax transformation, an iterator) are used once, so that a bad argument cannot hide in it.
+`case` takes a call as it would be written, and `cases` returns them all by name, with arrays and keys made anew.
+Functions that return something lazy (an optax transformation, an iterator) are used once, so that a bad argument cannot
+hide in it.
 """
 
 import contextlib
@@ -37,9 +38,34 @@ from gdpjax import (
 Case = tuple[Callable[..., Any], tuple, dict[str, Any]]
 KEY = jax.random.key(7)
 PARAMS = {"w": np.ones(2, np.float32), "b": np.zeros((), np.float32)}
-X, Y = np.ones((4, 2), np.float32), np.zeros(4, np.float32)
+X = np.ones((4, 2), np.float32)
+Y = np.zeros(4, np.float32)
 GRADS = {"w": np.ones((4, 2), np.float32), "b": np.ones(4, np.float32)}
-PRIVATE = {"noise_multiplier": 1.0, "sampling_prob": 0.1, "expected_batch_size": 4.0, "key": KEY}
+PRIVATE = {
+    "noise_multiplier": 1.0,
+    "sampling_prob": 0.1,
+    "expected_batch_size": 4.0,
+    "key": KEY,
+}
+
+# Noise multiplier, sampling probability and number of steps.
+RUN = (1.0, 0.1, 10)
+EVENT = gdpjax.Event(*RUN)
+GAUSSIAN = tradeoff.Gaussian(1.0)
+LAPLACE = tradeoff.Laplace(1.0)
+
+# Rényi divergences, and their orders.
+ORDERS = np.array([2.0, 3.0])
+DIVERGENCES = np.full(2, 0.1)
+
+# Of an audit: scores, and whether each canary was in.
+SCORES = np.arange(64.0)
+COINS = np.arange(64) % 2 == 0
+
+
+def case(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Case:
+    """Return a call as a case: ``case(f, 1.0, delta=0.1)`` is that of ``f(1.0, delta=0.1)``."""
+    return function, args, kwargs
 
 
 def loss_fn(params: Any, x: Any, y: Any) -> Any:
@@ -81,9 +107,14 @@ def task() -> Any:
 SPEC = {
     "delta": 1e-3,
     "hyperparameters": {
-        "learning_rate": 0.1, "l2_clip_norm": 1.0, "noise_multiplier": 2.0, "batch_size": 2, "epochs": 1, "seeds": 1
+        "learning_rate": 0.1,
+        "l2_clip_norm": 1.0,
+        "noise_multiplier": 2.0,
+        "batch_size": 2,
+        "epochs": 1,
+        "seeds": 1,
     },
-}  # fmt: skip
+}
 SPEC_TEXT = """\
 data = "my_task:load"
 model = "my_task:build"
@@ -100,14 +131,14 @@ seeds = 1
 
 
 def _in_a_folder(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Call it in a folder that is removed again: wrong paths may be written to."""
+    """Call a function in a folder that is removed again: wrong paths may be written to."""
 
     @functools.wraps(function)
-    def used(*args: Any, **kwargs: Any) -> Any:
+    def call_in_folder(*args: Any, **kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             function(*args, **kwargs)
 
-    return used
+    return call_in_folder
 
 
 def release(key: Any, included: Any) -> Any:
@@ -115,34 +146,48 @@ def release(key: Any, included: Any) -> Any:
 
 
 def _stepped(make: Callable[..., Any], updates: Any = PARAMS) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def used(*args: Any, **kwargs: Any) -> Any:
-        tx = make(*args, **kwargs)
-        return tx.update(updates, tx.init(PARAMS), PARAMS)
+    """Make an optax transformation and take one step with it."""
 
-    return used
+    @functools.wraps(make)
+    def make_and_step(*args: Any, **kwargs: Any) -> Any:
+        tx = make(*args, **kwargs)
+        state = tx.init(PARAMS)
+        return tx.update(updates, state, PARAMS)
+
+    return make_and_step
 
 
 def _called(make: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def used(*args: Any, **kwargs: Any) -> Any:
-        return make(*args, **kwargs)(*inputs)
+    """Make a function and call it with ``inputs``."""
 
-    return used
+    @functools.wraps(make)
+    def make_and_call(*args: Any, **kwargs: Any) -> Any:
+        function = make(*args, **kwargs)
+        return function(*inputs)
+
+    return make_and_call
 
 
 def _first(make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def used(*args: Any, **kwargs: Any) -> Any:
-        return next(iter(make(*args, **kwargs)))
+    """Make an iterable and return its first element."""
 
-    return used
+    @functools.wraps(make)
+    def make_and_draw(*args: Any, **kwargs: Any) -> Any:
+        iterator = iter(make(*args, **kwargs))
+        return next(iterator)
+
+    return make_and_draw
 
 
 @functools.cache
 def plan() -> Any:
     return training.make_plan(
-        clip=1.0, max_examples=8, expected_batch_size=2, num_steps=3, delta=1e-3, noise_multiplier=2.0
+        clip=1.0,
+        max_examples=8,
+        expected_batch_size=2,
+        num_steps=3,
+        delta=1e-3,
+        noise_multiplier=2.0,
     )
 
 
@@ -182,444 +227,876 @@ def data() -> Any:
 
 
 def _trained(*args: Any, **kwargs: Any) -> Any:
+    """Make a training and take one step."""
     made = training.private_training(*args, **kwargs)
-    return made.step(made.init(PARAMS, KEY), made.place(X, Y))
+    state = made.init(PARAMS, KEY)
+    return made.step(state, made.place(X, Y))
 
 
 def _accumulated(clip: Any, num_microbatches: Any) -> Any:
-    tx = gdpjax.accumulate_clipped(gdpjax.privatize(clip, **PRIVATE), num_microbatches)
-    return tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    """Accumulate sums of this clip, which are noised."""
+    private = gdpjax.privatize(clip, **PRIVATE)
+    return _accumulate_any(private, num_microbatches)
 
 
 def _accumulate_any(tx: Any, num_microbatches: Any) -> Any:
-    made = gdpjax.accumulate_clipped(tx, num_microbatches)
-    return made.update(PARAMS, made.init(PARAMS), PARAMS)
+    """Accumulate sums for any transformation, and take one step."""
+    accumulating = gdpjax.accumulate_clipped(tx, num_microbatches)
+    state = accumulating.init(PARAMS)
+    return accumulating.update(PARAMS, state, PARAMS)
+
+
+def _hyperparameters_of_task(*args: Any, **kwargs: Any) -> Any:
+    """Make a task and read its functions' hyperparameters."""
+    return sweeps.Task(*args, **kwargs).hyperparameters
+
+
+def _clipping_cases() -> dict[str, Case]:
+    return {
+        "AutoS": case(gdpjax.AutoS, 1.0, 0.01),
+        "Flat": case(gdpjax.Flat, 1.0),
+        "Normalize": case(gdpjax.Normalize, 1.0),
+        "PerGroup": case(gdpjax.PerGroup, {"w": "a", "b": "a"}, {"a": 1.0}),
+        "PerLeaf": case(gdpjax.PerLeaf, 1.0),
+        "Sensitivity": case(gdpjax.Sensitivity, 1.0, True),
+        "product_flops": case(clipping.product_flops, jax.make_jaxpr(jnp.sin)(1.0)),
+        "as_rule": case(clipping.as_rule, 1.0),
+        "average_augmentations": case(
+            _called(gdpjax.average_augmentations, PARAMS, X),
+            augmented_loss,
+            4,
+            augmented_argnums=1,
+        ),
+        "clipped_grad": case(
+            _called(gdpjax.clipped_grad, PARAMS, X, Y),
+            loss_fn,
+            1.0,
+            argnums=0,
+            batch_argnums=(1, 2),
+            keep_batch_dim=False,
+            has_aux=False,
+            strategy="auto",
+            trainable={"w": True, "b": True},
+            microbatch_size=2,
+            return_info=False,
+        ),
+        "clipped_grad()": case(grad_fn(), PARAMS, X, Y, is_padding=np.zeros(4, bool)),
+        "clipped_grad().sensitivity": case(
+            grad_fn().sensitivity,
+            gdpjax.NeighboringRelation.REPLACE_ONE,
+        ),
+        "explain": case(gdpjax.explain, loss_fn, PARAMS, (X, Y), batch_argnums=(1, 2), strategy="auto"),
+        "per_example_grad": case(
+            _called(gdpjax.per_example_grad, PARAMS, X, Y),
+            loss_fn,
+            batch_argnums=(1, 2),
+        ),
+    }
+
+
+def _flax_cases() -> dict[str, Case]:
+    return {
+        "nnx.clipped_grad": case(
+            _called(nnx.clipped_grad, module(), X, Y),
+            module_loss,
+            1.0,
+            wrt=flax_nnx.Param,
+            batch_argnums=(1, 2),
+            strategy="auto",
+            return_info=False,
+        ),
+        "nnx.clipped_grad()": case(
+            nnx.clipped_grad(module_loss, 1.0, batch_argnums=(1, 2)),
+            module(),
+            X,
+            Y,
+            is_padding=np.zeros(4, bool),
+        ),
+        "nnx.explain": case(
+            nnx.explain,
+            module_loss,
+            module(),
+            (X, Y),
+            wrt=flax_nnx.Param,
+            batch_argnums=(1, 2),
+        ),
+        "nnx.private_training": case(
+            nnx.private_training,
+            plan(),
+            module(),
+            module_loss,
+            optax.sgd(0.1),
+            wrt=flax_nnx.Param,
+            num_arrays=2,
+            example_key=False,
+            strategy="auto",
+            constant_work=False,
+        ),
+        "nnx.private_training().init": case(module_loop().init, module(), KEY),
+    }
+
+
+def _sweep_cases() -> dict[str, Case]:
+    return {
+        "Task": case(
+            _hyperparameters_of_task,
+            load,
+            build,
+            optax.sgd,
+            defaults={"epochs": 1.0},
+            names={"data": "d", "model": "m", "optimizer": "o"},
+        ),
+        "train": case(
+            _in_a_folder(sweeps.train),
+            task(),
+            SPEC,
+            "run",
+            resume=False,
+            diagnostics=True,
+            how_to_resume="the same again",
+        ),
+        "run_sweep": case(
+            _in_a_folder(sweeps.run_sweep),
+            task(),
+            SPEC,
+            "run",
+            resume=False,
+            backend="local",
+            width=2,
+            memory_gb=1.0,
+        ),
+        "report_sweep": case(_in_a_folder(sweeps.report_sweep), "run"),
+        "new_project": case(_in_a_folder(sweeps.new_project), "mine"),
+        "parse_spec": case(sweeps.parse_spec, Path("train.toml"), SPEC_TEXT, sweeps.ImportedTask()),
+        "read_spec": case(sweeps.read_spec, Path("train.toml"), sweeps.ImportedTask()),
+    }
+
+
+def _transform_cases() -> dict[str, Case]:
+    return {
+        "accumulate_clipped": case(
+            _accumulate_any,
+            gdpjax.privatize(gdpjax.Sensitivity(1.0), **PRIVATE),
+            2,
+        ),
+        "accumulate_clipped(clip)": case(_accumulated, gdpjax.Sensitivity(1.0), 2),
+        "add_gaussian_noise": case(_stepped(gdpjax.add_gaussian_noise), 1.0, KEY),
+        "clip_and_sum": case(
+            _stepped(gdpjax.clip_and_sum, GRADS),
+            1.0,
+            trainable={"w": True, "b": True},
+            max_batch_size=8,
+        ),
+        "clip_norm_of": case(gdpjax.clip_norm_of, adaptive().init(PARAMS)),
+        "dpsgd": case(
+            _stepped(gdpjax.dpsgd, GRADS),
+            0.1,
+            1.0,
+            **PRIVATE,
+            momentum=0.9,
+            nesterov=True,
+            sampling="poisson",
+            ledger_capacity=2,
+            overflow_per_step=0.0,
+            max_batch_size=8,
+        ),
+        "dpadam": case(
+            _stepped(gdpjax.dpadam, GRADS),
+            0.1,
+            1.0,
+            **PRIVATE,
+            b1=0.9,
+            b2=0.99,
+            eps=1e-8,
+            ledger_capacity=2,
+            overflow_per_step=0.0,
+        ),
+        "privatize": case(
+            _stepped(gdpjax.privatize),
+            gdpjax.Sensitivity(1.0),
+            **PRIVATE,
+            sampling="poisson",
+            neighboring_relation=gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
+            ledger_capacity=2,
+            overflow_per_step=0.0,
+        ),
+        "privatize(batches)": case(
+            _stepped(gdpjax.privatize),
+            gdpjax.Sensitivity(1.0),
+            noise_multiplier=1.0,
+            key=KEY,
+            batches=sampling.Poisson(20, 4, 3),
+        ),
+        "privatize.update": case(
+            gdpjax.privatize(gdpjax.Sensitivity(1.0), **PRIVATE).update,
+            PARAMS,
+            private_state(),
+            PARAMS,
+        ),
+        "privatize_adaptive": case(
+            _stepped(gdpjax.privatize_adaptive, GRADS),
+            **PRIVATE,
+            initial_l2_clip_norm=1.0,
+            count_stddev=2.0,
+            target_quantile=0.5,
+            learning_rate=0.2,
+            l2_clip_norm_range=(1e-3, 1e3),
+        ),
+    }
+
+
+def _correlated_cases() -> dict[str, Case]:
+    return {
+        "BandedInverse": case(correlated.BandedInverse, [1.0, -0.5], memory="buffer"),
+        "BandedToeplitz": case(correlated.BandedToeplitz, [1.0, 0.5]),
+        "BufferedToeplitz": case(correlated.BufferedToeplitz, [0.9, 0.5], [0.2, 0.1]),
+        "Dense": case(correlated.Dense, np.eye(2)),
+        "FixedEpochs": case(correlated.FixedEpochs, 2),
+        "MinSep": case(correlated.MinSep, 2, 3),
+        "check_batches": case(_first(correlated.check_batches), [[0], [1]], correlated.MinSep(2, 1), 4),
+        "to_document": case(correlated.to_document, correlated.MinSep(2, 3)),
+        "from_document": case(correlated.from_document, {"type": "FixedEpochs", "num_epochs": 2}),
+        "MomentumSGD": case(correlated.MomentumSGD, 0.9, 0.01),
+        "bisr": case(correlated.bisr, 3, 0.9, 0.01),
+        "lambda_cgd": case(correlated.lambda_cgd, 0.5),
+        "sensitivity": case(correlated.bisr(3).sensitivity, 8, correlated.MinSep(2, 3)),
+        "sensitivity of Dense": case(
+            correlated.Dense(np.eye(8)).sensitivity,
+            8,
+            correlated.MinSep(2, 3),
+        ),
+        "error": case(correlated.bisr(3).error, 8, "max", workload=correlated.PrefixSum()),
+        "error of Dense": case(
+            correlated.Dense(np.eye(8)).error,
+            8,
+            "max",
+            workload=correlated.PrefixSum(),
+        ),
+        "optimize_banded_inverse": case(
+            correlated.optimize_banded_inverse,
+            8,
+            2,
+            correlated.MinSep(2, 3),
+            "max",
+            workload=correlated.PrefixSum(),
+        ),
+        "optimize_banded_toeplitz": case(
+            correlated.optimize_banded_toeplitz,
+            8,
+            2,
+            "max",
+            workload=correlated.PrefixSum(),
+        ),
+        "optimize_buffered_toeplitz": case(
+            correlated.optimize_buffered_toeplitz,
+            8,
+            correlated.MinSep(2, 3),
+            "max",
+            max_buffers=2,
+            workload=correlated.PrefixSum(),
+        ),
+        "optimize_dense": case(correlated.optimize_dense, 8, 2, workload=correlated.PrefixSum()),
+    }
+
+
+def _ledger_cases() -> dict[str, Case]:
+    return {
+        "Event": case(
+            gdpjax.Event,
+            *RUN,
+            sampling="poisson",
+            overflow=0.0,
+            neighboring_relation=gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        ),
+        "Event.joint": case(gdpjax.Event.joint, 1.0, 2.0, sampling_prob=0.1, num_steps=3),
+        "Event.quantile_clipping": case(
+            gdpjax.Event.quantile_clipping,
+            1.0,
+            5.0,
+            sampling_prob=0.1,
+            num_steps=3,
+        ),
+        "AllocationEvent": case(ledger.AllocationEvent, 1.0, 10, 3, 2, missing_steps=1),
+        "ApproximateDPEvent": case(ledger.ApproximateDPEvent, 1.0, 1e-5, 2),
+        "GaussianEvent": case(ledger.GaussianEvent, 1.0, 2),
+        "LaplaceEvent": case(ledger.LaplaceEvent, 1.0, 2),
+        "CorrelatedGaussianEvent": case(
+            ledger.CorrelatedGaussianEvent,
+            1.0,
+            10,
+            12,
+            2,
+            5,
+            is_exact=False,
+        ),
+        "CyclicPoissonEvent": case(
+            ledger.CyclicPoissonEvent,
+            1.0,
+            0.1,
+            10,
+            3,
+            overflow=1e-9,
+            announced=True,
+        ),
+        "ShuffledEvent": case(ledger.ShuffledEvent, 1.0, 10, 3, overflow=1e-9, missing_steps=1),
+        "TruncatedPoissonEvent": case(ledger.TruncatedPoissonEvent, 1.0, 0.1, 3, 20, 4),
+        "RandomizedResponseEvent": case(ledger.RandomizedResponseEvent, 1.0, 3, 2),
+        "Ledger": case(gdpjax.Ledger, [EVENT]),
+        "Ledger.add": case(gdpjax.Ledger().add, EVENT),
+        "Ledger.from_json": case(gdpjax.Ledger.from_json, gdpjax.Ledger([EVENT]).to_json()),
+        "Ledger.from_opacus_history": case(gdpjax.Ledger.from_opacus_history, [(1.0, 0.1, 3)]),
+        "check_scheme": case(ledger.check_scheme, "allocation", {"steps_per_epoch": 4}, 0.25),
+        "init_ledger": case(
+            ledger.init_ledger,
+            2,
+            "poisson",
+            gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        ),
+        "ledger_from_state": case(ledger.ledger_from_state, private_state().ledger),
+        "ledger_of": case(gdpjax.ledger_of, private_state()),
+        "ledger_state_of": case(ledger.ledger_state_of, private_state()),
+        "record_step": case(ledger.record_step, private_state().ledger, 1.0, 0.1, 0.0),
+        "record_steps": case(ledger.record_steps, private_state().ledger, 2, 1.0, 0.1, 0.0),
+        "resolve_relation": case(
+            ledger.resolve_relation,
+            "poisson",
+            gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        ),
+        "resolve_scheme_relation": case(
+            ledger.resolve_scheme_relation,
+            "truncated_poisson",
+            gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        ),
+        "round_toward": case(ledger.round_toward, 0.1, float("inf"), jnp.float32),
+    }
+
+
+def _accounting_cases() -> dict[str, Case]:
+    clt = accounting.gdp_clt()
+    return {
+        "with_overflow": case(
+            accounting.with_overflow,
+            accounting.certified(*RUN),
+            1e-9,
+            announced=True,
+        ),
+        "calibrate_noise_multiplier": case(
+            accounting.calibrate_noise_multiplier,
+            epsilon=3.0,
+            delta=1e-3,
+            sampling_prob=0.1,
+            num_steps=10,
+            accountant="rdp",
+        ),
+        "calibrate_num_steps": case(
+            accounting.calibrate_num_steps,
+            epsilon=3.0,
+            delta=1e-3,
+            sampling_prob=0.1,
+            noise_multiplier=1.0,
+            accountant="rdp",
+        ),
+        "calibrate_sampling_prob": case(
+            accounting.calibrate_sampling_prob,
+            epsilon=3.0,
+            delta=1e-3,
+            num_steps=10,
+            noise_multiplier=1.0,
+            accountant="rdp",
+        ),
+        "clt_epsilon": case(accounting.clt_epsilon, *RUN, 1e-3, sampling="poisson"),
+        "clt_is_reliable": case(accounting.clt_is_reliable, *RUN, 1e-3),
+        "clt_mu_poisson": case(accounting.clt_mu_poisson, *RUN),
+        "clt_mu_uniform": case(accounting.clt_mu_uniform, *RUN),
+        "report": case(gdpjax.report, RUN, deltas=[1e-3], names=["a run"]),
+        "certified": case(accounting.certified, *RUN, sampling="poisson", group_size=1),
+        "mu_and_regret": case(accounting.mu_and_regret, *RUN),
+        "delta_bounds": case(accounting.delta_bounds, *RUN, 1.0, sampling="poisson"),
+        "allocation_delta_bounds": case(
+            accounting.allocation_delta_bounds,
+            1.0,
+            4,
+            2,
+            1.0,
+            num_selected=2,
+        ),
+        "allocation_epsilon_bounds": case(
+            accounting.allocation_epsilon_bounds,
+            1.0,
+            4,
+            2,
+            1e-3,
+            bins="fresh",
+        ),
+        "epsilon_bounds": case(accounting.epsilon_bounds, *RUN, 1e-3, sampling="poisson"),
+        "epsilon_bounds(ledger)": case(accounting.epsilon_bounds, gdpjax.Ledger([EVENT]), delta=1e-3),
+        "epsilon_with_overflow": case(
+            accounting.epsilon_with_overflow,
+            lambda delta: accounting.epsilon_bounds(*RUN, delta),
+            1e-3,
+            1e-9,
+        ),
+        "delta_after_overflow": case(accounting.delta_after_overflow, 1e-3, 1e-9),
+        "steps_of_epochs": case(accounting.steps_of_epochs, 1.0, 1000, 16),
+        "epsilon_estimate": case(accounting.epsilon_estimate, *RUN, 1e-3),
+        "mu_bounds": case(accounting.mu_bounds, *RUN, failure=1e-3),
+        "tradeoff_bounds": case(accounting.tradeoff_bounds, *RUN, 0.1),
+        "edgeworth_delta": case(accounting.edgeworth_delta, *RUN, 1.0, order=2),
+        "edgeworth_epsilon": case(accounting.edgeworth_epsilon, *RUN, 1e-3, order=2),
+        "gamma_for_mean_num_runs": case(accounting.gamma_for_mean_num_runs, 10.0, 0.5),
+        "gdp_clt": case(clt.step, clt.init(), *RUN),
+        "gdp_clt().epsilon": case(clt.epsilon, clt.step(clt.init(), *RUN), 1e-3),
+        "gdp_compose": case(accounting.gdp_compose, np.ones(3), axis=-1),
+        "gdp_delta": case(accounting.gdp_delta, 1.0, 1.0),
+        "gdp_epsilon": case(accounting.gdp_epsilon, 1e-3, 1.0),
+        "gdp_group": case(accounting.gdp_group, 1.0, 2),
+        "gdp_log_delta": case(accounting.gdp_log_delta, 1.0, 1.0),
+        "gdp_mu": case(accounting.gdp_mu, 1.0, 1e-3),
+        "gdp_tradeoff": case(accounting.gdp_tradeoff, 0.1, 1.0),
+        "mean_num_runs": case(accounting.mean_num_runs, 0.5, 0.1),
+        "moments_accountant_epsilon": case(accounting.moments_accountant_epsilon, *RUN, 1e-3, "tight"),
+        "numeric": case(accounting.numeric, 4),
+        "numeric().step": case(accounting.numeric(4).step, accounting.numeric(4).init(), *RUN),
+        "numeric().epsilon": case(
+            accounting.numeric(4).epsilon,
+            accounting.numeric(4).step(accounting.numeric(4).init(), *RUN),
+            1e-3,
+        ),
+        "rdp": case(accounting.rdp, (2.0, 3.0)),
+        "rdp().step": case(accounting.rdp((2.0, 3.0)).step, accounting.rdp((2.0, 3.0)).init(), *RUN),
+        "rdp_allocation": case(
+            accounting.rdp_allocation,
+            1.0,
+            4,
+            2,
+            ORDERS,
+            num_selected=2,
+            bins="fresh",
+        ),
+        "rdp_of_ledger": case(accounting.rdp_of_ledger, gdpjax.Ledger([EVENT]), ORDERS),
+        "rdp_truncated_poisson": case(accounting.rdp_truncated_poisson, 1.0, 0.1, 100, 20, ORDERS),
+        "moments_accountant_epsilon(ledger)": case(
+            accounting.moments_accountant_epsilon,
+            gdpjax.Ledger([EVENT]),
+            delta=1e-3,
+        ),
+        "rdp_delta": case(accounting.rdp_delta, DIVERGENCES, ORDERS, 1.0),
+        "rdp_epsilon": case(accounting.rdp_epsilon, DIVERGENCES, ORDERS, 1e-3, conversion="tight"),
+        "rdp_subsampled_gaussian": case(accounting.rdp_subsampled_gaussian, 1.0, 0.1, ORDERS),
+        "sample_num_runs": case(
+            accounting.sample_num_runs,
+            KEY,
+            distribution="negative_binomial",
+            eta=0.5,
+            gamma=0.1,
+            shape=(2,),
+        ),
+        "tuning_epsilon": case(accounting.tuning_epsilon, *RUN, 1e-3, eta=0.5, gamma=0.1),
+        "tuning_rdp": case(accounting.tuning_rdp, DIVERGENCES, ORDERS, eta=0.5, gamma=0.1),
+    }
+
+
+def _auditing_cases() -> dict[str, Case]:
+    return {
+        "audit_many_runs": case(auditing.audit_many_runs, SCORES, COINS, delta=1e-3, threshold=30.0),
+        "audit_one_run": case(auditing.audit_one_run, SCORES, COINS, key=KEY, delta=1e-3, num_guesses=8),
+        "audit_step": case(
+            auditing.audit_step,
+            release,
+            KEY,
+            delta=1e-3,
+            num_releases=256,
+            confidence=0.9,
+        ),
+        "black_box_scores": case(auditing.black_box_scores, np.ones(3), np.ones(3)),
+        "coordinate_canaries": case(auditing.coordinate_canaries, KEY, 2, PARAMS, 1.0),
+        "count_correct": case(auditing.count_correct, SCORES, COINS, 8, KEY),
+        "epsilon_from_errors": case(auditing.epsilon_from_errors, 0.1, 0.1, 1e-3),
+        "error_rate_upper": case(auditing.error_rate_upper, 3, 10, confidence=0.9),
+        "error_region": case(auditing.error_region, 3, 10, 2, 10, confidence=0.9),
+        "flip_coins": case(auditing.flip_coins, KEY, 3),
+        "gradient_canaries": case(auditing.gradient_canaries, KEY, 2, PARAMS, 1.0),
+        "mislabel": case(auditing.mislabel, KEY, np.arange(3), 3),
+        "mu_from_errors": case(auditing.mu_from_errors, 0.1, 0.1),
+        "one_run_epsilon": case(auditing.one_run_epsilon, 8, 10, 20, delta=1e-3, confidence=0.9),
+        "one_run_mu": case(auditing.one_run_mu, 8, 10, 20, confidence=0.9),
+        "one_run_p_value": case(auditing.one_run_p_value, 8, 10, 20, epsilon=1.0, delta=1e-3),
+        "one_run_refutes": case(auditing.one_run_refutes, GAUSSIAN, 8, 10, 20, confidence=0.9),
+        "out_of_distribution": case(auditing.out_of_distribution, KEY, 2, (3,), 0.0, 1.0),
+        "white_box_scores": case(auditing.white_box_scores, np.ones(3), np.ones((2, 3))),
+        "with_gradient_canaries": case(
+            _called(auditing.with_gradient_canaries, PARAMS, PARAMS, True, X[0], Y[0]),
+            loss_fn,
+        ),
+    }
+
+
+def _mechanisms_cases() -> dict[str, Case]:
+    return {
+        "DiscreteGaussianMechanism": case(mechanisms.DiscreteGaussianMechanism, 1.0, 2),
+        "DiscreteGaussianMechanism.sample": case(
+            mechanisms.DiscreteGaussianMechanism(1.0).sample,
+            KEY,
+            3,
+        ),
+        "DiscreteLaplaceMechanism": case(mechanisms.DiscreteLaplaceMechanism, 1.0, 2),
+        "GaussianMechanism": case(mechanisms.GaussianMechanism, 1.0),
+        "GaussianMechanism.sample": case(
+            mechanisms.GaussianMechanism(1.0).sample,
+            KEY,
+            1.0,
+            sensitivity=1.0,
+        ),
+        "GaussianMechanism.epsilon": case(mechanisms.GaussianMechanism(1.0).epsilon, 1e-3),
+        "GaussianMechanism.delta": case(mechanisms.GaussianMechanism(1.0).delta, 1.0),
+        "LaplaceMechanism": case(mechanisms.LaplaceMechanism, 1.0),
+        "LaplaceMechanism.sample": case(
+            mechanisms.LaplaceMechanism(1.0).sample,
+            KEY,
+            X,
+            sensitivity=1.0,
+        ),
+        "PoissonSubsampled": case(mechanisms.PoissonSubsampled, mechanisms.GaussianMechanism(1.0), 0.1),
+        "PoissonSubsampled.sample": case(
+            mechanisms.PoissonSubsampled(mechanisms.GaussianMechanism(1.0), 0.1).sample,
+            KEY,
+            X,
+            sensitivity=1.0,
+        ),
+        "PoissonSubsampled.tradeoff": case(
+            mechanisms.PoissonSubsampled(mechanisms.GaussianMechanism(1.0), 0.1).tradeoff,
+            "remove",
+        ),
+        "RandomizedResponse": case(mechanisms.RandomizedResponse, 1.0, 3),
+        "RandomizedResponse.sample": case(mechanisms.RandomizedResponse(1.0).sample, KEY, np.arange(2)),
+        "RandomizedResponse.estimate": case(mechanisms.RandomizedResponse(1.0).estimate, [4, 6]),
+        "RandomizedResponse.with_truth_probability": case(
+            mechanisms.RandomizedResponse.with_truth_probability,
+            0.9,
+            3,
+        ),
+    }
+
+
+def _plotting_cases() -> dict[str, Case]:
+    return {
+        "approximate_dp_tradeoff": case(
+            plotting.approximate_dp_tradeoff,
+            np.array([0.1, 0.5]),
+            1.0,
+            1e-3,
+        ),
+        "epsilon_curves": case(plotting.epsilon_curves, *RUN, 1e-3, num_points=8, log=False),
+        "plot_epsilon": case(plotting.plot_epsilon, _epsilon_curves(), log=False),
+        "plot_tradeoff": case(plotting.plot_tradeoff, _tradeoff_curves(), log=False),
+        "tradeoff_curves": case(plotting.tradeoff_curves, *RUN, 1e-3, num_points=8),
+    }
+
+
+def _sampling_cases() -> dict[str, Case]:
+    return {
+        "fresh_key": case(gdpjax.fresh_key, "threefry2x32"),
+        "poisson_batches": case(
+            _first(gdpjax.poisson_batches),
+            KEY,
+            20,
+            0.1,
+            num_steps=3,
+            capacity=16,
+            overflow=1e-9,
+            num_valid=10,
+            start=1,
+        ),
+        "PoissonBatches": case(
+            _first(sampling.PoissonBatches),
+            KEY,
+            20,
+            0.1,
+            num_steps=3,
+            overflow=1e-9,
+            num_valid=10,
+        ),
+        "PoissonBatches(sizes)": case(
+            _first(sampling.PoissonBatches),
+            KEY,
+            20,
+            0.1,
+            num_steps=3,
+            sizes=(8, 16),
+        ),
+        "PoissonBatches[]": case(sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).__getitem__, 1),
+        "AllocationBatches": case(
+            _first(sampling.AllocationBatches),
+            KEY,
+            20,
+            4,
+            num_epochs=2,
+            capacity=16,
+            num_selected=2,
+            num_valid=10,
+        ),
+        "AllocationBatches[]": case(
+            sampling.AllocationBatches(KEY, 20, 4, num_epochs=2, capacity=16).__getitem__,
+            1,
+        ),
+        "allocation_error": case(sampling.allocation_error, 100),
+        "allocation_overflow": case(sampling.allocation_overflow, 20, 4, 8, 10, 2),
+        "allocation_sample": case(
+            sampling.allocation_sample,
+            KEY,
+            5,
+            20,
+            4,
+            16,
+            num_selected=2,
+            num_valid=10,
+        ),
+        "CyclicPoissonBatches": case(
+            _first(sampling.CyclicPoissonBatches),
+            KEY,
+            20,
+            0.1,
+            3,
+            num_steps=6,
+            capacity=7,
+            num_valid=10,
+        ),
+        "cyclic_poisson_sample": case(
+            sampling.cyclic_poisson_sample,
+            KEY,
+            5,
+            20,
+            0.1,
+            3,
+            7,
+            num_valid=10,
+        ),
+        "ShuffledBatches": case(
+            _first(sampling.ShuffledBatches),
+            KEY,
+            20,
+            3,
+            num_epochs=2,
+            num_valid=10,
+        ),
+        "ShuffledBatches[]": case(sampling.ShuffledBatches(KEY, 20, 3, num_epochs=2).__getitem__, 1),
+        "shuffled_error": case(sampling.shuffled_error, 20, 2),
+        "shuffled_sample": case(sampling.shuffled_sample, KEY, 5, 20, 3, num_valid=10),
+        "TruncatedPoissonBatches": case(
+            _first(sampling.TruncatedPoissonBatches),
+            KEY,
+            20,
+            0.1,
+            num_steps=3,
+            capacity=4,
+            num_valid=10,
+        ),
+        "TruncatedPoissonBatches[]": case(
+            sampling.TruncatedPoissonBatches(KEY, 20, 0.1, num_steps=3, capacity=4).__getitem__,
+            1,
+        ),
+        "UniformBatches": case(_first(sampling.UniformBatches), KEY, 20, 4, num_steps=3),
+        "UniformBatches[]": case(sampling.UniformBatches(KEY, 20, 4, num_steps=3).__getitem__, 1),
+        "Poisson": case(sampling.Poisson, 20, 4.0, 3, capacity=16),
+        "Poisson(overflow)": case(sampling.Poisson, 20, 4.0, 3, overflow=1e-9),
+        "Poisson.sample": case(sampling.Poisson(20, 4, 3).sample, KEY, 1, num_valid=10),
+        "Poisson.host_batches": case(_first(sampling.Poisson(20, 4, 3).host_batches), KEY, num_valid=10),
+        "choose_capacity": case(sampling.choose_capacity, 20, 0.1, 3, 1e-9),
+        "dyadic_probability": case(sampling.dyadic_probability, 0.1),
+        "overflow_probability": case(sampling.overflow_probability, 20, 0.1, 3, 10),
+        "poisson_sample": case(sampling.poisson_sample, KEY, 20, 0.1, 16, num_valid=10),
+        "truncated_poisson_sample": case(
+            sampling.truncated_poisson_sample,
+            KEY,
+            20,
+            0.1,
+            4,
+            num_valid=10,
+        ),
+        "uniform_sample": case(sampling.uniform_sample, KEY, 20, 4),
+        "uniform_sampling_error": case(sampling.uniform_sampling_error, 20, 3),
+    }
+
+
+def _tradeoff_cases() -> dict[str, Case]:
+    return {
+        "ApproximateDP": case(tradeoff.ApproximateDP, 1.0, 0.1),
+        "Gaussian": case(tradeoff.Gaussian, 1.0),
+        "Gaussian()": case(GAUSSIAN, 0.1),
+        "Gaussian.slope": case(GAUSSIAN.slope, 0.1),
+        "Laplace": case(tradeoff.Laplace, 1.0),
+        "PiecewiseLinear": case(
+            tradeoff.PiecewiseLinear,
+            np.array([0.0, 0.5, 1.0]),
+            np.array([1.0, 0.2, 0.0]),
+            rounding="down",
+        ),
+        "attack_advantage": case(tradeoff.attack_advantage, GAUSSIAN),
+        "bayes_error": case(tradeoff.bayes_error, GAUSSIAN, 0.5),
+        "berry_esseen": case(tradeoff.berry_esseen, LAPLACE, times=100),
+        "biconjugate": case(tradeoff.biconjugate, GAUSSIAN, GAUSSIAN),
+        "central_limit": case(tradeoff.central_limit, LAPLACE, times=100),
+        "compose": case(tradeoff.compose, GAUSSIAN, GAUSSIAN, times=2),
+        "convex_conjugate": case(tradeoff.convex_conjugate, GAUSSIAN, -1.0),
+        "delta": case(tradeoff.delta, GAUSSIAN, 1.0),
+        "dominating_mu": case(tradeoff.dominating_mu, GAUSSIAN, 0.0),
+        "epsilon": case(tradeoff.epsilon, GAUSSIAN, 1e-3),
+        "from_delta_curve": case(tradeoff.from_delta_curve, np.array([0.0, 1.0]), np.array([0.4, 0.1])),
+        "from_probabilities": case(
+            tradeoff.from_probabilities,
+            np.array([0.4, 0.6]),
+            np.array([0.6, 0.4]),
+        ),
+        "group": case(tradeoff.group, GAUSSIAN, 2),
+        "mixture": case(tradeoff.mixture, GAUSSIAN, 0.1),
+        "parallel": case(tradeoff.parallel, GAUSSIAN, LAPLACE),
+        "reconstruction_robustness": case(tradeoff.reconstruction_robustness, GAUSSIAN, 0.1),
+        "subsample": case(tradeoff.subsample, GAUSSIAN, 0.1),
+        "true_positive_rate": case(tradeoff.true_positive_rate, GAUSSIAN, 0.1),
+    }
+
+
+def _training_cases() -> dict[str, Case]:
+    return {
+        "Plan": case(
+            training.Plan,
+            2.0,
+            1.0,
+            8,
+            2.0,
+            3,
+            1e-3,
+            sampling="poisson",
+            group_size=1,
+            unit="example",
+            tuned="no",
+            released="all",
+            neighboring_relation=gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        ),
+        "Plan.from_json": case(training.Plan.from_json, plan().to_json()),
+        "Plan.mu_bounds": case(plan().mu_bounds, 1e-4),
+        "Plan.replace": case(plan().replace, max_steps=4),
+        "make_plan": case(
+            training.make_plan,
+            clip=1.0,
+            max_examples=8,
+            expected_batch_size=2,
+            epochs=1.0,
+            delta=1e-3,
+            noise_multiplier=2.0,
+            sampling="poisson",
+            group_size=1,
+            unit="row",
+        ),
+        "choose_bands": case(
+            training.choose_bands,
+            clip=1.0,
+            max_examples=8,
+            expected_batch_size=2,
+            epochs=1.0,
+            delta=1e-3,
+            mu=1.0,
+            num_bands=[1, 2],
+            error="max",
+        ),
+        "choose_microbatch": case(
+            training.choose_microbatch,
+            lambda rows: loop(),
+            PARAMS,
+            data(),
+            memory_bytes=10**9,
+        ),
+        "private_training": case(
+            _trained,
+            plan(),
+            loss_fn,
+            optax.sgd(0.1),
+            num_arrays=2,
+            example_key=False,
+            keep_batch_dim=False,
+            strategy="auto",
+            microbatch_size=4,
+            trainable={"w": True, "b": True},
+            ledger_capacity=2,
+            scale=lambda state: 1.0,
+        ),
+        "adam_scale": case(training.adam_scale, epsilon=1e-8, b2=0.999),
+        "Training.init": case(loop().init, PARAMS, KEY),
+        "Training.place": case(loop().place, X, Y),
+        "Training.step": case(loop().step, state(), data()),
+        "Training.run_steps": case(loop().run_steps, state(), data(), 2),
+        "Training.step_on": case(
+            loop().step_on,
+            state(),
+            np.ones((plan().capacity, 2), np.float32),
+            np.ones(plan().capacity, np.float32),
+            is_padding=np.zeros(plan().capacity, bool),
+        ),
+        "batch_source": case(training.batch_source, plan(), state(), 4),
+        "check_status": case(training.check_status, state()),
+        "group_by_user": case(
+            training.group_by_user,
+            np.array([1, 2, 1]),
+            np.ones(3),
+            max_per_user=2,
+            key=KEY,
+        ),
+        "num_steps_done": case(training.num_steps_done, state()),
+        "start_run": case(
+            training.start_run,
+            "/nonexistent/run",
+            loop(),
+            PARAMS,
+            data(),
+            key=KEY,
+            scan=True,
+        ),
+        "resume_run": case(training.resume_run, "/nonexistent/run", loop(), PARAMS, data(), scan=True),
+        "save_figure": case(plotting.save_figure, _figure(), "/nonexistent/figure.png"),
+    }
+
+
+def _functional_cases() -> dict[str, Case]:
+    result = {}
+    for name in ("inverse", "kappa2", "kappa3", "kappa3bar", "kl", "symmetrize"):
+        functional = getattr(tradeoff, name)
+        result[name] = case(functional, LAPLACE)
+    return result
 
 
 def cases() -> dict[str, Case]:
-    """Every case by the name of its entry point."""
-    run = (1.0, 0.1, 10)
-    f, g = tradeoff.Gaussian(1.0), tradeoff.Laplace(1.0)
-    scores, coins = np.arange(64.0), np.arange(64) % 2 == 0
-    order2 = (np.full(2, 0.1), np.array([2.0, 3.0]))
-    event = gdpjax.Event(1.0, 0.1, 10)
-    tally = accounting.gdp_clt()
-    found: dict[str, Case] = {
-        # clipping
-        "AutoS": (gdpjax.AutoS, (1.0, 0.01), {}),
-        "Flat": (gdpjax.Flat, (1.0,), {}),
-        "Normalize": (gdpjax.Normalize, (1.0,), {}),
-        "PerGroup": (gdpjax.PerGroup, ({"w": "a", "b": "a"}, {"a": 1.0}), {}),
-        "PerLeaf": (gdpjax.PerLeaf, (1.0,), {}),
-        "Sensitivity": (gdpjax.Sensitivity, (1.0, True), {}),
-        "product_flops": (clipping.product_flops, (jax.make_jaxpr(jnp.sin)(1.0),), {}),
-        "as_rule": (clipping.as_rule, (1.0,), {}),
-        "average_augmentations": (
-            _called(gdpjax.average_augmentations, PARAMS, X), (augmented_loss, 4), {"augmented_argnums": 1}
-        ),
-        "clipped_grad": (
-            _called(gdpjax.clipped_grad, PARAMS, X, Y), (loss_fn, 1.0),
-            {"argnums": 0, "batch_argnums": (1, 2), "keep_batch_dim": False, "has_aux": False, "strategy": "auto",
-             "trainable": {"w": True, "b": True}, "microbatch_size": 2, "return_info": False},
-        ),
-        "clipped_grad()": (grad_fn(), (PARAMS, X, Y), {"is_padding": np.zeros(4, bool)}),
-        "clipped_grad().sensitivity": (grad_fn().sensitivity, (gdpjax.NeighboringRelation.REPLACE_ONE,), {}),
-        "explain": (gdpjax.explain, (loss_fn, PARAMS, (X, Y)), {"batch_argnums": (1, 2), "strategy": "auto"}),
-        "per_example_grad": (_called(gdpjax.per_example_grad, PARAMS, X, Y), (loss_fn,), {"batch_argnums": (1, 2)}),
-        # modules of flax
-        "nnx.clipped_grad": (
-            _called(nnx.clipped_grad, module(), X, Y), (module_loss, 1.0),
-            {"wrt": flax_nnx.Param, "batch_argnums": (1, 2), "strategy": "auto", "return_info": False},
-        ),
-        "nnx.clipped_grad()": (
-            nnx.clipped_grad(module_loss, 1.0, batch_argnums=(1, 2)), (module(), X, Y),
-            {"is_padding": np.zeros(4, bool)},
-        ),
-        "nnx.explain": (
-            nnx.explain, (module_loss, module(), (X, Y)), {"wrt": flax_nnx.Param, "batch_argnums": (1, 2)}
-        ),
-        "nnx.private_training": (
-            nnx.private_training, (plan(), module(), module_loss, optax.sgd(0.1)),
-            {"wrt": flax_nnx.Param, "num_arrays": 2, "example_key": False, "strategy": "auto", "constant_work": False},
-        ),
-        "nnx.private_training().init": (module_loop().init, (module(), KEY), {}),
-        # trainings and sweeps of the user's own
-        "Task": (
-            lambda *args, **kwargs: sweeps.Task(*args, **kwargs).hyperparameters, (load, build, optax.sgd),
-            {"defaults": {"epochs": 1.0}, "names": {"data": "d", "model": "m", "optimizer": "o"}},
-        ),
-        "train": (
-            _in_a_folder(sweeps.train), (task(), SPEC, "run"),
-            {"resume": False, "diagnostics": True, "how_to_resume": "the same again"},
-        ),
-        "run_sweep": (
-            _in_a_folder(sweeps.run_sweep), (task(), SPEC, "run"),
-            {"resume": False, "backend": "local", "width": 2, "memory_gb": 1.0},
-        ),
-        "report_sweep": (_in_a_folder(sweeps.report_sweep), ("run",), {}),
-        "new_project": (_in_a_folder(sweeps.new_project), ("mine",), {}),
-        "parse_spec": (sweeps.parse_spec, (Path("train.toml"), SPEC_TEXT, sweeps.ImportedTask()), {}),
-        "read_spec": (sweeps.read_spec, (Path("train.toml"), sweeps.ImportedTask()), {}),
-        # transforms and optimizers
-        "accumulate_clipped": (
-            _accumulate_any, (gdpjax.privatize(gdpjax.Sensitivity(1.0), **PRIVATE), 2), {}
-        ),
-        "accumulate_clipped(clip)": (_accumulated, (gdpjax.Sensitivity(1.0), 2), {}),
-        "add_gaussian_noise": (_stepped(gdpjax.add_gaussian_noise), (1.0, KEY), {}),
-        "clip_and_sum": (
-            _stepped(gdpjax.clip_and_sum, GRADS), (1.0,), {"trainable": {"w": True, "b": True}, "max_batch_size": 8}
-        ),
-        "clip_norm_of": (gdpjax.clip_norm_of, (adaptive().init(PARAMS),), {}),
-        "dpsgd": (
-            _stepped(gdpjax.dpsgd, GRADS), (0.1, 1.0),
-            PRIVATE | {"momentum": 0.9, "nesterov": True, "sampling": "poisson", "ledger_capacity": 2,
-                       "overflow_per_step": 0.0, "max_batch_size": 8},
-        ),
-        "dpadam": (
-            _stepped(gdpjax.dpadam, GRADS), (0.1, 1.0),
-            PRIVATE | {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "ledger_capacity": 2, "overflow_per_step": 0.0},
-        ),
-        "privatize": (
-            _stepped(gdpjax.privatize), (gdpjax.Sensitivity(1.0),),
-            PRIVATE | {"sampling": "poisson", "neighboring_relation": gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
-                       "ledger_capacity": 2, "overflow_per_step": 0.0},
-        ),
-        "privatize(batches)": (
-            _stepped(gdpjax.privatize), (gdpjax.Sensitivity(1.0),),
-            {"noise_multiplier": 1.0, "key": KEY, "batches": sampling.Poisson(20, 4, 3)},
-        ),
-        "privatize.update": (
-            gdpjax.privatize(gdpjax.Sensitivity(1.0), **PRIVATE).update, (PARAMS, private_state(), PARAMS), {}
-        ),
-        "privatize_adaptive": (
-            _stepped(gdpjax.privatize_adaptive, GRADS), (),
-            PRIVATE | {"initial_l2_clip_norm": 1.0, "count_stddev": 2.0, "target_quantile": 0.5, "learning_rate": 0.2,
-                       "l2_clip_norm_range": (1e-3, 1e3)},
-        ),
-        # correlated noise
-        "BandedInverse": (correlated.BandedInverse, ([1.0, -0.5],), {"memory": "buffer"}),
-        "BandedToeplitz": (correlated.BandedToeplitz, ([1.0, 0.5],), {}),
-        "BufferedToeplitz": (correlated.BufferedToeplitz, ([0.9, 0.5], [0.2, 0.1]), {}),
-        "Dense": (correlated.Dense, (np.eye(2),), {}),
-        "FixedEpochs": (correlated.FixedEpochs, (2,), {}),
-        "MinSep": (correlated.MinSep, (2, 3), {}),
-        "check_batches": (_first(correlated.check_batches), ([[0], [1]], correlated.MinSep(2, 1), 4), {}),
-        "to_document": (correlated.to_document, (correlated.MinSep(2, 3),), {}),
-        "from_document": (correlated.from_document, ({"type": "FixedEpochs", "num_epochs": 2},), {}),
-        "MomentumSGD": (correlated.MomentumSGD, (0.9, 0.01), {}),
-        "bisr": (correlated.bisr, (3, 0.9, 0.01), {}),
-        "lambda_cgd": (correlated.lambda_cgd, (0.5,), {}),
-        "sensitivity": (correlated.bisr(3).sensitivity, (8, correlated.MinSep(2, 3)), {}),
-        "sensitivity of Dense": (correlated.Dense(np.eye(8)).sensitivity, (8, correlated.MinSep(2, 3)), {}),
-        "error": (correlated.bisr(3).error, (8, "max"), {"workload": correlated.PrefixSum()}),
-        "error of Dense": (correlated.Dense(np.eye(8)).error, (8, "max"), {"workload": correlated.PrefixSum()}),
-        "optimize_banded_inverse": (
-            correlated.optimize_banded_inverse, (8, 2, correlated.MinSep(2, 3), "max"),
-            {"workload": correlated.PrefixSum()},
-        ),
-        "optimize_banded_toeplitz": (
-            correlated.optimize_banded_toeplitz, (8, 2, "max"), {"workload": correlated.PrefixSum()}
-        ),
-        "optimize_buffered_toeplitz": (
-            correlated.optimize_buffered_toeplitz, (8, correlated.MinSep(2, 3), "max"),
-            {"max_buffers": 2, "workload": correlated.PrefixSum()},
-        ),
-        "optimize_dense": (correlated.optimize_dense, (8, 2), {"workload": correlated.PrefixSum()}),
-        # ledger
-        "Event": (gdpjax.Event, run, {"sampling": "poisson", "overflow": 0.0,
-                                      "neighboring_relation": gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE}),
-        "Event.joint": (gdpjax.Event.joint, (1.0, 2.0), {"sampling_prob": 0.1, "num_steps": 3}),
-        "Event.quantile_clipping": (
-            gdpjax.Event.quantile_clipping, (1.0, 5.0), {"sampling_prob": 0.1, "num_steps": 3}
-        ),
-        "AllocationEvent": (ledger.AllocationEvent, (1.0, 10, 3, 2), {"missing_steps": 1}),
-        "ApproximateDPEvent": (ledger.ApproximateDPEvent, (1.0, 1e-5, 2), {}),
-        "GaussianEvent": (ledger.GaussianEvent, (1.0, 2), {}),
-        "LaplaceEvent": (ledger.LaplaceEvent, (1.0, 2), {}),
-        "CorrelatedGaussianEvent": (ledger.CorrelatedGaussianEvent, (1.0, 10, 12, 2, 5), {"is_exact": False}),
-        "CyclicPoissonEvent": (ledger.CyclicPoissonEvent, (1.0, 0.1, 10, 3), {"overflow": 1e-9, "announced": True}),
-        "ShuffledEvent": (ledger.ShuffledEvent, (1.0, 10, 3), {"overflow": 1e-9, "missing_steps": 1}),
-        "TruncatedPoissonEvent": (ledger.TruncatedPoissonEvent, (1.0, 0.1, 3, 20, 4), {}),
-        "RandomizedResponseEvent": (ledger.RandomizedResponseEvent, (1.0, 3, 2), {}),
-        "Ledger": (gdpjax.Ledger, ([event],), {}),
-        "Ledger.add": (gdpjax.Ledger().add, (event,), {}),
-        "Ledger.from_json": (gdpjax.Ledger.from_json, (gdpjax.Ledger([event]).to_json(),), {}),
-        "Ledger.from_opacus_history": (gdpjax.Ledger.from_opacus_history, ([(1.0, 0.1, 3)],), {}),
-        "check_scheme": (ledger.check_scheme, ("allocation", {"steps_per_epoch": 4}, 0.25), {}),
-        "init_ledger": (ledger.init_ledger, (2, "poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE), {}),
-        "ledger_from_state": (ledger.ledger_from_state, (private_state().ledger,), {}),
-        "ledger_of": (gdpjax.ledger_of, (private_state(),), {}),
-        "ledger_state_of": (ledger.ledger_state_of, (private_state(),), {}),
-        "record_step": (ledger.record_step, (private_state().ledger, 1.0, 0.1, 0.0), {}),
-        "record_steps": (ledger.record_steps, (private_state().ledger, 2, 1.0, 0.1, 0.0), {}),
-        "resolve_relation": (
-            ledger.resolve_relation, ("poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE), {}
-        ),
-        "resolve_scheme_relation": (
-            ledger.resolve_scheme_relation, ("truncated_poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE), {}
-        ),
-        "round_toward": (ledger.round_toward, (0.1, float("inf"), jnp.float32), {}),
-        # accounting
-        "with_overflow": (accounting.with_overflow, (accounting.certified(*run), 1e-9), {"announced": True}),
-        "calibrate_noise_multiplier": (
-            accounting.calibrate_noise_multiplier, (),
-            {"epsilon": 3.0, "delta": 1e-3, "sampling_prob": 0.1, "num_steps": 10, "accountant": "rdp"},
-        ),
-        "calibrate_num_steps": (
-            accounting.calibrate_num_steps, (),
-            {"epsilon": 3.0, "delta": 1e-3, "sampling_prob": 0.1, "noise_multiplier": 1.0, "accountant": "rdp"},
-        ),
-        "calibrate_sampling_prob": (
-            accounting.calibrate_sampling_prob, (),
-            {"epsilon": 3.0, "delta": 1e-3, "num_steps": 10, "noise_multiplier": 1.0, "accountant": "rdp"},
-        ),
-        "clt_epsilon": (accounting.clt_epsilon, (*run, 1e-3), {"sampling": "poisson"}),
-        "clt_is_reliable": (accounting.clt_is_reliable, (*run, 1e-3), {}),
-        "clt_mu_poisson": (accounting.clt_mu_poisson, run, {}),
-        "clt_mu_uniform": (accounting.clt_mu_uniform, run, {}),
-        "report": (gdpjax.report, (run,), {"deltas": [1e-3], "names": ["a run"]}),
-        "certified": (accounting.certified, run, {"sampling": "poisson", "group_size": 1}),
-        "mu_and_regret": (accounting.mu_and_regret, run, {}),
-        "delta_bounds": (accounting.delta_bounds, (*run, 1.0), {"sampling": "poisson"}),
-        "allocation_delta_bounds": (accounting.allocation_delta_bounds, (1.0, 4, 2, 1.0), {"num_selected": 2}),
-        "allocation_epsilon_bounds": (accounting.allocation_epsilon_bounds, (1.0, 4, 2, 1e-3), {"bins": "fresh"}),
-        "epsilon_bounds": (accounting.epsilon_bounds, (*run, 1e-3), {"sampling": "poisson"}),
-        "epsilon_bounds(ledger)": (accounting.epsilon_bounds, (gdpjax.Ledger([event]),), {"delta": 1e-3}),
-        "epsilon_with_overflow": (
-            accounting.epsilon_with_overflow, (lambda delta: accounting.epsilon_bounds(*run, delta), 1e-3, 1e-9), {},
-        ),
-        "delta_after_overflow": (accounting.delta_after_overflow, (1e-3, 1e-9), {}),
-        "steps_of_epochs": (accounting.steps_of_epochs, (1.0, 1000, 16), {}),
-        "epsilon_estimate": (accounting.epsilon_estimate, (*run, 1e-3), {}),
-        "mu_bounds": (accounting.mu_bounds, run, {"failure": 1e-3}),
-        "tradeoff_bounds": (accounting.tradeoff_bounds, (*run, 0.1), {}),
-        "edgeworth_delta": (accounting.edgeworth_delta, (*run, 1.0), {"order": 2}),
-        "edgeworth_epsilon": (accounting.edgeworth_epsilon, (*run, 1e-3), {"order": 2}),
-        "gamma_for_mean_num_runs": (accounting.gamma_for_mean_num_runs, (10.0, 0.5), {}),
-        "gdp_clt": (tally.step, (tally.init(), *run), {}),
-        "gdp_clt().epsilon": (tally.epsilon, (tally.step(tally.init(), *run), 1e-3), {}),
-        "gdp_compose": (accounting.gdp_compose, (np.ones(3),), {"axis": -1}),
-        "gdp_delta": (accounting.gdp_delta, (1.0, 1.0), {}),
-        "gdp_epsilon": (accounting.gdp_epsilon, (1e-3, 1.0), {}),
-        "gdp_group": (accounting.gdp_group, (1.0, 2), {}),
-        "gdp_log_delta": (accounting.gdp_log_delta, (1.0, 1.0), {}),
-        "gdp_mu": (accounting.gdp_mu, (1.0, 1e-3), {}),
-        "gdp_tradeoff": (accounting.gdp_tradeoff, (0.1, 1.0), {}),
-        "mean_num_runs": (accounting.mean_num_runs, (0.5, 0.1), {}),
-        "moments_accountant_epsilon": (accounting.moments_accountant_epsilon, (*run, 1e-3, "tight"), {}),
-        "numeric": (accounting.numeric, (4,), {}),
-        "numeric().step": (accounting.numeric(4).step, (accounting.numeric(4).init(), *run), {}),
-        "numeric().epsilon": (
-            accounting.numeric(4).epsilon, (accounting.numeric(4).step(accounting.numeric(4).init(), *run), 1e-3), {}
-        ),
-        "rdp": (accounting.rdp, ((2.0, 3.0),), {}),
-        "rdp().step": (accounting.rdp((2.0, 3.0)).step, (accounting.rdp((2.0, 3.0)).init(), *run), {}),
-        "rdp_allocation": (accounting.rdp_allocation, (1.0, 4, 2, order2[1]), {"num_selected": 2, "bins": "fresh"}),
-        "rdp_of_ledger": (accounting.rdp_of_ledger, (gdpjax.Ledger([event]), order2[1]), {}),
-        "rdp_truncated_poisson": (accounting.rdp_truncated_poisson, (1.0, 0.1, 100, 20, order2[1]), {}),
-        "moments_accountant_epsilon(ledger)": (
-            accounting.moments_accountant_epsilon, (gdpjax.Ledger([event]),), {"delta": 1e-3}
-        ),
-        "rdp_delta": (accounting.rdp_delta, (*order2, 1.0), {}),
-        "rdp_epsilon": (accounting.rdp_epsilon, (*order2, 1e-3), {"conversion": "tight"}),
-        "rdp_subsampled_gaussian": (accounting.rdp_subsampled_gaussian, (1.0, 0.1, order2[1]), {}),
-        "sample_num_runs": (
-            accounting.sample_num_runs, (KEY,),
-            {"distribution": "negative_binomial", "eta": 0.5, "gamma": 0.1, "shape": (2,)},
-        ),
-        "tuning_epsilon": (accounting.tuning_epsilon, (*run, 1e-3), {"eta": 0.5, "gamma": 0.1}),
-        "tuning_rdp": (accounting.tuning_rdp, order2, {"eta": 0.5, "gamma": 0.1}),
-        # auditing
-        "audit_many_runs": (auditing.audit_many_runs, (scores, coins), {"delta": 1e-3, "threshold": 30.0}),
-        "audit_one_run": (auditing.audit_one_run, (scores, coins), {"key": KEY, "delta": 1e-3, "num_guesses": 8}),
-        "audit_step": (auditing.audit_step, (release, KEY), {"delta": 1e-3, "num_releases": 256, "confidence": 0.9}),
-        "black_box_scores": (auditing.black_box_scores, (np.ones(3), np.ones(3)), {}),
-        "coordinate_canaries": (auditing.coordinate_canaries, (KEY, 2, PARAMS, 1.0), {}),
-        "count_correct": (auditing.count_correct, (scores, coins, 8, KEY), {}),
-        "epsilon_from_errors": (auditing.epsilon_from_errors, (0.1, 0.1, 1e-3), {}),
-        "error_rate_upper": (auditing.error_rate_upper, (3, 10), {"confidence": 0.9}),
-        "error_region": (auditing.error_region, (3, 10, 2, 10), {"confidence": 0.9}),
-        "flip_coins": (auditing.flip_coins, (KEY, 3), {}),
-        "gradient_canaries": (auditing.gradient_canaries, (KEY, 2, PARAMS, 1.0), {}),
-        "mislabel": (auditing.mislabel, (KEY, np.arange(3), 3), {}),
-        "mu_from_errors": (auditing.mu_from_errors, (0.1, 0.1), {}),
-        "one_run_epsilon": (auditing.one_run_epsilon, (8, 10, 20), {"delta": 1e-3, "confidence": 0.9}),
-        "one_run_mu": (auditing.one_run_mu, (8, 10, 20), {"confidence": 0.9}),
-        "one_run_p_value": (auditing.one_run_p_value, (8, 10, 20), {"epsilon": 1.0, "delta": 1e-3}),
-        "one_run_refutes": (auditing.one_run_refutes, (f, 8, 10, 20), {"confidence": 0.9}),
-        "out_of_distribution": (auditing.out_of_distribution, (KEY, 2, (3,), 0.0, 1.0), {}),
-        "white_box_scores": (auditing.white_box_scores, (np.ones(3), np.ones((2, 3))), {}),
-        "with_gradient_canaries": (
-            _called(auditing.with_gradient_canaries, PARAMS, PARAMS, True, X[0], Y[0]), (loss_fn,), {}
-        ),
-        # mechanisms
-        "DiscreteGaussianMechanism": (mechanisms.DiscreteGaussianMechanism, (1.0, 2), {}),
-        "DiscreteGaussianMechanism.sample": (mechanisms.DiscreteGaussianMechanism(1.0).sample, (KEY, 3), {}),
-        "DiscreteLaplaceMechanism": (mechanisms.DiscreteLaplaceMechanism, (1.0, 2), {}),
-        "GaussianMechanism": (mechanisms.GaussianMechanism, (1.0,), {}),
-        "GaussianMechanism.sample": (mechanisms.GaussianMechanism(1.0).sample, (KEY, 1.0), {"sensitivity": 1.0}),
-        "GaussianMechanism.epsilon": (mechanisms.GaussianMechanism(1.0).epsilon, (1e-3,), {}),
-        "GaussianMechanism.delta": (mechanisms.GaussianMechanism(1.0).delta, (1.0,), {}),
-        "LaplaceMechanism": (mechanisms.LaplaceMechanism, (1.0,), {}),
-        "LaplaceMechanism.sample": (mechanisms.LaplaceMechanism(1.0).sample, (KEY, X), {"sensitivity": 1.0}),
-        "PoissonSubsampled": (mechanisms.PoissonSubsampled, (mechanisms.GaussianMechanism(1.0), 0.1), {}),
-        "PoissonSubsampled.sample": (
-            mechanisms.PoissonSubsampled(mechanisms.GaussianMechanism(1.0), 0.1).sample, (KEY, X), {"sensitivity": 1.0}
-        ),
-        "PoissonSubsampled.tradeoff": (
-            mechanisms.PoissonSubsampled(mechanisms.GaussianMechanism(1.0), 0.1).tradeoff, ("remove",), {}
-        ),
-        "RandomizedResponse": (mechanisms.RandomizedResponse, (1.0, 3), {}),
-        "RandomizedResponse.sample": (mechanisms.RandomizedResponse(1.0).sample, (KEY, np.arange(2)), {}),
-        "RandomizedResponse.estimate": (mechanisms.RandomizedResponse(1.0).estimate, ([4, 6],), {}),
-        "RandomizedResponse.with_truth_probability": (
-            mechanisms.RandomizedResponse.with_truth_probability, (0.9, 3), {}
-        ),
-        # plotting
-        "approximate_dp_tradeoff": (plotting.approximate_dp_tradeoff, (np.array([0.1, 0.5]), 1.0, 1e-3), {}),
-        "epsilon_curves": (plotting.epsilon_curves, (*run, 1e-3), {"num_points": 8, "log": False}),
-        "plot_epsilon": (plotting.plot_epsilon, (_epsilon_curves(),), {"log": False}),
-        "plot_tradeoff": (plotting.plot_tradeoff, (_tradeoff_curves(),), {"log": False}),
-        "tradeoff_curves": (plotting.tradeoff_curves, (*run, 1e-3), {"num_points": 8}),
-        # sampling
-        "fresh_key": (gdpjax.fresh_key, ("threefry2x32",), {}),
-        "poisson_batches": (
-            _first(gdpjax.poisson_batches), (KEY, 20, 0.1),
-            {"num_steps": 3, "capacity": 16, "overflow": 1e-9, "num_valid": 10, "start": 1},
-        ),
-        "PoissonBatches": (
-            _first(sampling.PoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "overflow": 1e-9, "num_valid": 10}
-        ),
-        "PoissonBatches(sizes)": (_first(sampling.PoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "sizes": (8, 16)}),
-        "PoissonBatches[]": (sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).__getitem__, (1,), {}),
-        "AllocationBatches": (
-            _first(sampling.AllocationBatches), (KEY, 20, 4), {"num_epochs": 2, "capacity": 16, "num_selected": 2,
-                                                               "num_valid": 10},
-        ),
-        "AllocationBatches[]": (
-            sampling.AllocationBatches(KEY, 20, 4, num_epochs=2, capacity=16).__getitem__, (1,), {}
-        ),
-        "allocation_error": (sampling.allocation_error, (100,), {}),
-        "allocation_overflow": (sampling.allocation_overflow, (20, 4, 8, 10, 2), {}),
-        "allocation_sample": (
-            sampling.allocation_sample, (KEY, 5, 20, 4, 16), {"num_selected": 2, "num_valid": 10}
-        ),
-        "CyclicPoissonBatches": (
-            _first(sampling.CyclicPoissonBatches), (KEY, 20, 0.1, 3), {"num_steps": 6, "capacity": 7, "num_valid": 10},
-        ),
-        "cyclic_poisson_sample": (sampling.cyclic_poisson_sample, (KEY, 5, 20, 0.1, 3, 7), {"num_valid": 10}),
-        "ShuffledBatches": (
-            _first(sampling.ShuffledBatches), (KEY, 20, 3), {"num_epochs": 2, "num_valid": 10}
-        ),
-        "ShuffledBatches[]": (sampling.ShuffledBatches(KEY, 20, 3, num_epochs=2).__getitem__, (1,), {}),
-        "shuffled_error": (sampling.shuffled_error, (20, 2), {}),
-        "shuffled_sample": (sampling.shuffled_sample, (KEY, 5, 20, 3), {"num_valid": 10}),
-        "TruncatedPoissonBatches": (
-            _first(sampling.TruncatedPoissonBatches), (KEY, 20, 0.1), {"num_steps": 3, "capacity": 4, "num_valid": 10}
-        ),
-        "TruncatedPoissonBatches[]": (
-            sampling.TruncatedPoissonBatches(KEY, 20, 0.1, num_steps=3, capacity=4).__getitem__, (1,), {}
-        ),
-        "UniformBatches": (_first(sampling.UniformBatches), (KEY, 20, 4), {"num_steps": 3}),
-        "UniformBatches[]": (sampling.UniformBatches(KEY, 20, 4, num_steps=3).__getitem__, (1,), {}),
-        "Poisson": (sampling.Poisson, (20, 4.0, 3), {"capacity": 16}),
-        "Poisson(overflow)": (sampling.Poisson, (20, 4.0, 3), {"overflow": 1e-9}),
-        "Poisson.sample": (sampling.Poisson(20, 4, 3).sample, (KEY, 1), {"num_valid": 10}),
-        "Poisson.host_batches": (_first(sampling.Poisson(20, 4, 3).host_batches), (KEY,), {"num_valid": 10}),
-        "choose_capacity": (sampling.choose_capacity, (20, 0.1, 3, 1e-9), {}),
-        "dyadic_probability": (sampling.dyadic_probability, (0.1,), {}),
-        "overflow_probability": (sampling.overflow_probability, (20, 0.1, 3, 10), {}),
-        "poisson_sample": (sampling.poisson_sample, (KEY, 20, 0.1, 16), {"num_valid": 10}),
-        "truncated_poisson_sample": (sampling.truncated_poisson_sample, (KEY, 20, 0.1, 4), {"num_valid": 10}),
-        "uniform_sample": (sampling.uniform_sample, (KEY, 20, 4), {}),
-        "uniform_sampling_error": (sampling.uniform_sampling_error, (20, 3), {}),
-        # tradeoff
-        "ApproximateDP": (tradeoff.ApproximateDP, (1.0, 0.1), {}),
-        "Gaussian": (tradeoff.Gaussian, (1.0,), {}),
-        "Gaussian()": (f, (0.1,), {}),
-        "Gaussian.slope": (f.slope, (0.1,), {}),
-        "Laplace": (tradeoff.Laplace, (1.0,), {}),
-        "PiecewiseLinear": (
-            tradeoff.PiecewiseLinear, (np.array([0.0, 0.5, 1.0]), np.array([1.0, 0.2, 0.0])), {"rounding": "down"}
-        ),
-        "attack_advantage": (tradeoff.attack_advantage, (f,), {}),
-        "bayes_error": (tradeoff.bayes_error, (f, 0.5), {}),
-        "berry_esseen": (tradeoff.berry_esseen, (g,), {"times": 100}),
-        "biconjugate": (tradeoff.biconjugate, (f, f), {}),
-        "central_limit": (tradeoff.central_limit, (g,), {"times": 100}),
-        "compose": (tradeoff.compose, (f, f), {"times": 2}),
-        "convex_conjugate": (tradeoff.convex_conjugate, (f, -1.0), {}),
-        "delta": (tradeoff.delta, (f, 1.0), {}),
-        "dominating_mu": (tradeoff.dominating_mu, (f, 0.0), {}),
-        "epsilon": (tradeoff.epsilon, (f, 1e-3), {}),
-        "from_delta_curve": (tradeoff.from_delta_curve, (np.array([0.0, 1.0]), np.array([0.4, 0.1])), {}),
-        "from_probabilities": (tradeoff.from_probabilities, (np.array([0.4, 0.6]), np.array([0.6, 0.4])), {}),
-        "group": (tradeoff.group, (f, 2), {}),
-        "mixture": (tradeoff.mixture, (f, 0.1), {}),
-        "parallel": (tradeoff.parallel, (f, g), {}),
-        "reconstruction_robustness": (tradeoff.reconstruction_robustness, (f, 0.1), {}),
-        "subsample": (tradeoff.subsample, (f, 0.1), {}),
-        "true_positive_rate": (tradeoff.true_positive_rate, (f, 0.1), {}),
-        # training
-        "Plan": (
-            training.Plan, (2.0, 1.0, 8, 2.0, 3, 1e-3),
-            {"sampling": "poisson", "group_size": 1, "unit": "example", "tuned": "no", "released": "all",
-             "neighboring_relation": gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE},
-        ),
-        "Plan.from_json": (training.Plan.from_json, (plan().to_json(),), {}),
-        "Plan.mu_bounds": (plan().mu_bounds, (1e-4,), {}),
-        "Plan.replace": (plan().replace, (), {"max_steps": 4}),
-        "make_plan": (
-            training.make_plan, (),
-            {"clip": 1.0, "max_examples": 8, "expected_batch_size": 2, "epochs": 1.0, "delta": 1e-3,
-             "noise_multiplier": 2.0, "sampling": "poisson", "group_size": 1, "unit": "row"},
-        ),
-        "choose_bands": (
-            training.choose_bands, (),
-            {"clip": 1.0, "max_examples": 8, "expected_batch_size": 2, "epochs": 1.0, "delta": 1e-3, "mu": 1.0,
-             "num_bands": [1, 2], "error": "max"},
-        ),
-        "choose_microbatch": (
-            training.choose_microbatch, (lambda rows: loop(), PARAMS, data()), {"memory_bytes": 10**9},
-        ),
-        "private_training": (
-            _trained, (plan(), loss_fn, optax.sgd(0.1)),
-            {"num_arrays": 2, "example_key": False, "keep_batch_dim": False, "strategy": "auto", "microbatch_size": 4,
-             "trainable": {"w": True, "b": True}, "ledger_capacity": 2, "scale": lambda state: 1.0},
-        ),
-        "adam_scale": (training.adam_scale, (), {"epsilon": 1e-8, "b2": 0.999}),
-        "Training.init": (loop().init, (PARAMS, KEY), {}),
-        "Training.place": (loop().place, (X, Y), {}),
-        "Training.step": (loop().step, (state(), data()), {}),
-        "Training.run_steps": (loop().run_steps, (state(), data(), 2), {}),
-        "Training.step_on": (
-            loop().step_on,
-            (state(), np.ones((plan().capacity, 2), np.float32), np.ones(plan().capacity, np.float32)),
-            {"is_padding": np.zeros(plan().capacity, bool)},
-        ),
-        "batch_source": (training.batch_source, (plan(), state(), 4), {}),
-        "check_status": (training.check_status, (state(),), {}),
-        "group_by_user": (training.group_by_user, (np.array([1, 2, 1]), np.ones(3)), {"max_per_user": 2, "key": KEY}),
-        "num_steps_done": (training.num_steps_done, (state(),), {}),
-        "start_run": (training.start_run, ("/nonexistent/run", loop(), PARAMS, data()), {"key": KEY, "scan": True}),
-        "resume_run": (training.resume_run, ("/nonexistent/run", loop(), PARAMS, data()), {"scan": True}),
-        "save_figure": (plotting.save_figure, (_figure(), "/nonexistent/figure.png"), {}),
-    }  # fmt: skip
-    for name in ("inverse", "kappa2", "kappa3", "kappa3bar", "kl", "symmetrize"):
-        found[name] = (getattr(tradeoff, name), (g,), {})
-    return found
+    """Return every case by the name of its entry point."""
+    return {
+        **_clipping_cases(),
+        **_flax_cases(),
+        **_sweep_cases(),
+        **_transform_cases(),
+        **_correlated_cases(),
+        **_ledger_cases(),
+        **_accounting_cases(),
+        **_auditing_cases(),
+        **_mechanisms_cases(),
+        **_plotting_cases(),
+        **_sampling_cases(),
+        **_tradeoff_cases(),
+        **_training_cases(),
+        **_functional_cases(),
+    }
 
 
 @functools.cache
 def _epsilon_curves() -> Any:
-    two = np.ones(2)
-    return plotting.EpsilonCurves(np.arange(1, 3), 1e-3, gdpjax.Bounds(two, two), two, two, two)
+    ones = np.ones(2)
+    num_steps = np.arange(1, 3)
+    return plotting.EpsilonCurves(num_steps, 1e-3, gdpjax.Bounds(ones, ones), ones, ones, ones)
 
 
 @functools.cache
 def _tradeoff_curves() -> Any:
-    two, bounds = np.array([0.2, 0.8]), gdpjax.Bounds(np.array([0.7, 0.1]), np.array([0.8, 0.2]))
-    return plotting.TradeoffCurves(two, bounds, two, two, two, gdpjax.Bounds(1.0, 1.1), 1e-3, 0.5, 0.5)
+    alpha = np.array([0.2, 0.8])
+    curve = gdpjax.Bounds(np.array([0.7, 0.1]), np.array([0.8, 0.2]))
+    epsilon = gdpjax.Bounds(1.0, 1.1)
+    return plotting.TradeoffCurves(alpha, curve, alpha, alpha, alpha, epsilon, 1e-3, 0.5, 0.5)
 
 
 @functools.cache
@@ -627,19 +1104,71 @@ def _figure() -> Any:
     return plotting.plot_epsilon(_epsilon_curves())
 
 
-# Records of results: they hold what they are given.
+# Records of results, which hold what they are given.
 RECORDS = {
-    "AbstractClipRule", "AbstractFactor", "AbstractNoiseStrategy", "AbstractParticipation", "AbstractPrimitive",
-    "AbstractWorkload", "Correlation", "PrefixSum", "SingleParticipation", "Full", "Outer", "Sparse",
-    "AccumulationCharge", "ClippedRows", "Accountant", "AccumulateState", "AdaptiveState",
-    "BatchOverflowError", "Bounds", "CertifiedCurve", "CheckpointError", "ClipAndSum", "ClipInfo", "ClippedGrad",
-    "Curve", "CurveBounds", "ExactCurve", "Report",
-    "Data", "EpsilonCurves", "ErrorRegion", "FrequencyEstimate", "Groups", "Identity", "IndexBatch", "Info",
-    "LedgerState", "ManyRunsAudit", "NoiseState", "NormalApproximation", "OneRunAudit", "Phases", "PoissonSample",
-    "PrivatizeState", "Run", "State", "StepAudit", "Tally", "TradeoffCurves", "Training", "environment", "AnyEvent",
-    "NeighboringRelation", "NoGuarantee",
-    "Examples", "ImportedTask", "Model", "Reader", "Spec", "SweepResult", "TaskFields", "TrainingResult",
-}  # fmt: skip
+    "AbstractClipRule",
+    "AbstractFactor",
+    "AbstractNoiseStrategy",
+    "AbstractParticipation",
+    "AbstractPrimitive",
+    "AbstractWorkload",
+    "Correlation",
+    "PrefixSum",
+    "SingleParticipation",
+    "Full",
+    "Outer",
+    "Sparse",
+    "AccumulationCharge",
+    "ClippedRows",
+    "Accountant",
+    "AccumulateState",
+    "AdaptiveState",
+    "BatchOverflowError",
+    "Bounds",
+    "CertifiedCurve",
+    "CheckpointError",
+    "ClipAndSum",
+    "ClipInfo",
+    "ClippedGrad",
+    "Curve",
+    "CurveBounds",
+    "ExactCurve",
+    "Report",
+    "Data",
+    "EpsilonCurves",
+    "ErrorRegion",
+    "FrequencyEstimate",
+    "Groups",
+    "Identity",
+    "IndexBatch",
+    "Info",
+    "LedgerState",
+    "ManyRunsAudit",
+    "NoiseState",
+    "NormalApproximation",
+    "OneRunAudit",
+    "Phases",
+    "PoissonSample",
+    "PrivatizeState",
+    "Run",
+    "State",
+    "StepAudit",
+    "Tally",
+    "TradeoffCurves",
+    "Training",
+    "environment",
+    "AnyEvent",
+    "NeighboringRelation",
+    "NoGuarantee",
+    "Examples",
+    "ImportedTask",
+    "Model",
+    "Reader",
+    "Spec",
+    "SweepResult",
+    "TaskFields",
+    "TrainingResult",
+}
 # Called by the layers above with arguments that they have checked.
 BETWEEN_LAYERS = {"accumulation_charge", "charge_of_sum", "clip_rows", "resolve_correlation", "rule_sensitivity"}
 # Readers of files and switches of the process, which have tests of their own.
@@ -672,7 +1201,16 @@ MODULES = (
 
 
 def entry_points() -> set[str]:
-    """The public names that are to have a case."""
-    found = {name: getattr(module, name) for module in MODULES for name in module.__all__}
-    errors = {name for name, value in found.items() if isinstance(value, type) and issubclass(value, Exception)}
-    return {name for name, value in found.items() if callable(value)} - RECORDS - BETWEEN_LAYERS - OF_FILES - errors
+    """Return the public names that are to have a case: functions and classes, but for those listed above and errors."""
+    public = {}
+    for module in MODULES:
+        for name in module.__all__:
+            public[name] = getattr(module, name)
+
+    without_case = RECORDS | BETWEEN_LAYERS | OF_FILES
+    result = set()
+    for name, value in public.items():
+        is_error = isinstance(value, type) and issubclass(value, Exception)
+        if callable(value) and not is_error and name not in without_case:
+            result.add(name)
+    return result

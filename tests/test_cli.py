@@ -1,4 +1,4 @@
-"""The command line: keys, figures, standings, caveats and errors."""
+"""The command line prints figures with their standing and caveats, and says what is wrong in one line."""
 
 import io
 import json
@@ -24,152 +24,217 @@ from gdpjax.cli._report import rounded
 from gdpjax.tradeoff import NoGuarantee
 
 KEYS = [
-    "num_steps", "sampling_prob", "mu_clt", "epsilon_clt", "clt_reliable", "mu_upper", "mu_failure", "epsilon_lower",
-    "epsilon_upper", "epsilon_moments_accountant",
-]  # fmt: skip
+    "num_steps",
+    "sampling_prob",
+    "mu_clt",
+    "epsilon_clt",
+    "clt_reliable",
+    "mu_upper",
+    "mu_failure",
+    "epsilon_lower",
+    "epsilon_upper",
+    "epsilon_moments_accountant",
+]
 MNIST = ["--num-examples", "60000", "--batch-size", "256", "--epochs", "15"]
 
 
 def run(capsys, *arguments):
+    """Return what a command printed, which succeeds without a word on the standard error."""
     assert main(list(arguments)) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
 
 
+def run_json(capsys, *arguments):
+    """Return what a command printed with --json; NaN and infinities are no JSON."""
+    return json.loads(run(capsys, *arguments, "--json"), parse_constant=pytest.fail)
+
+
+def lines_by_quantity(table):
+    """Return the lines of a table by their first words."""
+    return {line.split()[0]: line for line in table.splitlines()}
+
+
 def test_account_json(capsys):
-    result = json.loads(run(capsys, "account", "--noise-multiplier", "1.3", *MNIST, "--delta", "1e-5", "--json"))
+    """The figures are those of the Python functions, and in their order."""
+    result = run_json(capsys, "account", "--noise-multiplier", "1.3", *MNIST, "--delta", "1e-5")
     assert list(result) == KEYS
-    assert result["num_steps"] == 3516
-    assert result["sampling_prob"] == 256 / 60_000
-    assert result["mu_clt"] == clt_mu_poisson(1.3, 256 / 60_000, 3516)
-    assert result["epsilon_clt"] == clt_epsilon(1.3, 256 / 60_000, 3516, 1e-5)
-    assert result["epsilon_moments_accountant"] == moments_accountant_epsilon(1.3, 256 / 60_000, 3516, 1e-5)
+    noise_multiplier = 1.3
+    sampling_prob = 256 / 60_000
+    num_steps = 3516
+    training = (noise_multiplier, sampling_prob, num_steps)
+    assert result["num_steps"] == num_steps
+    assert result["sampling_prob"] == sampling_prob
+    assert result["mu_clt"] == clt_mu_poisson(*training)
+    assert result["epsilon_clt"] == clt_epsilon(*training, 1e-5)
+    assert result["epsilon_moments_accountant"] == moments_accountant_epsilon(*training, 1e-5)
     assert result["clt_reliable"] is True
-    assert (result["epsilon_lower"], result["epsilon_upper"]) == epsilon_bounds(1.3, 256 / 60_000, 3516, 1e-5)
+    assert (result["epsilon_lower"], result["epsilon_upper"]) == epsilon_bounds(*training, 1e-5)
     assert result["epsilon_lower"] <= 0.8645 <= result["epsilon_upper"] < result["epsilon_moments_accountant"]
     assert result["mu_failure"] == 1e-10
     assert result["mu_clt"] < result["mu_upper"] < 1.1 * result["mu_clt"]
 
 
 def test_account_table_states_every_standing(capsys):
-    out = run(
-        capsys, "account", "--noise-multiplier", "1", "--sampling-prob", ".01", "--num-steps", "100", "--delta", "1e-5"
-    )
-    lines = {line.split()[0]: line for line in out.splitlines()}
+    """The table has a line for each figure, which says whether it is certified, a bound or asymptotic."""
+    options = ["--noise-multiplier", "1", "--sampling-prob", ".01", "--num-steps", "100", "--delta", "1e-5"]
+    table = run(capsys, "account", *options)
+    lines = lines_by_quantity(table)
     assert list(lines) == ["quantity", *KEYS]
-    assert all(CLT_CAVEAT in lines[key] for key in ("mu_clt", "epsilon_clt"))
-    assert all("certified" in lines[key] for key in ("mu_upper", "epsilon_lower", "epsilon_upper"))
+    for key in ("mu_clt", "epsilon_clt"):
+        assert CLT_CAVEAT in lines[key]
+    for key in ("mu_upper", "epsilon_lower", "epsilon_upper"):
+        assert "certified" in lines[key]
     assert "upper bound" in lines["epsilon_moments_accountant"]
-    starts = {line.index(word) for line, word in zip(out.splitlines(), ["standing", "given"], strict=False)}
-    assert len(starts) == 1
+
+    # The column of standings is aligned with its heading.
+    heading, first_line, *_ = table.splitlines()
+    assert heading.index("standing") == first_line.index("given")
 
 
 def test_infinite_figures_are_valid_json(capsys):
-    arguments = ["--noise-multiplier", ".01", "--sampling-prob", ".1", "--num-steps", "1", "--delta", "1e-5", "--json"]
-    out = run(capsys, "account", *arguments)
-    assert json.loads(out, parse_constant=pytest.fail)["epsilon_clt"] == "inf"
+    """An infinite epsilon is the text "inf"."""
+    options = ["--noise-multiplier", ".01", "--sampling-prob", ".1", "--num-steps", "1", "--delta", "1e-5"]
+    result = run_json(capsys, "account", *options)
+    assert result["epsilon_clt"] == "inf"
 
 
 def test_a_run_without_noise_is_said_not_to_be_private(capsys):
+    """Without noise every figure is infinite, and every line of the table says that nothing is private."""
     arguments = ["account", "--noise-multiplier", "0", *MNIST, "--delta", "1e-5"]
-    lines = run(capsys, *arguments).splitlines()
-    assert all("inf" in line and "NOT PRIVATE" in line for line in lines if line.startswith(("epsilon", "mu_clt")))
-    result = json.loads(run(capsys, *arguments, "--json"), parse_constant=pytest.fail)
+    for line in run(capsys, *arguments).splitlines():
+        if line.startswith(("epsilon", "mu_clt")):
+            assert "inf" in line
+            assert "NOT PRIVATE" in line
+
+    result = run_json(capsys, *arguments)
     assert list(result) == KEYS
     assert result["epsilon_lower"] == result["epsilon_upper"] == result["mu_upper"] == "inf"
 
 
 def test_the_names_of_a_plan_are_options_too(capsys):
+    """The arguments of `make_plan` are other names of the options."""
     arguments = ["account", "--noise-multiplier", "0", "--delta", "1e-5", "--epochs", "15", "--json"]
-    plans = run(capsys, *arguments, "--max-examples", "60000", "--expected-batch-size", "256")
-    assert plans == run(capsys, *arguments, "--num-examples", "60000", "--batch-size", "256")
+    by_names_of_plan = run(capsys, *arguments, "--max-examples", "60000", "--expected-batch-size", "256")
+    by_names_of_command = run(capsys, *arguments, "--num-examples", "60000", "--batch-size", "256")
+    assert by_names_of_plan == by_names_of_command
+
+
+KEY_OF_ACCOUNTANT = {
+    "numeric": "epsilon_upper",
+    "rdp": "epsilon_moments_accountant",
+    "clt": "epsilon_clt",
+}
 
 
 @pytest.mark.parametrize("accountant", ["numeric", "rdp", "clt"])
 def test_calibrate(capsys, accountant):
-    arguments = ["--epsilon", "2", "--delta", "1e-5", *MNIST, "--accountant", accountant]
-    result = json.loads(run(capsys, "calibrate", *arguments, "--json"))
+    """The noise meets the target by the accountant that was chosen, and the table says whether that is safe."""
+    arguments = ["calibrate", "--epsilon", "2", "--delta", "1e-5", *MNIST, "--accountant", accountant]
+    result = run_json(capsys, *arguments)
     assert list(result) == ["noise_multiplier", *KEYS]
-    key = {"numeric": "epsilon_upper", "rdp": "epsilon_moments_accountant", "clt": "epsilon_clt"}[accountant]
-    assert result[key] == pytest.approx(2.0, rel=1e-5)
+    epsilon = result[KEY_OF_ACCOUNTANT[accountant]]
+    assert epsilon == pytest.approx(2.0, rel=1e-5)
     assert result["mu_upper"] is None, "it takes half a minute to compile, and nobody asked"
-    line = run(capsys, "calibrate", *arguments).splitlines()[1]
-    assert (CLT_CAVEAT if accountant == "clt" else "safe") in line
+
+    line = run(capsys, *arguments).splitlines()[1]
+    standing = CLT_CAVEAT if accountant == "clt" else "safe"
+    assert standing in line
     assert float(line.split()[1]) == result["noise_multiplier"]
 
 
 @pytest.mark.parametrize(("epsilon", "sampling_prob", "num_steps"), [(4, 0.01, 1000), (1.5, 0.05, 50), (3, 0.004, 9)])
 def test_the_printed_noise_meets_the_target(capsys, epsilon, sampling_prob, num_steps):
-    """A person copies the number that is printed, with its rounding."""
-    arguments = ["--epsilon", epsilon, "--delta", 1e-5, "--sampling-prob", sampling_prob, "--num-steps", num_steps]
-    line = run(capsys, "calibrate", *map(str, arguments)).splitlines()[1]
-    noise = float(line.split()[1])
-    assert epsilon_bounds(noise, sampling_prob, num_steps, 1e-5).upper <= epsilon
-    assert epsilon_bounds(noise * (1 - 1e-5), sampling_prob, num_steps, 1e-5).upper > epsilon
+    """The number that is printed, with its rounding, meets the target, and hardly less would not."""
+    options = ["--epsilon", epsilon, "--delta", 1e-5, "--sampling-prob", sampling_prob, "--num-steps", num_steps]
+    table = run(capsys, "calibrate", *(str(option) for option in options))
+    noise_multiplier = float(table.splitlines()[1].split()[1])
+    reached = epsilon_bounds(noise_multiplier, sampling_prob, num_steps, 1e-5)
+    assert reached.upper <= epsilon
+    with_less = epsilon_bounds(noise_multiplier * (1 - 1e-5), sampling_prob, num_steps, 1e-5)
+    assert with_less.upper > epsilon
 
 
 def test_what_a_person_may_copy_is_rounded_to_the_safe_side(capsys):
-    arguments = ["--noise-multiplier", "1.1", "--sampling-prob", "0.0123456789", "--num-steps", "77", "--delta", "1e-5"]
-    exact = json.loads(run(capsys, "account", *arguments, "--json"))
-    lines = {line.split()[0]: line.split()[1] for line in run(capsys, "account", *arguments).splitlines()[1:]}
+    """In the table upper bounds are rounded up and lower bounds down, and the options are as they were given."""
+    options = ["--noise-multiplier", "1.1", "--sampling-prob", "0.0123456789", "--num-steps", "77", "--delta", "1e-5"]
+    exact = run_json(capsys, "account", *options)
+    printed = {}
+    for line in run(capsys, "account", *options).splitlines()[1:]:
+        key, value, *_ = line.split()
+        printed[key] = value
     for key in ("mu_clt", "epsilon_clt", "mu_upper", "epsilon_upper", "epsilon_moments_accountant"):
-        assert exact[key] <= float(lines[key]) < exact[key] * (1 + 1e-5), key
-    assert exact["epsilon_lower"] * (1 - 1e-5) < float(lines["epsilon_lower"]) <= exact["epsilon_lower"]
-    assert float(lines["sampling_prob"]) == 0.0123456789
+        assert exact[key] <= float(printed[key]) < exact[key] * (1 + 1e-5), key
+    exact_lower = exact["epsilon_lower"]
+    assert exact_lower * (1 - 1e-5) < float(printed["epsilon_lower"]) <= exact_lower
+    assert float(printed["sampling_prob"]) == 0.0123456789
 
 
 @pytest.mark.parametrize("digits", [1, 3, 8])
 def test_rounded(digits):
+    """A number that is rounded up or down is on its side, and off by one in the last digit at most."""
     for value in (1.2345641, 9.9999999999, 0.1, 1e-300, 123456789.123, 5e-324, 2.0):
-        up, down = (float(rounded(value, digits, side)) for side in ("up", "down"))
+        up = float(rounded(value, digits, "up"))
+        down = float(rounded(value, digits, "down"))
         assert down <= value <= up <= value * (1 + 1.01 * 10 ** (1 - digits)) + 5e-324
         assert float(rounded(value, digits, "exact")) == value
     assert rounded(float("inf"), 3, "up") == "inf"
 
 
 def test_calibrate_to_mu(capsys):
-    result = json.loads(run(capsys, "calibrate", "--mu", "0.5", *MNIST, "--accountant", "clt", "--json"))
+    """The noise meets a target for mu, and without a delta there is no epsilon."""
+    result = run_json(capsys, "calibrate", "--mu", "0.5", *MNIST, "--accountant", "clt")
     assert result["mu_clt"] == pytest.approx(0.5)
-    assert result["epsilon_clt"] is None  # no delta was given
+    assert result["epsilon_clt"] is None
 
 
 def test_calibrate_to_mu_reports_the_mu_of_its_target(capsys, monkeypatch):
-    """At another failure probability than the target's, the certified mu would be above the target."""
-    asked = []
+    """The certified mu is that of the target's failure probability, as at another one it would be above the target."""
+    failures = []
 
-    class Asked(NoGuarantee):
+    class RecordingCurve(NoGuarantee):
         def mu(self, failure):
-            asked.append(failure)
+            failures.append(failure)
             return Bounds(0.0, 0.5)
 
-    monkeypatch.setattr(_account, "certified", lambda *run: Asked())
-    monkeypatch.setattr(_account, "calibrate_noise_multiplier", lambda **target: asked.append(target["failure"]) or 1.0)
-    result = json.loads(run(capsys, "calibrate", "--mu", "0.5", "--failure", "1e-6", *MNIST, "--json"))
-    assert set(asked) == {1e-6}
+    def recording_calibrator(**target):
+        failures.append(target["failure"])
+        return 1.0
+
+    monkeypatch.setattr(_account, "certified", lambda *run: RecordingCurve())
+    monkeypatch.setattr(_account, "calibrate_noise_multiplier", recording_calibrator)
+    result = run_json(capsys, "calibrate", "--mu", "0.5", "--failure", "1e-6", *MNIST)
+    assert set(failures) == {1e-6}
     assert result["mu_failure"] == 1e-6
 
 
 def test_convert_of_a_mu_whose_square_overflows(capsys):
+    """Figures of a huge mu that no float holds are left out in words."""
     assert main(["convert", "--mu", "1e160", "--delta", "1e-5"]) == 0
     assert capsys.readouterr().out.count("too large to be computed") == 2
 
 
 def test_convert(capsys):
-    result = json.loads(run(capsys, "convert", "--mu", "1", "--delta", "1e-5", "--json"))
-    assert result["epsilon"] == gdp_epsilon(1e-5, 1.0)
-    assert result["rho"] == 0.5
-    assert result["standing"]["epsilon"] == "exact"
-    back = json.loads(run(capsys, "convert", "--epsilon", str(result["epsilon"]), "--delta", "1e-5", "--json"))
-    assert back["mu"] == pytest.approx(1.0, rel=1e-12)
-    assert "Gaussian mechanism" in back["standing"]["mu"]
-    zero_concentrated = json.loads(run(capsys, "convert", "--rho", "0.5", "--delta", "1e-5", "--json"))
-    assert zero_concentrated["mu"] is None
-    assert "not implied" in zero_concentrated["standing"]["mu"]
-    assert result["epsilon"] < zero_concentrated["epsilon"] < 1.1 * result["epsilon"]
-    assert zero_concentrated["standing"]["epsilon"] == "upper bound"
-    inverse = run(capsys, "convert", "--rho", "0.5", "--epsilon", str(zero_concentrated["epsilon"]), "--json")
-    assert json.loads(inverse)["delta"] == pytest.approx(1e-5, rel=1e-6)
+    """Statements of mu, epsilon and rho are converted into each other where one implies the other."""
+    of_mu = run_json(capsys, "convert", "--mu", "1", "--delta", "1e-5")
+    epsilon = of_mu["epsilon"]
+    assert epsilon == gdp_epsilon(1e-5, 1.0)
+    assert of_mu["rho"] == 0.5
+    assert of_mu["standing"]["epsilon"] == "exact"
+
+    of_epsilon = run_json(capsys, "convert", "--epsilon", str(epsilon), "--delta", "1e-5")
+    assert of_epsilon["mu"] == pytest.approx(1.0, rel=1e-12)
+    assert "Gaussian mechanism" in of_epsilon["standing"]["mu"]
+
+    # Zero-concentrated DP implies no mu, and a slightly larger epsilon.
+    of_rho = run_json(capsys, "convert", "--rho", "0.5", "--delta", "1e-5")
+    assert of_rho["mu"] is None
+    assert "not implied" in of_rho["standing"]["mu"]
+    assert epsilon < of_rho["epsilon"] < 1.1 * epsilon
+    assert of_rho["standing"]["epsilon"] == "upper bound"
+    inverse = run_json(capsys, "convert", "--rho", "0.5", "--epsilon", str(of_rho["epsilon"]))
+    assert inverse["delta"] == pytest.approx(1e-5, rel=1e-6)
     assert "needs --delta" in run(capsys, "convert", "--mu", "1")
 
 
@@ -213,6 +278,7 @@ RUN = ["--sampling-prob", ".1", "--num-steps", "10", "--delta", "1e-5"]
     ],
 )
 def test_bad_input_is_one_line_and_status_two(capsys, arguments, message):
+    """A wrong command ends with status 2 and one line on the standard error."""
     try:
         status = main(arguments)
     except SystemExit as stop:
@@ -225,6 +291,7 @@ def test_bad_input_is_one_line_and_status_two(capsys, arguments, message):
 
 
 def test_runs_as_a_module():
+    """``python -m gdpjax`` is the command, and its errors are no tracebacks."""
     command = [sys.executable, "-W", "error", "-m", "gdpjax", "convert", "--mu", "-1"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
@@ -237,19 +304,21 @@ class Terminal(io.StringIO):
 
 
 def test_a_long_command_counts_its_seconds_on_a_terminal():
-    terminal, silent = Terminal(), io.StringIO()
+    """After a second a terminal shows how long the command has computed; a file and a quick command have nothing."""
+    terminal = Terminal()
+    silent = io.StringIO()
     with Elapsed(terminal, "gdpjax calibrate"), Elapsed(silent, "gdpjax calibrate"):
-        waited = [terminal.getvalue()]
-        while "computing, " not in waited[-1]:
+        at_first = terminal.getvalue()
+        while "computing, " not in terminal.getvalue():
             time.sleep(0.05)
-            waited.append(terminal.getvalue())
-    assert waited[0] == "", "nothing for a quick command"
+    assert at_first == "", "nothing for a quick command"
     assert "gdpjax calibrate: computing, 1 s" in terminal.getvalue()
     assert terminal.getvalue().endswith(" \r"), "wiped out"
     assert silent.getvalue() == ""
 
 
 def test_a_full_disk_behind_the_standard_output_is_one_line():
+    """A command that cannot write says so, without a traceback, and fails."""
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
     with open("/dev/full", "w") as full:
@@ -269,9 +338,11 @@ def test_a_full_disk_behind_the_standard_output_is_one_line():
     ],
 )
 def test_the_printed_noise_meets_a_target_in_terms_of_attacks(capsys, target, answer):
+    """The certified risk of the printed noise is just below its target, which goes with no other one."""
     run_options = ["--sampling-prob", "0.01", "--num-steps", "1000"]
-    noise = float(run(capsys, "calibrate", *target, *run_options).splitlines()[1].split()[1])
-    reached, goal = answer(certified(noise, 0.01, 1000))
+    table = run(capsys, "calibrate", *target, *run_options)
+    noise_multiplier = float(table.splitlines()[1].split()[1])
+    reached, goal = answer(certified(noise_multiplier, 0.01, 1000))
     assert reached <= goal < 1.001 * reached
     assert main(["calibrate", *target, "--mu", "1", *run_options]) == 2
     assert main(["calibrate", *target, "--accountant", "rdp", *run_options]) == 2

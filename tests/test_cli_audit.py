@@ -1,4 +1,4 @@
-"""`gdpjax audit`: files of scores, the step of this installation, exit statuses, refusals."""
+"""`gdpjax audit` takes files of scores or the step of this installation, and its exit status is its verdict."""
 
 import json
 
@@ -16,76 +16,106 @@ from gdpjax.cli._worst_cases import WorstCase, worst_cases
 
 
 def run(capsys, *arguments, status=0):
-    assert main(["audit", *map(str, arguments)]) == status
+    """Return what the command printed: its result, or its complaint if the status is 2."""
+    command = ["audit", *(str(argument) for argument in arguments)]
+    assert main(command) == status
     captured = capsys.readouterr()
-    assert (captured.err == "") == (status != 2)
+    has_complaint = captured.err != ""
+    assert has_complaint == (status == 2)
     return captured.err if status == 2 else captured.out
 
 
+def run_json(capsys, *arguments, status=0):
+    return json.loads(run(capsys, *arguments, "--json", status=status))
+
+
 def write(path, scores, included, header="score,included"):
-    path.write_text("\n".join([header, *(f"{score},{coin}" for score, coin in zip(scores, included, strict=True))]))
+    """Write a file of scores, and return its path."""
+    lines = [header]
+    for score, coin in zip(scores, included, strict=True):
+        lines.append(f"{score},{coin}")
+    path.write_text("\n".join(lines))
     return path
 
 
 @pytest.fixture
 def data(tmp_path):
-    rng = np.random.default_rng(0)
-    included = rng.random(2000) < 0.5
-    scores = included + rng.normal(size=2000)
-    return scores, included, write(tmp_path / "scores.csv", scores, included.astype(int))
+    """Return scores of 2,000 canaries, those included, and the path of their file."""
+    generator = np.random.default_rng(0)
+    included = generator.random(2000) < 0.5
+    scores = included + generator.normal(size=2000)
+    path = write(tmp_path / "scores.csv", scores, included.astype(int))
+    return scores, included, path
 
 
 def test_one_run(capsys, data):
+    """The figures of a file are those of `audit_one_run` with the command's defaults or options."""
     scores, included, path = data
-    found = json.loads(run(capsys, path, "--json"))
+    result = run_json(capsys, path)
     audit = audit_one_run(scores, included, key=jax.random.key(0), delta=1e-5)
-    assert found == {
-        "epsilon_lower": audit.epsilon, "mu_lower": audit.mu, "delta": 1e-5, "confidence": audit.confidence,
-        "num_canaries": 2000, "num_guesses": 200, "num_correct": audit.num_correct,
-    }  # fmt: skip
-    assert 0 < found["epsilon_lower"] < gdp_epsilon(1e-5, 1.0)
-    assert 0.4 < found["mu_lower"] < 1
-    other = json.loads(run(capsys, path, "--json", "--num-guesses", 100, 400, "--confidence", 0.9, "--delta", 1e-3))
-    assert other["num_guesses"] in (100, 400)
-    assert (other["confidence"], other["delta"]) == (pytest.approx(0.9), 1e-3)
+    assert result == {
+        "epsilon_lower": audit.epsilon,
+        "mu_lower": audit.mu,
+        "delta": 1e-5,
+        "confidence": audit.confidence,
+        "num_canaries": 2000,
+        "num_guesses": 200,
+        "num_correct": audit.num_correct,
+    }
+    assert 0 < result["epsilon_lower"] < gdp_epsilon(1e-5, 1.0)
+    assert 0.4 < result["mu_lower"] < 1
+
+    with_options = run_json(capsys, path, "--num-guesses", 100, 400, "--confidence", 0.9, "--delta", 1e-3)
+    assert with_options["num_guesses"] in (100, 400)
+    assert with_options["confidence"] == pytest.approx(0.9)
+    assert with_options["delta"] == 1e-3
+
     table = run(capsys, path)
     assert table.count("empirical lower") == 2
     assert "confidence" in table
 
 
 def test_many_runs(capsys, data):
+    """The figures of a file of many runs are those of `audit_many_runs`, with a threshold chosen or given."""
     scores, included, path = data
-    found = json.loads(run(capsys, path, "--many-runs", "--json", "--seed", 3))
+    result = run_json(capsys, path, "--many-runs", "--seed", 3)
     audit = audit_many_runs(scores, included, key=jax.random.key(3), delta=1e-5)
-    assert (found["mu_lower"], found["epsilon_lower"]) == (audit.mu, audit.epsilon)
-    assert found["epsilon_lower_if_gaussian"] == audit.epsilon_if_gaussian
-    fixed = json.loads(run(capsys, path, "--many-runs", "--threshold", 0.5, "--json"))
-    assert (fixed["threshold"], fixed["num_runs"]) == (0.5, 2000)
+    assert result["mu_lower"] == audit.mu
+    assert result["epsilon_lower"] == audit.epsilon
+    assert result["epsilon_lower_if_gaussian"] == audit.epsilon_if_gaussian
+
+    with_threshold = run_json(capsys, path, "--many-runs", "--threshold", 0.5)
+    assert with_threshold["threshold"] == 0.5
+    assert with_threshold["num_runs"] == 2000
     assert "if the trade-off curve is Gaussian" in run(capsys, path, "--many-runs")
 
 
 def test_other_spellings_of_the_file(capsys, tmp_path):
-    coins = ["true", "False", "1.0", "0"] * 25
-    path = write(
-        tmp_path / "a.csv", ["inf", "-inf", "2e3", "-7"] * 25, [f"{c},x" for c in coins], "score,included,note"
-    )
-    found = json.loads(run(capsys, path, "--num-guesses", 100, "--json"))
-    assert found["num_correct"] == 100
-    assert found["epsilon_lower"] > 2
+    """Scores may be infinite, coins may be words or numbers, and other columns are ignored."""
+    scores = ["inf", "-inf", "2e3", "-7"] * 25
+    coins_and_notes = ["true,x", "False,x", "1.0,x", "0,x"] * 25
+    path = write(tmp_path / "a.csv", scores, coins_and_notes, "score,included,note")
+    result = run_json(capsys, path, "--num-guesses", 100)
+    assert result["num_correct"] == 100
+    assert result["epsilon_lower"] > 2
 
 
 def test_a_file_of_numpy(capsys, tmp_path, data):
+    """A file that NumPy saved has the audit of one that was written by hand."""
     scores, included, path = data
     saved = tmp_path / "saved.csv"
-    np.savetxt(saved, np.stack([scores, included], axis=1), delimiter=",", header="score,included", comments="")
+    columns = np.stack([scores, included], axis=1)
+    np.savetxt(saved, columns, delimiter=",", header="score,included", comments="")
     assert "1.000000000000000000e+00" in saved.read_text()
     assert run(capsys, saved) == run(capsys, path)
 
 
 def test_scores_the_wrong_way_round_get_a_hint(capsys, tmp_path, data):
+    """If most guesses are wrong, the command says which way scores are read."""
     scores, included, path = data
     hint = "fewer than half of the guesses are right: higher scores must mean that the canary was included"
-    assert hint in run(capsys, write(tmp_path / "turned.csv", -scores, included))
+    negated = write(tmp_path / "turned.csv", -scores, included)
+    assert hint in run(capsys, negated)
     assert hint not in run(capsys, path)
 
 
@@ -109,42 +139,48 @@ def test_scores_the_wrong_way_round_get_a_hint(capsys, tmp_path, data):
     ],
 )
 def test_bad_input(capsys, tmp_path, text, options, message):
+    """A damaged file or an option that does not belong is refused in words."""
     path = tmp_path / "scores.csv"
     path.write_text(text)
     assert message in run(capsys, path, *options, status=2)
 
 
 def test_nothing_to_audit(capsys, tmp_path):
+    """A command without a file, with one that is not there, or with two things to audit is refused."""
     assert "either a file of scores or --step" in run(capsys, status=2)
     assert "No such file" in run(capsys, tmp_path / "none.csv", status=2)
     assert "leave it out with --step" in run(capsys, "--step", "--many-runs", status=2)
 
 
 def without_sampling(noise_multiplier, sampling_prob, num_steps, delta):
-    """Stands in for `epsilon_bounds`: exact for full batches, an upper bound for others, and nothing to compile."""
-    return Bounds(0, gdp_epsilon(delta, np.sqrt(num_steps) / noise_multiplier))
+    """Return epsilon bounds that are exact for full batches and upper bounds for others, and compile nothing."""
+    mu = np.sqrt(num_steps) / noise_multiplier
+    return Bounds(0, gdp_epsilon(delta, mu))
 
 
 @pytest.mark.parametrize("certified", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_step_of_this_installation(capsys, monkeypatch, certified):
+    """Every worst case and every check of the step is consistent with what is claimed."""
     names = ["steady", "opposed", "turning", "huge", "overflowing", "missing", "silent", "sampled", "mislabeled"]
-    if not certified:  # one program, and no accountant to compile
+    if not certified:
+        # One program, and no accountant to compile.
         names = ["steady", "silent"]
         monkeypatch.setattr(_step_checks, "_LEAF", 2**14)
         monkeypatch.setattr(_step_checks, "_DRAWS_PER_RELEASE", 2**6)
         monkeypatch.setattr(_audit, "epsilon_bounds", without_sampling)
         cases = worst_cases()
         monkeypatch.setattr(_audit, "worst_cases", lambda: {name: cases[name] for name in names})
-    report = json.loads(run(capsys, "--step", "--num-releases", 1024, "--json"))
+
+    report = run_json(capsys, "--step", "--num-releases", 1024)
     assert report["sound"] is True
     assert report["confidence"] == 0.9999
     assert list(report["cases"]) == names
     for case in report["cases"].values():
-        run_of_case = case["noise_multiplier"], case["sampling_prob"], case["num_steps"]
         assert case["verdict"] == "consistent"
         assert 0 <= case["epsilon_lower"] <= case["epsilon_upper"]
         if certified:
-            assert case["epsilon_upper"] == pytest.approx(float(epsilon_bounds(*run_of_case, 1e-5).upper), rel=1e-3)
+            bounds = epsilon_bounds(case["noise_multiplier"], case["sampling_prob"], case["num_steps"], 1e-5)
+            assert case["epsilon_upper"] == pytest.approx(float(bounds.upper), rel=1e-3)
         assert 0 <= case["claimed_beta"] <= 1
     assert report["cases"]["steady"]["mu_lower"] > 0.6
     assert len(report["checks"]) == 14
@@ -155,19 +191,37 @@ def test_the_step_of_this_installation(capsys, monkeypatch, certified):
 
 @pytest.mark.slow
 def test_the_claimed_curves_are_the_certified_ones():
+    """The curve that a worst case claims is between the certified bounds of its run."""
     alpha = np.array([0.001, 0.02, 0.2, 0.5, 0.9])
     for name, case in worst_cases().items():
         bounds = tradeoff_bounds(*case.run, alpha)
-        assert (bounds.lower <= case.claimed()(alpha) + 1e-12).all(), name
-        assert (case.claimed()(alpha) <= bounds.upper + 1e-12).all(), name
+        claimed = case.claimed()(alpha)
+        assert (bounds.lower <= claimed + 1e-12).all(), name
+        assert (claimed <= bounds.upper + 1e-12).all(), name
+
+
+def release_with_half_the_noise(key, included):
+    return jnp.float32(2) * included + jax.random.normal(key)
+
+
+def release_without_noise(key, included):
+    return included
+
+
+def release_with_noise(key, included):
+    return included + jax.random.normal(key)
 
 
 def test_a_refuted_bound_is_status_1(capsys, monkeypatch):
+    """A case with less noise than it claims and a failed check are named, and the status is 1."""
     cases = {
-        "half": WorstCase(lambda key, included: jnp.float32(2) * included + jax.random.normal(key), 1.0, 1.0, 1),
-        "open": WorstCase(lambda key, included: included, 4.0, 1.0, 1),
+        "half": WorstCase(release_with_half_the_noise, 1.0, 1.0, 1),
+        "open": WorstCase(release_without_noise, 4.0, 1.0, 1),
     }
-    checks = {"ledger": StepCheck(0.0, "wrong"), "sampling": StepCheck(0.5, "right")}
+    checks = {
+        "ledger": StepCheck(0.0, "wrong"),
+        "sampling": StepCheck(0.5, "right"),
+    }
     monkeypatch.setattr(_audit, "worst_cases", lambda: cases)
     monkeypatch.setattr(_audit, "step_checks", lambda key, num_releases: checks)
     monkeypatch.setattr(_audit, "epsilon_bounds", without_sampling)
@@ -178,20 +232,25 @@ def test_a_refuted_bound_is_status_1(capsys, monkeypatch):
     assert "FAILED" in lines["ledger"]
     assert "FAILED" not in lines["sampling"]
     assert table.strip().endswith("2 worst cases refuted, 1 checks failed: half, open, ledger")
-    assert json.loads(run(capsys, "--step", "--releases", 2048, "--json", status=1))["sound"] is False
+    report = run_json(capsys, "--step", "--releases", 2048, status=1)
+    assert report["sound"] is False
 
 
 def test_one_failed_check_is_status_1(capsys, monkeypatch):
-    cases = {"sound": WorstCase(lambda key, included: included + jax.random.normal(key), 1.0, 1.0, 1)}
+    """One failed check among sound cases is enough for status 1, unless the confidence asks for a smaller p-value."""
+    cases = {"sound": WorstCase(release_with_noise, 1.0, 1.0, 1)}
     failed = {"noise tail": StepCheck(1e-7, "values from -5.4 to 5.4")}
     monkeypatch.setattr(_audit, "worst_cases", lambda: cases)
     monkeypatch.setattr(_audit, "step_checks", lambda key, num_releases: failed)
     monkeypatch.setattr(_audit, "epsilon_bounds", without_sampling)
-    report = json.loads(run(capsys, "--step", "--num-releases", 256, "--json", status=1))
+    report = run_json(capsys, "--step", "--num-releases", 256, status=1)
     assert report["cases"]["sound"]["verdict"] == "consistent"
     assert report["checks"]["noise tail"] == {
-        "verdict": "FAILED", "p_value": 1e-7, "statement": "values from -5.4 to 5.4",
-    }  # fmt: skip
+        "verdict": "FAILED",
+        "p_value": 1e-7,
+        "statement": "values from -5.4 to 5.4",
+    }
     assert run(capsys, "--step", "--num-releases", 256, "--confidence", 1, status=2)
+
     # A stricter confidence asks for smaller p-values.
     run(capsys, "--step", "--num-releases", 256, "--confidence", 1 - 1e-9)

@@ -137,7 +137,7 @@ def test_grid_is_the_product_and_the_numbers_are_the_accountants(tmp_path, capsy
 
 
 def test_mu_is_added_on_request(monkeypatch):
-    """What is added is the upper end of the row's own certified mu, which is tested elsewhere and takes long."""
+    """The upper end of each row's certified mu is added; it is tested elsewhere and takes long."""
     asked = []
 
     class Asked(NoGuarantee):

@@ -12,7 +12,7 @@ from gdpjax.cli import main
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """What ``gdpjax new`` writes."""
+    """Return the folder that ``gdpjax new`` makes."""
     folder = tmp_path_factory.mktemp("project")
     assert main(["new", str(folder)]) == 0
     yield folder

@@ -109,7 +109,7 @@ def test_a_chosen_folder_is_used(unset, monkeypatch, tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_folder_that_others_can_write_to_is_not_used(unset, tmp_path):
-    """Whoever can write there can run code here."""
+    """A folder in which others can write is not used, as its programs would run here."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

@@ -154,7 +154,7 @@ def upper_bounds() -> list[str]:
 
 
 def best_of_many() -> list[str]:
-    """What the choice among the runs of a recipe costs."""
+    """Return the cost of choosing among the runs of a recipe."""
     return [
         row(
             name,
@@ -242,7 +242,7 @@ def test_the_page_says_what_the_result_files_hold(finding: Callable[[], list[str
 
 
 def test_every_figure_is_quoted_from_a_file_or_printed_by_a_block():
-    """What is left without blocks, links, code and the quotes of the test above has no figures of its own."""
+    """Text without blocks, links, code and the quotes of the test above has no figures of its own."""
     printed = set(NUMBER.findall(" ".join(text for _, text in BLOCK.findall(PAGE))))
     rest = re.sub(r"\]\(.*?\)", "]", BLOCK.sub("", PAGE))
     rest = one_line(rest)

@@ -1,16 +1,19 @@
-"""A little of `tests.fuzz` in every run: arguments that nobody can have meant are refused, by name."""
+"""Every run makes some calls of `tests.fuzz`: arguments that nobody can have meant are refused, by name."""
 
 from tests import fuzz, fuzz_cases
 
 
 def test_every_entry_point_has_a_case():
-    assert not fuzz_cases.entry_points() - set(fuzz_cases.cases())
+    """A public function or class without a valid call to mutate is missing from the cases."""
+    without_case = fuzz_cases.entry_points() - set(fuzz_cases.cases())
+    assert not without_case
 
 
 def test_what_nobody_can_have_meant_is_refused():
-    found = list(fuzz.fuzzed(seed=11, calls=2, hopeless_only=True))
-    assert len(found) > 300
-    nonsense = [finding for finding in found if finding.end == "nonsense"]
+    """No argument that makes no sense is accepted, and hardly any ends in an error of another library."""
+    findings = list(fuzz.fuzzed(seed=11, calls=2, hopeless_only=True))
+    assert len(findings) > 300
+    nonsense = [finding for finding in findings if finding.end == "nonsense"]
     assert not nonsense, nonsense
-    obscure = [finding for finding in found if finding.end in ("obscure", "slow")]
-    assert len(obscure) < 0.01 * len(found), obscure
+    obscure = [finding for finding in findings if finding.end in ("obscure", "slow")]
+    assert len(obscure) < 0.01 * len(findings), obscure

@@ -1,4 +1,4 @@
-"""Imports go strictly downward; siblings on one layer never import each other."""
+"""Imports go strictly downward, and siblings on one layer never import each other."""
 
 import ast
 import pathlib
@@ -20,29 +20,55 @@ LAYERS = {
     "optimizers": {"_core", "sampling", "transforms"},
     "auditing": {"_core", "accounting", "tradeoff"},
     "training": {
-        "_core", "correlated", "optimizers", "clipping", "sampling", "accounting", "tradeoff", "ledger", "transforms",
+        "_core",
+        "correlated",
+        "optimizers",
+        "clipping",
+        "sampling",
+        "accounting",
+        "tradeoff",
+        "ledger",
+        "transforms",
     },
     "nnx": {"_core", "clipping", "training"},
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
     "reporting": {"_core", "accounting", "tradeoff", "ledger", "training"},
     "sweeps": {"_core", "accounting", "ledger", "sampling", "training"},
     "cli": {
-        "_core", "_compilation_cache", "accounting", "tradeoff", "ledger", "plotting", "auditing", "clipping",
-        "sampling", "transforms", "reporting", "sweeps",
+        "_core",
+        "_compilation_cache",
+        "accounting",
+        "tradeoff",
+        "ledger",
+        "plotting",
+        "auditing",
+        "clipping",
+        "sampling",
+        "transforms",
+        "reporting",
+        "sweeps",
     },
-}  # fmt: skip
+}
 PUBLIC_ONLY = ("experiments", "benchmarks")
 
 
+def names_of(node: ast.stmt) -> list[str]:
+    """Return the modules that an import may mean: ``from a import b`` means a, and b if that is a module of a."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        parts = [f"{node.module}.{alias.name}" for alias in node.names]
+        return [node.module or "", *parts]
+    return []
+
+
 def imported_modules(path: pathlib.Path) -> list[str]:
+    """Return the modules of gdpjax that a module imports anywhere."""
     names = []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names += [node.module or ""]
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        names.extend(names_of(node))
     return [name for name in names if name == "gdpjax" or name.startswith("gdpjax.")]
 
 
@@ -66,7 +92,7 @@ EXPERIMENTS = (
     "__main__",
 )
 STUDIES = {"paper", "recipes", "correlated", "language"}
-"""What is asked of the places below them; they do not import each other."""
+"""Studies use the places below them, and do not import each other."""
 
 
 def experiments_imported(path: pathlib.Path) -> set[str]:
@@ -86,6 +112,7 @@ def experiments_imported(path: pathlib.Path) -> set[str]:
 
 
 def test_imports_of_the_experiments_go_down() -> None:
+    """A place of the experiments imports those above it in the list, and all places are described."""
     folder = ROOT.parent / "experiments"
     for path in sorted(folder.rglob("*.py")):
         place = path.relative_to(folder).parts[0].removesuffix(".py")
@@ -94,9 +121,13 @@ def test_imports_of_the_experiments_go_down() -> None:
         below = set(EXPERIMENTS[: EXPERIMENTS.index(place)]) | {place}
         if place in STUDIES:
             below -= STUDIES - {place}
-        assert experiments_imported(path) <= below, f"{path} imports {experiments_imported(path) - below}"
-    described = (folder / "__init__.py").read_text()
-    assert all(f"`{place}`" in described for place in EXPERIMENTS if place != "__main__")
+        not_below = experiments_imported(path) - below
+        assert not not_below, f"{path} imports {not_below}"
+
+    description = (folder / "__init__.py").read_text()
+    for place in EXPERIMENTS:
+        if place != "__main__":
+            assert f"`{place}`" in description
 
 
 def modules_of(folder: pathlib.Path) -> dict[str, set[str]]:
@@ -104,49 +135,61 @@ def modules_of(folder: pathlib.Path) -> dict[str, set[str]]:
 
     A package's `__init__` is a module beside its parts: it may show them, and they may name each other through it.
     """
-    files = {".".join(path.relative_to(folder.parent).with_suffix("").parts): path for path in folder.rglob("*.py")}
+    files = {}
+    for path in folder.rglob("*.py"):
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        files[".".join(parts)] = path
+
     imports = {}
     for module, path in files.items():
         names = set()
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
-        imports[module] = {name for name in names if name in files}
+            names.update(names_of(node))
+        imports[module] = names & files.keys()
     return imports
 
 
 @pytest.mark.parametrize("folder", PUBLIC_ONLY)
 def test_programs_have_no_circle(folder: str) -> None:
-    imports = modules_of(ROOT.parent / folder)
-    while imports:
-        leaves = {module for module, others in imports.items() if not others & imports.keys()}
-        assert leaves, f"a circle among {sorted(imports)}"
-        imports = {module: others for module, others in imports.items() if module not in leaves}
+    """The modules of a program can be put in an order where each imports only earlier ones."""
+    remaining = modules_of(ROOT.parent / folder)
+    while remaining:
+        # Modules that import nothing of those that remain come next.
+        leaves = set()
+        for module, imported in remaining.items():
+            if not imported & remaining.keys():
+                leaves.add(module)
+        assert leaves, f"a circle among {sorted(remaining)}"
+        for module in leaves:
+            del remaining[module]
 
 
 def part_of(path: pathlib.Path) -> str:
+    """Return the part of the package that a module belongs to, such as "clipping"."""
     relative = path.relative_to(ROOT)
     return relative.parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_go_down(path: pathlib.Path) -> None:
+    """A module imports its own part and those below it."""
     part = part_of(path)
     if part in ("__init__", "__main__"):
         return
+    allowed = LAYERS[part] | {part}
     for name in imported_modules(path):
         pieces = name.split(".")
         assert len(pieces) > 1, f"{path} imports the top level package"
-        assert pieces[1] == part or pieces[1] in LAYERS[part], f"{path} ({part}) must not import {name}"
+        assert pieces[1] in allowed, f"{path} ({part}) must not import {name}"
 
 
 @pytest.mark.parametrize("folder", PUBLIC_ONLY)
 def test_programs_use_public_names_only(folder: str) -> None:
+    """Experiments and benchmarks import nothing of gdpjax whose name begins with an underscore."""
     for path in (ROOT.parent / folder).rglob("*.py"):
         for name in imported_modules(path):
-            assert not any(piece.startswith("_") for piece in name.split(".")), f"{path} imports private {name}"
+            for piece in name.split("."):
+                assert not piece.startswith("_"), f"{path} imports private {name}"
 
 
 # Modules of another part that are imported although they are private: this list may only become shorter.
@@ -162,37 +205,45 @@ KNOWN_PRIVATE_IMPORTS = {
 
 def test_parts_meet_through_public_names() -> None:
     """A part's underscored modules are its own; `_core` is there for all of them."""
-    found = set()
+    private_imports = set()
     for path in sorted(ROOT.rglob("*.py")):
         part = part_of(path)
         for name in imported_modules(path):
             _, *pieces = name.split(".")
             is_private = len(pieces) > 1 and pieces[1].startswith("_")
             if is_private and pieces[0] not in (part, "_core"):
-                found.add((part, ".".join(pieces[:2])))
-    assert found == KNOWN_PRIVATE_IMPORTS
+                private_imports.add((part, ".".join(pieces[:2])))
+    assert private_imports == KNOWN_PRIVATE_IMPORTS
 
 
 def imports_with_place(tree: ast.Module) -> list[tuple[str, bool]]:
-    """Top-level package of every import, and whether it waits until a function runs (or only a type checker reads)."""
-    lazy = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.If)]
-    inside = {id(node) for outer in lazy for node in ast.walk(outer)}
-    found = []
+    """Return the top-level package of every import, and whether it waits until a function runs, or never runs."""
+    lazy_nodes = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name.split(".")[0], id(node) in inside) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append(((node.module or "").split(".")[0], id(node) in inside))
-    return found
+        if isinstance(node, ast.FunctionDef | ast.If):
+            lazy_nodes.update(id(inner) for inner in ast.walk(node))
+
+    imports = []
+    for node in ast.walk(tree):
+        for name in names_of(node):
+            imports.append((name.split(".")[0], id(node) in lazy_nodes))
+    return imports
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
-    allowed = {"jax", "jaxlib", "numpy", "scipy", "optax", "msgspec", "gdpjax"} | STANDARD
-    for top, lazy in imports_with_place(ast.parse(path.read_text())):
-        extra = (lazy or str(path.relative_to(ROOT)) in LATE) and top in EXTRAS.get(part_of(path), set())
-        is_flax = top == "flax" and part_of(path) == "nnx"  # a module that is imported when it is first used
-        assert top in allowed or extra or is_flax, f"{path} imports {top}"
+    """A module imports what is required, and extras of its part only when they are needed."""
+    required = {"jax", "jaxlib", "numpy", "scipy", "optax", "msgspec", "gdpjax"}
+    part = part_of(path)
+    extras = EXTRAS.get(part, set())
+    is_late = str(path.relative_to(ROOT)) in LATE
+    for package, is_lazy in imports_with_place(ast.parse(path.read_text())):
+        is_required = package in required | STANDARD
+        is_extra = (is_lazy or is_late) and package in extras
+
+        # `gdpjax.nnx` is imported when it is first used.
+        is_flax = package == "flax" and part == "nnx"
+        assert is_required or is_extra or is_flax, f"{path} imports {package}"
 
 
 EXTRAS = {
@@ -203,17 +254,67 @@ EXTRAS = {
 }
 """Packages that are not required, by the part that may import them when they are needed."""
 LATE = {
-    f"sweeps/{name}.py"
-    for name in (
-        "_pictures", "_progress", "_ray", "_report", "_result_table", "_results", "_run", "_training_progress", "parts",
-        "style",
-    )
-}  # fmt: skip
+    "sweeps/_pictures.py",
+    "sweeps/_progress.py",
+    "sweeps/_ray.py",
+    "sweeps/_report.py",
+    "sweeps/_result_table.py",
+    "sweeps/_results.py",
+    "sweeps/_run.py",
+    "sweeps/_training_progress.py",
+    "sweeps/parts.py",
+    "sweeps/style.py",
+}
 """Modules that are imported when a sweep begins, and may then import the packages of their part at once."""
 STANDARD = {
-    "__future__", "abc", "argparse", "base64", "collections", "concurrent", "contextlib", "csv", "dataclasses",
-    "decimal", "difflib", "enum", "errno", "fcntl", "fractions", "functools", "gc", "hashlib", "html", "importlib",
-    "inspect", "io", "itertools", "json", "logging", "math", "msvcrt", "numbers", "operator", "os", "pathlib",
-    "platform", "queue", "re", "reprlib", "shlex", "shutil", "socket", "stat", "statistics", "sys", "sysconfig",
-    "threading", "time", "tomllib", "traceback", "types", "typing", "warnings", "weakref",
-}  # fmt: skip
+    "__future__",
+    "abc",
+    "argparse",
+    "base64",
+    "collections",
+    "concurrent",
+    "contextlib",
+    "csv",
+    "dataclasses",
+    "decimal",
+    "difflib",
+    "enum",
+    "errno",
+    "fcntl",
+    "fractions",
+    "functools",
+    "gc",
+    "hashlib",
+    "html",
+    "importlib",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "logging",
+    "math",
+    "msvcrt",
+    "numbers",
+    "operator",
+    "os",
+    "pathlib",
+    "platform",
+    "queue",
+    "re",
+    "reprlib",
+    "shlex",
+    "shutil",
+    "socket",
+    "stat",
+    "statistics",
+    "sys",
+    "sysconfig",
+    "threading",
+    "time",
+    "tomllib",
+    "traceback",
+    "types",
+    "typing",
+    "warnings",
+    "weakref",
+}

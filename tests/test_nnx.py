@@ -1,4 +1,4 @@
-"""`gdpjax.nnx`: the same bits as modules that are split and merged by hand, and what is refused."""
+"""`gdpjax.nnx` gives the bits of modules that are split and merged by hand, and refuses what cannot be private."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ PLAN = make_plan()
 
 
 class Network(nnx.Module):
-    """Two layers; without biases, because noise for each parameter takes the compiler a while."""
+    """A network of two layers, without biases, because noise for each parameter takes the compiler a while."""
 
     def __init__(self, rngs, middle=None, use_bias=False):
         self.first = nnx.Linear(3, 4, use_bias=use_bias, rngs=rngs)
@@ -70,7 +70,7 @@ class Shared(nnx.Module):
 
 
 def trained(training, model, num_steps=4):
-    """The state after some steps, and the info of the last one."""
+    """Return the state after some steps, and the info of the last one."""
     state = training.init(model, KEY)
     data = training.place(X, Y)
     for _ in range(num_steps):
@@ -80,8 +80,8 @@ def trained(training, model, num_steps=4):
 
 def assert_same_bits(first, second):
     assert jax.tree.structure(first) == jax.tree.structure(second)
-    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for first_leaf, second_leaf in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(first_leaf, second_leaf)
 
 
 def test_same_bits_as_split_and_merged_by_hand():
@@ -94,7 +94,8 @@ def test_same_bits_as_split_and_merged_by_hand():
 
     by_hand = gdpjax.training.private_training(PLAN, by_hand_loss, optax.adam(0.1))
     expected, expected_info = trained(by_hand, params)
-    state, info = trained(gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adam(0.1)), model)
+    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adam(0.1))
+    state, info = trained(training, model)
     assert_same_bits(state.params, expected.params)
     assert_same_bits(info, expected_info)
 
@@ -103,7 +104,7 @@ def test_same_bits_as_split_and_merged_by_hand():
 
 
 def test_clipped_grad_is_that_of_the_split_module():
-    """Bit for bit; and it goes into an optimizer of nnx."""
+    """The clipped gradient is that of the parameters, bit for bit, and goes into an optimizer of nnx."""
     model = Network(nnx.Rngs(0))
     structure, params = nnx.split(model, nnx.Param)
 
@@ -114,8 +115,12 @@ def test_clipped_grad_is_that_of_the_split_module():
     grad_fn = gdpjax.nnx.clipped_grad(loss_fn, 0.5, batch_argnums=(1, 2))
     is_padding = np.arange(40) > 30
     expected = jax.jit(by_hand)(params, X, Y, is_padding=is_padding)
-    found = nnx.jit(lambda model: grad_fn(model, X, Y, is_padding=is_padding))(model)
-    assert_same_bits(found, expected)
+
+    @nnx.jit
+    def clipped_gradient(model):
+        return grad_fn(model, X, Y, is_padding=is_padding)
+
+    assert_same_bits(clipped_gradient(model), expected)
 
     # In the optimizer of nnx, with noise.
     tx = gdpjax.dpsgd(
@@ -130,7 +135,8 @@ def test_clipped_grad_is_that_of_the_split_module():
 
     @nnx.jit
     def step(model, optimizer):
-        optimizer.update(model, grad_fn(model, X, Y, is_padding=is_padding))
+        gradient = grad_fn(model, X, Y, is_padding=is_padding)
+        optimizer.update(model, gradient)
 
     before = np.array(model.first.kernel[...])
     step(model, optimizer)
@@ -155,7 +161,7 @@ def test_states_do_not_change_with_the_module():
 @pytest.mark.parametrize("make", ["private_training", "clipped_grad"])
 @pytest.mark.parametrize("sees_batch_axis", [False, True])
 def test_batch_norm_is_refused(make, sees_batch_axis):
-    """It normalises an example by the others of its batch."""
+    """BatchNorm normalises an example by the others of its batch, so no gradient of one example exists."""
     model = Network(nnx.Rngs(0), nnx.BatchNorm(4, rngs=nnx.Rngs(1)))
     options = {"keep_batch_dim": sees_batch_axis}
 
@@ -178,7 +184,8 @@ def test_statistics_that_are_only_read_are_constants():
     """A BatchNorm with public statistics trains its scale and leaves the statistics."""
     public = nnx.BatchNorm(4, use_running_average=True, rngs=nnx.Rngs(1))
     model = Network(nnx.Rngs(0), public)
-    state, _ = trained(gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adamw(0.1)), model)
+    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adamw(0.1))
+    state, _ = trained(training, model)
     np.testing.assert_array_equal(state.params["middle"]["var"][...], 1)
     assert (np.asarray(state.params["middle"]["scale"][...]) != 1).all()
     with pytest.raises(ValueError, match="BatchStat"):
@@ -186,7 +193,7 @@ def test_statistics_that_are_only_read_are_constants():
 
 
 class Writes(nnx.Module):
-    """Writes what it is told to in its forward pass."""
+    """A layer that writes what it is told to in its forward pass."""
 
     def __init__(self, what):
         self.what = what
@@ -217,7 +224,7 @@ class Writes(nnx.Module):
     ],
 )
 def test_what_the_forward_pass_writes_is_refused(what, message):
-    """It would carry one example into the gradient of another."""
+    """A variable that is written in the forward pass would carry one example into the gradient of another."""
     model = Network(nnx.Rngs(0), Writes(what))
     training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
     with pytest.raises(ValueError, match=message):
@@ -229,12 +236,14 @@ def test_what_the_forward_pass_writes_is_refused(what, message):
 
 
 def test_a_layer_may_keep_the_parameters_that_it_normalised():
-    """WeightNorm writes what follows from the parameters alone."""
+    """WeightNorm writes only values that follow from the parameters, and is accepted."""
     rngs = nnx.Rngs(0)
-    model = Network(rngs, nnx.WeightNorm(nnx.Linear(4, 4, rngs=rngs), rngs=rngs))
+    linear = nnx.Linear(4, 4, rngs=rngs)
+    model = Network(rngs, nnx.WeightNorm(linear, rngs=rngs))
     grad_fn = gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))
     total = jax.jit(lambda x, y: grad_fn(model, x, y))(X, Y)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(total))
+    for leaf in jax.tree.leaves(total):
+        assert np.isfinite(leaf).all()
 
     # What is refused in a training is refused when its step is traced.
     training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
@@ -243,7 +252,7 @@ def test_a_layer_may_keep_the_parameters_that_it_normalised():
 
 
 class Masks(nnx.Module):
-    """Draws twice from a dropout, and once from another one."""
+    """A module that draws twice from a dropout, and once from another one."""
 
     def __init__(self, rngs):
         self.weight = nnx.Param(jnp.ones(64))
@@ -256,7 +265,7 @@ class Masks(nnx.Module):
 
 
 def words_loss(model, x, y):
-    """A coordinate of the gradient is 2 (a + 10 b + 100 c), with bits a, b, c of the three draws."""
+    """Return a loss whose gradient is 2 (a + 10 b + 100 c) in each coordinate, with bits a, b, c of the three draws."""
     first, again, second = model(x)
     return model.weight[...] @ (first + 10 * again + 100 * second)
 
@@ -265,11 +274,12 @@ ALL_WORDS = {0, 1, 10, 11, 100, 101, 110, 111}
 
 
 def test_dropout_differs_from_example_to_example_and_step_to_step():
-    """On rows that are all the same no two losses are."""
+    """Rows that are all the same have different losses, as each draws a dropout of its own in each step."""
     model = Masks(nnx.Rngs(0))
     training = gdpjax.nnx.private_training(PLAN, model, words_loss, optax.sgd(0.0))
     capacity = training.plan.capacity
-    x, y = np.ones((capacity, 3), np.float32), np.zeros(capacity, int)
+    x = np.ones((capacity, 3), np.float32)
+    y = np.zeros(capacity, int)
     is_padding = np.arange(capacity) >= 12
     state = training.init(model, KEY)
     losses = []
@@ -281,53 +291,62 @@ def test_dropout_differs_from_example_to_example_and_step_to_step():
 
 
 def test_dropout_by_hand_takes_a_key():
-    """Each example draws from it, and the streams of the module are left alone."""
-    model, same = Masks(nnx.Rngs(0)), np.ones_like(X)
+    """Each example draws from the key that is given, and the streams of the module are left alone."""
+    model = Masks(nnx.Rngs(0))
+    equal_rows = np.ones_like(X)
     grad_fn = gdpjax.nnx.clipped_grad(words_loss, 1e6, batch_argnums=(1, 2))
 
     @jax.jit
     def gradient(is_padding):
-        return grad_fn(model, same[:2], Y[:2], key=KEY, is_padding=is_padding)["weight"][...]
+        total = grad_fn(model, equal_rows[:2], Y[:2], key=KEY, is_padding=is_padding)
+        return total["weight"][...]
 
     words = []
     for row in range(2):
         total = gradient(np.arange(2) != row)
         words.append(np.rint(np.asarray(total) / 2).astype(int))
+
     # Two examples have other bits, and so do two draws of a stream and two streams.
     assert (words[0] != words[1]).mean() > 0.5
     assert set(words[0].tolist()) == set(words[1].tolist()) == ALL_WORDS
 
     assert int(model.first.rngs.count[...]) == int(model.second.rngs.count[...]) == 0
     with pytest.raises(ValueError, match="fresh, secret PRNG key"):
-        grad_fn(model, same, Y)
+        grad_fn(model, equal_rows, Y)
 
 
 def test_an_example_key_is_apart_from_the_streams():
-    """What the loss draws with the key of an example is independent of what its layers draw."""
+    """The draws of a loss with the key of an example are independent of those of its layers."""
     model = Masks(nnx.Rngs(0))
 
     def loss(model, x, y, key):
         kept, _, _ = model(x)
         # What the stream would draw, had it the same key: it is the second leaf of the streams, behind its count.
-        own = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, 1), 0), shape=(64,))
+        key_of_stream = jax.random.fold_in(jax.random.fold_in(key, 1), 0)
+        own = jax.random.bernoulli(key_of_stream, shape=(64,))
         return model.weight[...] @ jnp.where(kept > 0, 1.0, own)
 
     training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.0), example_key=True)
     _, info = trained(training, model, 1)
+
     # Each coordinate is there with probability 3/4; with one key for both it were 1/2.
-    losses = np.asarray(info.losses)[~np.asarray(info.is_padding)]
+    is_real = ~np.asarray(info.is_padding)
+    losses = np.asarray(info.losses)[is_real]
     assert 0.6 < losses.mean() / 64 < 0.9
 
 
 def test_a_stream_from_outside_the_module_is_refused():
-    """It would be drawn from once, for all examples."""
-    rngs, model = nnx.Rngs(0), Network(nnx.Rngs(0), nnx.Dropout(0.5))
+    """A stream that the loss closes over would be drawn from once, for all examples."""
+    rngs = nnx.Rngs(0)
+    model = Network(nnx.Rngs(0), nnx.Dropout(0.5))
 
     def loss(model, x, y):
-        return cross_entropy(model.last(model.middle(model.first(x), rngs=rngs)), y)
+        hidden = model.middle(model.first(x), rngs=rngs)
+        return cross_entropy(model.last(hidden), y)
 
+    training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1))
     with pytest.raises(Exception, match="different trace level"):
-        trained(gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1)), model)
+        trained(training, model)
 
 
 @nnx.vmap(in_axes=0)
@@ -341,7 +360,7 @@ def apply_each(layer, weight):
 
 
 class Stacked(nnx.Module):
-    """Three dropouts in one."""
+    """A stack of three dropouts in one layer."""
 
     def __init__(self, rngs):
         self.weight = nnx.Param(jnp.ones(64))
@@ -359,8 +378,10 @@ def test_streams_of_stacked_layers():
         return jnp.array([1, 10, 100]) @ model(x).sum(axis=1)
 
     grad_fn = gdpjax.nnx.clipped_grad(loss, 1e6)
-    total = jax.jit(lambda x: grad_fn(model, x, key=KEY)["weight"][...])(X[:1])
-    assert set(np.rint(np.asarray(total) / 2).astype(int).tolist()) == ALL_WORDS
+    gradient = jax.jit(lambda x: grad_fn(model, x, key=KEY)["weight"][...])
+    total = gradient(X[:1])
+    words = np.rint(np.asarray(total) / 2).astype(int)
+    assert set(words.tolist()) == ALL_WORDS
 
 
 class Tied(nnx.Module):
@@ -371,27 +392,33 @@ class Tied(nnx.Module):
         self.decode = self.encode
 
     def __call__(self, x):
-        return jnp.tanh(x @ self.encode[...]) @ self.decode[...].T
+        hidden = jnp.tanh(x @ self.encode[...])
+        return hidden @ self.decode[...].T
 
 
 def test_a_tied_parameter_is_one():
-    """Its gradient is the sum over its uses, clipped once, and it stays tied."""
+    """The gradient of a tied parameter is the sum over its uses, clipped once, and it stays tied."""
     model = Tied(nnx.Rngs(0))
 
     def loss(model, x, y):
         return ((model(x) - x) ** 2).sum() + 0 * y
 
     def plain_loss(weight, x, y):
-        return ((jnp.tanh(x @ weight) @ weight.T - x) ** 2).sum() + 0 * y
+        reconstruction = jnp.tanh(x @ weight) @ weight.T
+        return ((reconstruction - x) ** 2).sum() + 0 * y
 
-    plain = jax.jit(gdpjax.clipped_grad(plain_loss, 0.5, batch_argnums=(1, 2)))(model.encode[...], X, Y)
-    total = nnx.jit(gdpjax.nnx.clipped_grad(loss, 0.5, batch_argnums=(1, 2)))(model, X, Y)
-    np.testing.assert_array_equal(*jax.tree.leaves(total), plain)
+    plain_gradient = jax.jit(gdpjax.clipped_grad(plain_loss, 0.5, batch_argnums=(1, 2)))
+    gradient = nnx.jit(gdpjax.nnx.clipped_grad(loss, 0.5, batch_argnums=(1, 2)))
+    expected = plain_gradient(model.encode[...], X, Y)
+    (total,) = jax.tree.leaves(gradient(model, X, Y))
+    np.testing.assert_array_equal(total, expected)
 
     # As parameters of a training, which `test_a_run_is_resumed_bit_for_bit` runs with a shared layer.
-    state = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1)).init(model, KEY)
+    training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1))
+    state = training.init(model, KEY)
     assert len(jax.tree.leaves(state.params)) == 1
-    nnx.update(model, jax.tree.map(lambda leaf: np.full_like(leaf, 0.25), state.params))
+    quarters = jax.tree.map(lambda leaf: np.full_like(leaf, 0.25), state.params)
+    nnx.update(model, quarters)
     assert model.encode is model.decode
     np.testing.assert_array_equal(model.decode[...], np.full((3, 3), 0.25, np.float32))
 
@@ -407,15 +434,19 @@ def test_a_filter_says_what_is_trained(scale):
     training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optimizer, wrt=nnx.LoRAParam, scale=scale)
     state, _ = trained(training, model)
     nnx.update(model, state.params)
+
     adapters, rest = nnx.state(model, nnx.LoRAParam, ...)
     adapters_before, rest_before = nnx.split_state(before, nnx.LoRAParam, ...)
     assert_same_bits(rest, rest_before)
-    now, then = jax.tree.leaves(adapters), jax.tree.leaves(adapters_before)
-    assert len(now) == len(then) == 2
-    for one, other in zip(now, then, strict=True):
-        assert np.not_equal(one, other).all()
-    # Moments are kept for what is trained.
-    assert sum(leaf.size for leaf in jax.tree.leaves(state.opt_state)) < 2 * 14 + 150
+    leaves = jax.tree.leaves(adapters)
+    leaves_before = jax.tree.leaves(adapters_before)
+    assert len(leaves) == len(leaves_before) == 2
+    for leaf, leaf_before in zip(leaves, leaves_before, strict=True):
+        assert np.not_equal(leaf, leaf_before).all()
+
+    # Moments are kept for the adapters only.
+    num_numbers = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state))
+    assert num_numbers < 2 * 14 + 150
 
     grad_fn = gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2), wrt=nnx.LoRAParam)
     total = jax.eval_shape(lambda: grad_fn(model, X, Y))
@@ -423,17 +454,18 @@ def test_a_filter_says_what_is_trained(scale):
 
 
 def test_a_module_that_was_changed_since_is_refused():
-    """Other values are no change, and another mode of its layers is one."""
+    """A training takes a module with other values, and refuses one whose layers are in another mode."""
     model = Network(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
-    training.init(Network(nnx.Rngs(5), nnx.Dropout(0.5, rngs=nnx.Rngs(2))), KEY)
+    with_other_values = Network(nnx.Rngs(5), nnx.Dropout(0.5, rngs=nnx.Rngs(2)))
+    training.init(with_other_values, KEY)
     model.eval()
     with pytest.raises(ValueError, match=r"model.eval\(\)"):
         training.init(model, KEY)
 
 
 def test_bad_arguments():
-    """What is no module, no filter or no argument is named."""
+    """A wrong module, filter or argument is refused by name."""
     model = Network(nnx.Rngs(0))
     with pytest.raises(ValueError, match="nnx module"):
         gdpjax.nnx.private_training(PLAN, {"w": jnp.ones(2)}, loss_fn, optax.sgd(0.1))
@@ -459,18 +491,23 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
         training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adam(0.1))
         return training, model, training.place(X, Y)
 
-    made = make()
-    whole = start_run(tmp_path / "whole", *made, key=KEY)
+    arguments = make()
+    whole = start_run(tmp_path / "whole", *arguments, key=KEY)
     finished(whole, 2)
-    begun = committed(start_run(tmp_path / "run", *made, key=KEY))
+    begun = committed(start_run(tmp_path / "run", *arguments, key=KEY))
     begun.advance(2)
-    anew = resume_run(tmp_path / "run", *make())
-    assert anew.fingerprint == begun.fingerprint
-    assert_same_bits(jax.random.key_data(anew.state.sampling_key), jax.random.key_data(begun.state.sampling_key))
-    assert_same_bits((anew.state.params, anew.state.opt_state), (begun.state.params, begun.state.opt_state))
+
+    # Everything is made anew.
+    resumed = resume_run(tmp_path / "run", *make())
+    assert resumed.fingerprint == begun.fingerprint
+    resumed_key = jax.random.key_data(resumed.state.sampling_key)
+    begun_key = jax.random.key_data(begun.state.sampling_key)
+    assert_same_bits(resumed_key, begun_key)
+    assert_same_bits(resumed.state.params, begun.state.params)
+    assert_same_bits(resumed.state.opt_state, begun.state.opt_state)
 
     # Since the program is the same, the one that is compiled already does.
-    run = resume_run(tmp_path / "run", *made)
+    run = resume_run(tmp_path / "run", *arguments)
     finished(run, 2)
     assert_same_bits(run.state.params, whole.state.params)
 
@@ -486,26 +523,28 @@ def test_a_correlated_plan():
 
 
 def test_a_choice_of_microbatch_takes_the_module():
-    """As its parameters."""
+    """A module may be given where the parameters are asked for."""
     model = Shared(nnx.Rngs(0))
 
-    def build(rows):
+    def build(microbatch_size):
         return gdpjax.nnx.private_training(
             PLAN,
             model,
             loss_fn,
             optax.sgd(0.1),
             strategy="microbatch",
-            microbatch_size=rows,
+            microbatch_size=microbatch_size,
         )
 
+    data = build(1).place(X, Y)
     with pytest.raises(ValueError, match="one row at a time needs"):
-        choose_microbatch(build, model, build(1).place(X, Y), memory_bytes=1)
+        choose_microbatch(build, model, data, memory_bytes=1)
 
 
 def test_explain_names_the_variables():
-    """By their paths in the module."""
-    model = Network(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(1)), use_bias=True)
+    """The explanation has a line for each variable, by its path in the module."""
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+    model = Network(nnx.Rngs(0), dropout, use_bias=True)
     explained = gdpjax.nnx.explain(loss_fn, model, (X, Y), batch_argnums=(1, 2), wrt=nnx.PathContains("first"))
     methods = {leaf.name: leaf.method for leaf in explained.leaves}
     assert methods == {
@@ -517,7 +556,7 @@ def test_explain_names_the_variables():
 
 
 def test_flax_is_imported_when_it_is_used():
-    """Who does not use it does not wait for it."""
+    """Importing gdpjax does not import flax, and using `gdpjax.nnx` does."""
     program = "import sys, gdpjax; assert 'flax' not in sys.modules; gdpjax.nnx; assert 'flax' in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert "nnx" in gdpjax.__all__

@@ -1,4 +1,4 @@
-"""docs/notebooks/fdp.ipynb is docs/fdp.md: the same words and code, which run and print what it shows."""
+"""The notebook of docs/fdp.md has its words and code, which run and print what the notebook shows."""
 
 import pathlib
 import re
@@ -19,34 +19,58 @@ def script():
 
 
 def printed(notebook):
-    """What each code cell printed."""
-    return ["".join(out["text"] for out in cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
+    """Return what each code cell printed."""
+    texts = []
+    for cell in code_cells(notebook):
+        texts.append("".join(output["text"] for output in cell.outputs))
+    return texts
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def read_notebook(script):
+    return nbformat.read(script["NOTEBOOK"], as_version=4)
+
+
+def contents(notebook):
+    """Return the cells without their outputs."""
+    return [(cell.id, cell.cell_type, cell.source) for cell in notebook.cells]
+
+
+def numbers_in(text):
+    return [float(number) for number in NUMBER.findall(text)]
 
 
 def test_the_notebook_is_the_page(script):
-    shown, converted = nbformat.read(script["NOTEBOOK"], as_version=4), script["convert"]()
-    cells_shown = [(cell.id, cell.cell_type, cell.source) for cell in shown.cells]
-    assert cells_shown == [(cell.id, cell.cell_type, cell.source) for cell in converted.cells], ADVICE
-    assert shown.metadata == converted.metadata
+    """The notebook in the repository is the one that the page is converted to."""
+    notebook = read_notebook(script)
+    converted = script["convert"]()
+    assert contents(notebook) == contents(converted), ADVICE
+    assert notebook.metadata == converted.metadata
 
 
 @pytest.mark.slow
 def test_the_notebook_prints_what_it_shows(script):
-    """In a kernel of its own: this is also the test of the page's blocks."""
-    shown, converted = nbformat.read(script["NOTEBOOK"], as_version=4), script["convert"]()
-    for was, now in zip(printed(shown), printed(script["execute"](converted)), strict=True):
-        assert NUMBER.sub("number", was) == NUMBER.sub("number", now), ADVICE
-        np.testing.assert_allclose(
-            [float(each) for each in NUMBER.findall(was)], [float(each) for each in NUMBER.findall(now)], rtol=1e-6
-        )
+    """The blocks of the page run in a kernel of their own, and print what the notebook shows."""
+    notebook = read_notebook(script)
+    executed = script["execute"](script["convert"]())
+    for shown, now in zip(printed(notebook), printed(executed), strict=True):
+        assert NUMBER.sub("number", shown) == NUMBER.sub("number", now), ADVICE
+        np.testing.assert_allclose(numbers_in(shown), numbers_in(now), rtol=1e-6)
 
 
 def test_every_block_of_the_page_is_a_cell(script):
-    blocks = re.findall(r"```python\n(.*?)\n```", script["PAGE"].read_text(), flags=re.DOTALL)
-    assert [cell.source for cell in script["convert"]().cells if cell.cell_type == "code"] == blocks
+    """The Python blocks of the page are the code cells, in their order."""
+    page = script["PAGE"].read_text()
+    blocks = re.findall(r"```python\n(.*?)\n```", page, flags=re.DOTALL)
+    converted = script["convert"]()
+    assert [cell.source for cell in code_cells(converted)] == blocks
 
 
 def test_figures_exist(script):
-    for cell in nbformat.read(script["NOTEBOOK"], as_version=4).cells:
+    """Every figure that the notebook shows is a file."""
+    for cell in read_notebook(script).cells:
         for name in re.findall(r"!\[.*?\]\((.*?)\)", cell.source):
             assert (script["NOTEBOOK"].parent / name).exists(), name

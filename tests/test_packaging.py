@@ -108,7 +108,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def imported():
-    """What imports did, in a process of a platform that does not exist, where whatever starts a backend fails."""
+    """Return what imports did in a process of a platform that does not exist, where starting a backend fails."""
     command = [sys.executable, "-c", IMPORT.format(unwanted=UNWANTED)]
     nowhere = os.environ | {"JAX_PLATFORMS": "nowhere"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=nowhere)

@@ -1,4 +1,4 @@
-"""Pictures: the curves that are drawn are ordered as their standing says, and the files come out."""
+"""The curves of a picture are ordered as their standing says, and are drawn into files."""
 
 import json
 import subprocess
@@ -16,7 +16,8 @@ from gdpjax.ledger import GaussianEvent
 from gdpjax.plotting import _curves, _draw
 from gdpjax.tradeoff import Laplace, NoGuarantee, compose
 
-MNIST_RUN = (0.6, 256 / 60_000, 100)  # the CLT is far off here, on either side
+# The central limit theorem is far off for this run, on either side.
+MNIST_RUN = (0.6, 256 / 60_000, 100)
 RUN_OPTIONS = ["--noise-multiplier", "0.6", "--num-examples", "60000", "--batch-size", "256", "--num-steps", "100"]
 SIGNATURES = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
@@ -32,29 +33,38 @@ def steps():
 
 
 def test_approximate_dp_curve_by_hand():
+    """For epsilon = log 2 and delta = 0.1 the curve is max(0, 0.9 - 2 a, (0.9 - a) / 2), with a kink at 0.3."""
     alpha = np.array([0.0, 0.1, 0.2, 0.5, 0.95, 1.0])
-    # epsilon = log 2, delta = .1: max(0, .9 - 2 a, (.9 - a) / 2), with the kink at .3
     expected = [0.9, 0.7, 0.5, 0.2, 0.0, 0.0]
-    np.testing.assert_allclose(plotting.approximate_dp_tradeoff(alpha, np.log(2), 0.1), expected, atol=1e-15)
-    assert plotting.approximate_dp_tradeoff(alpha, np.inf, 0.1).tolist() == [0.9, 0, 0, 0, 0, 0]
-    for bad in (dict(alpha=1.1, epsilon=1, delta=0.1), dict(alpha=1, epsilon=-1, delta=0.1)):
-        with pytest.raises(ValueError, match="must be"):
-            plotting.approximate_dp_tradeoff(**bad)
+    curve = plotting.approximate_dp_tradeoff(alpha, np.log(2), 0.1)
+    np.testing.assert_allclose(curve, expected, atol=1e-15)
+    without_epsilon = plotting.approximate_dp_tradeoff(alpha, np.inf, 0.1)
+    assert without_epsilon.tolist() == [0.9, 0, 0, 0, 0, 0]
+
+    with pytest.raises(ValueError, match="must be"):
+        plotting.approximate_dp_tradeoff(alpha=1.1, epsilon=1, delta=0.1)
+    with pytest.raises(ValueError, match="must be"):
+        plotting.approximate_dp_tradeoff(alpha=1, epsilon=-1, delta=0.1)
     with pytest.raises(ValueError, match="delta must be"):
         plotting.approximate_dp_tradeoff(0.5, 1.0, np.nan)
 
 
 def test_tradeoff_curves_are_where_their_standing_puts_them(tradeoff):
-    alpha, curve = tradeoff.alpha, tradeoff.curve
-    assert (alpha[0], alpha[-1]) == (0, 1)
+    """Bounds are in their order, certified curves are below the upper one, and the CLT is what it is."""
+    alpha = tradeoff.alpha
+    curve = tradeoff.curve
+    assert alpha[0] == 0
+    assert alpha[-1] == 1
     assert (np.diff(alpha) > 0).all()
     assert (curve.lower <= curve.upper).all()
     assert (curve.upper <= 1 - alpha + 1e-15).all()
     assert (tradeoff.approximate_dp <= curve.upper).all()
     assert (tradeoff.gaussian_certified <= curve.upper).all()
-    # the bracket is no wider than 12% of the power it leaves
+
+    # The bracket is no wider than 12 % of the power that it leaves.
     inside = (alpha > 1e-6) & (alpha < 0.999)
-    assert (curve.upper - curve.lower)[inside].max() < 0.02
+    width = curve.upper - curve.lower
+    assert width[inside].max() < 0.02
     np.testing.assert_array_equal(tradeoff.gaussian_clt, gdp_tradeoff(alpha, tradeoff.mu_clt))
     assert tradeoff.epsilon == epsilon_bounds(*MNIST_RUN, 1e-5)
     assert tradeoff.mu_clt < tradeoff.mu_upper
@@ -63,16 +73,21 @@ def test_tradeoff_curves_are_where_their_standing_puts_them(tradeoff):
 def test_f_of_epsilon_and_delta_touches_the_curve(tradeoff):
     """At the true epsilon the two curves meet, so at the certified one they nearly do, in terms of power."""
     inside = (tradeoff.alpha > 0) & (tradeoff.alpha < 0.1)
-    gap = (1 - tradeoff.approximate_dp[inside]) / (1 - tradeoff.curve.upper[inside])
-    assert 1 <= gap.min() < 1.1
+    power_of_statement = 1 - tradeoff.approximate_dp[inside]
+    power_of_run = 1 - tradeoff.curve.upper[inside]
+    ratio = power_of_statement / power_of_run
+    assert 1 <= ratio.min() < 1.1
 
 
 def test_the_clt_leaves_the_band_which_is_the_point_of_the_picture(tradeoff):
+    """The central limit theorem promises more than the run keeps somewhere."""
     assert (tradeoff.gaussian_clt > tradeoff.curve.upper).any()
 
 
 def test_epsilon_curves_are_where_their_standing_puts_them(steps):
-    assert (steps.num_steps[0], steps.num_steps[-1]) == (1, 100)
+    """The CLT is below the certified bounds, and the moments accountants are above them."""
+    assert steps.num_steps[0] == 1
+    assert steps.num_steps[-1] == 100
     assert (steps.num_steps == np.round(steps.num_steps)).all()
     assert (np.diff(steps.num_steps) > 0).all()
     assert (steps.certified.lower <= steps.certified.upper).all()
@@ -84,73 +99,105 @@ def test_epsilon_curves_are_where_their_standing_puts_them(steps):
 
 @pytest.mark.parametrize("log", [False, True])
 def test_any_certified_curve_is_drawn(log):
+    """A curve that is no run of DP-SGD is drawn too, without a curve of the CLT."""
     composed = compose(Laplace(0.5), times=8)
     curves = plotting.tradeoff_curves(composed, delta=1e-5, num_points=12)
     assert curves.epsilon == composed.epsilon(1e-5)
     np.testing.assert_array_equal(curves.curve.lower, composed.tradeoff(curves.alpha).lower)
     assert (curves.approximate_dp <= curves.curve.upper).all()
     assert (curves.gaussian_certified <= curves.curve.upper).all()
-    assert (curves.mu_clt, curves.gaussian_clt) == (None, None)
-    figure = plotting.plot_tradeoff(curves, log=log)
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert curves.mu_clt is None
+    assert curves.gaussian_clt is None
+
+    texts = legend_texts(plotting.plot_tradeoff(curves, log=log))
     assert sum("certified" in text for text in texts) == 3
-    assert not any("CLT" in text or "run" in text for text in texts)
-    assert plotting.plot_tradeoff(plotting.tradeoff_curves(NoGuarantee(), delta=1e-5)).axes
+    for text in texts:
+        assert "CLT" not in text
+        assert "run" not in text
+
+    without_guarantee = plotting.tradeoff_curves(NoGuarantee(), delta=1e-5)
+    assert plotting.plot_tradeoff(without_guarantee).axes
+
+
+def legend_texts(figure):
+    """Return the texts of the legend of a figure."""
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_a_ledger_is_drawn_as_its_run_is(tradeoff):
+    """A ledger of one event has the curves of its numbers, and one of two kinds of events no CLT."""
     event = Event(*MNIST_RUN)
     curves = plotting.tradeoff_curves(Ledger([event]), delta=1e-5, num_points=12)
-    assert (curves.mu_clt, curves.epsilon) == (tradeoff.mu_clt, pytest.approx(tradeoff.epsilon, rel=2e-3))
-    assert _curves._curve_and_clt(event, None, None)[1] == tradeoff.mu_clt
-    assert _curves._curve_and_clt(Ledger([event, GaussianEvent(2.0)]), None, None)[1] is None
-    for call in (
-        lambda: plotting.tradeoff_curves(event, 0.1, delta=1e-5),
-        lambda: plotting.tradeoff_curves(event),
-        lambda: plotting.tradeoff_curves(Laplace(0.5), delta=1e-5),
-    ):
-        with pytest.raises(ValueError, match=r"only delta follows|delta must|noise_multiplier must"):
-            call()
+    assert curves.mu_clt == tradeoff.mu_clt
+    assert curves.epsilon == pytest.approx(tradeoff.epsilon, rel=2e-3)
+    _, mu_of_event = _curves._curve_and_clt(event, None, None)
+    assert mu_of_event == tradeoff.mu_clt
+    _, mu_of_two = _curves._curve_and_clt(Ledger([event, GaussianEvent(2.0)]), None, None)
+    assert mu_of_two is None
+
+    # Arguments that do not go together.
+    refusal = r"only delta follows|delta must|noise_multiplier must"
+    with pytest.raises(ValueError, match=refusal):
+        plotting.tradeoff_curves(event, 0.1, delta=1e-5)
+    with pytest.raises(ValueError, match=refusal):
+        plotting.tradeoff_curves(event)
+    with pytest.raises(ValueError, match=refusal):
+        plotting.tradeoff_curves(Laplace(0.5), delta=1e-5)
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_what_is_drawn_is_what_was_computed(tradeoff, steps, log):
+    """The lines of both pictures have the values of the curves; on a logarithmic scale power is drawn."""
     axes = plotting.plot_tradeoff(tradeoff, log=log).axes[0]
-    inside = (tradeoff.alpha > 0) & (tradeoff.alpha < 1) if log else np.full(tradeoff.alpha.shape, True)
-    drawn = {tuple(1 - line.get_ydata() if log else line.get_ydata()) for line in axes.lines}
+    drawn = set()
+    for line in axes.lines:
+        heights = line.get_ydata()
+        drawn.add(tuple(1 - heights if log else heights))
+
+    # The ends cannot be shown on a logarithmic scale.
+    inside = (tradeoff.alpha > 0) & (tradeoff.alpha < 1)
     for values in (*tradeoff.curve, tradeoff.approximate_dp, tradeoff.gaussian_certified, tradeoff.gaussian_clt):
-        shown = 1 - (1 - values[inside]) if log else values[inside]
+        shown = 1 - (1 - values[inside]) if log else values
         assert tuple(shown) in drawn
+
     axes = plotting.plot_epsilon(steps, log=log).axes[0]
     drawn = {tuple(line.get_ydata()) for line in axes.lines}
-    assert {*map(tuple, steps.certified), *map(tuple, (steps.clt, steps.moments_accountant))} <= drawn
+    for values in (*steps.certified, steps.clt, steps.moments_accountant):
+        assert tuple(values) in drawn
 
 
 def test_legends_say_the_standing(tradeoff, steps):
-    def texts(figure):
-        return [text.get_text() for text in figure.legends[0].get_texts()]
-
-    first, second = texts(plotting.plot_tradeoff(tradeoff)), texts(plotting.plot_epsilon(steps))
-    assert sum("certified" in text for text in first) == 3
-    assert [text for text in first + second if "CLT" in text and "asymptotic, may understate" not in text] == []
-    assert sum("upper bound" in text for text in second) == 3
+    """The legend tells certified curves and upper bounds from the asymptotic curve of the CLT."""
+    of_tradeoff = legend_texts(plotting.plot_tradeoff(tradeoff))
+    of_epsilon = legend_texts(plotting.plot_epsilon(steps))
+    assert sum("certified" in text for text in of_tradeoff) == 3
+    assert sum("upper bound" in text for text in of_epsilon) == 3
+    for text in of_tradeoff + of_epsilon:
+        if "CLT" in text:
+            assert "asymptotic, may understate" in text
 
 
 def test_curves_differ_in_grey():
+    """Every kind of curve has a line style of its own."""
     styles = [_draw._DASHED, _draw._DASH_DOTTED, _draw._DOTTED]
-    assert len({style["linestyle"] for style in styles} | {"solid"}) == 4
+    line_styles = {style["linestyle"] for style in styles}
+    assert len(line_styles | {"solid"}) == 4
 
 
 def test_infinite_bounds_are_left_open():
-    ends = np.array([1.0, np.inf])
-    curves = plotting.EpsilonCurves(ends + 1, 1e-5, Bounds(np.ones(2), ends), ends, ends, ends)
-    lines = plotting.plot_epsilon(curves._replace(num_steps=np.array([1.0, 2.0]))).axes[0].lines
-    assert all(np.isfinite(line.get_ydata()[0]) for line in lines)
-    assert any(np.isnan(line.get_ydata()[1]) for line in lines)
+    """A line ends where its bound becomes infinite."""
+    bound = np.array([1.0, np.inf])
+    num_steps = np.array([1.0, 2.0])
+    curves = plotting.EpsilonCurves(num_steps, 1e-5, Bounds(np.ones(2), bound), bound, bound, bound)
+    lines = plotting.plot_epsilon(curves).axes[0].lines
+    heights = np.array([line.get_ydata() for line in lines])
+    assert np.isfinite(heights[:, 0]).all()
+    assert np.isnan(heights[:, 1]).any()
 
 
 @pytest.mark.parametrize("suffix", SIGNATURES)
 def test_files_are_pictures_reproducible_and_replaced(tmp_path, steps, suffix):
+    """Saving a figure twice gives the same file, of the kind that its name says, and changes no setting."""
     path = tmp_path / f"curve{suffix}"
     before = dict(matplotlib.rcParams)
     pictures = []
@@ -175,17 +222,28 @@ def test_files_are_pictures_reproducible_and_replaced(tmp_path, steps, suffix):
 )
 @pytest.mark.parametrize("function", [plotting.tradeoff_curves, plotting.epsilon_curves])
 def test_bad_arguments(function, change, message):
-    run = dict(noise_multiplier=1.0, sampling_prob=0.1, num_steps=10, delta=1e-5)
+    """A wrong number is refused by name."""
+    arguments = dict(noise_multiplier=1.0, sampling_prob=0.1, num_steps=10, delta=1e-5)
     with pytest.raises(ValueError, match=message):
-        function(**(run | change))
+        function(**(arguments | change))
 
 
 def test_command_writes_the_picture_and_its_numbers(tmp_path, capsys, monkeypatch, tradeoff, steps):
+    """The command draws the curves of its options, and prints where they are or their numbers."""
     from gdpjax.cli import _plot
 
     calls = []
-    monkeypatch.setattr(_plot, "tradeoff_curves", lambda *run: calls.append(run) or tradeoff)
-    monkeypatch.setattr(_plot, "epsilon_curves", lambda *run, log: calls.append((*run, log)) or steps)
+
+    def recorded_tradeoff_curves(*arguments):
+        calls.append(arguments)
+        return tradeoff
+
+    def recorded_epsilon_curves(*arguments, log):
+        calls.append((*arguments, log))
+        return steps
+
+    monkeypatch.setattr(_plot, "tradeoff_curves", recorded_tradeoff_curves)
+    monkeypatch.setattr(_plot, "epsilon_curves", recorded_epsilon_curves)
     path = tmp_path / "curve.svg"
     options = [*RUN_OPTIONS, "--delta", "1e-5", "--output", str(path)]
     assert main(["plot", "tradeoff", *options, "--log"]) == 0
@@ -208,6 +266,7 @@ def test_command_writes_the_picture_and_its_numbers(tmp_path, capsys, monkeypatc
     ],
 )
 def test_bad_options(tmp_path, monkeypatch, capsys, arguments, message):
+    """A wrong option ends with status 2 and a message, and leaves no file."""
     monkeypatch.chdir(tmp_path)
     try:
         status = main(["plot", *arguments])
@@ -219,16 +278,25 @@ def test_bad_options(tmp_path, monkeypatch, capsys, arguments, message):
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch, steps):
+    """Without matplotlib the error names the extra to install."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"pip install 'gdpjax\[plot\]'"):
         plotting.plot_epsilon(steps)
 
 
+DRAW = """
+import sys
+import numpy as np
+from gdpjax import Bounds, plotting
+
+x = np.array([1.0, 2.0])
+curves = plotting.EpsilonCurves(x, 1e-5, Bounds(x, x), x, x, x)
+plotting.save_figure(plotting.plot_epsilon(curves), sys.argv[1])
+assert 'matplotlib.pyplot' not in sys.modules
+"""
+
+
 def test_needs_neither_a_display_nor_pyplot(tmp_path):
-    script = (
-        "import sys, numpy as np; from gdpjax import Bounds, plotting; x = np.array([1.0, 2.0]);"
-        "curves = plotting.EpsilonCurves(x, 1e-5, Bounds(x, x), x, x, x);"
-        f"plotting.save_figure(plotting.plot_epsilon(curves), {str(tmp_path / 'x.png')!r});"
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+    """A process that draws and saves a figure has not imported pyplot."""
+    path = tmp_path / "x.png"
+    subprocess.run([sys.executable, "-W", "error", "-c", DRAW, str(path)], check=True)

@@ -1,4 +1,4 @@
-"""The report card: its figures, its forms, what it escapes, and its command."""
+"""The report card has the accountants' figures, in every form, with its names escaped, and a command."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from gdpjax.cli import main
 from gdpjax.ledger import AllocationEvent, LaplaceEvent, ShuffledEvent
 from gdpjax.tradeoff import Laplace, compose
 
-RUN = 2.0, 0.02, 50
+RUN = (2.0, 0.02, 50)
 NASTY = 'run <b>&"$_%{}~^#|\\\n'
 
 
@@ -23,10 +23,13 @@ def card():
 
 @pytest.fixture(scope="module")
 def cards():
-    return report(RUN, Ledger([LaplaceEvent(0.5)]), Event(0.0, 0.1, 3), names=[NASTY, "[laplace]", "bare"], deltas=1e-5)
+    laplace = Ledger([LaplaceEvent(0.5)])
+    without_noise = Event(0.0, 0.1, 3)
+    return report(RUN, laplace, without_noise, names=[NASTY, "[laplace]", "bare"], deltas=1e-5)
 
 
 def test_figures_are_those_of_the_accountant(card):
+    """Every figure of a card is what the function of its name returns."""
     curve = accounting.certified(Event(*RUN))
     assert card.figure("epsilon_at_delta_1e-05") == tuple(curve.epsilon(1e-5))
     assert card.figure("epsilon_at_delta_1e-06") == tuple(curve.epsilon(1e-6))
@@ -36,6 +39,8 @@ def test_figures_are_those_of_the_accountant(card):
     assert card.figure("tpr_at_fpr_0.01") == tuple(curve.tpr(0.01))
     assert card.figure("bayes_success") == tuple(curve.bayes_success(0.5))
     assert card.figure("epsilon_moments_accountant") == accounting.moments_accountant_epsilon(*RUN, 1e-5)
+
+    # How much the CLT understates is between the two bounds.
     clt = accounting.clt_epsilon(*RUN, 1e-5)
     assert card.figure("epsilon_clt") == clt
     excess = card.figure("clt_understates_by")
@@ -44,6 +49,7 @@ def test_figures_are_those_of_the_accountant(card):
 
 
 def test_one_run_in_every_form(card):
+    """A card is text, Markdown, LaTeX, JSON or a page with one picture."""
     text = str(card)
     assert text == card.to_text()
     assert "noise multiplier 2, sampling probability 0.02, 50 steps" in text
@@ -51,20 +57,26 @@ def test_one_run_in_every_form(card):
     assert text.count("may understate") == 2
     assert card.to_markdown().splitlines()[1] == "|---|---|---|"
     assert r"\midrule" in card.to_latex()
+
     document = json.loads(card.to_json(), parse_constant=pytest.fail)
     figures = document["runs"][0]["figures"]
     assert figures["mu"] == list(card.figure("mu"))
     assert set(document["standing"]) == set(figures)
+
     page = card.to_html()
     assert page.count("<svg") == page.count("</svg>") == 1
     assert "nan" not in page
 
 
 def test_several_runs_are_one_table(cards):
+    """Runs are columns of one table, and one that is not private says so."""
     assert cards.names[1:] == ["[laplace]", "bare"]
+
+    # Every line of the Markdown table has as many columns, where an escaped bar is none.
     lines = cards.to_markdown().splitlines()
-    columns = [line.replace(r"\|", "").count("|") for line in lines[:5]]
-    assert len(set(columns)) == 1
+    num_bars = {line.replace(r"\|", "").count("|") for line in lines[:5]}
+    assert len(num_bars) == 1
+
     document = json.loads(cards.to_json(), parse_constant=pytest.fail)
     bare = document["runs"][2]
     assert bare["figures"]["epsilon_at_delta_1e-05"] == ["inf", "inf"]
@@ -74,35 +86,57 @@ def test_several_runs_are_one_table(cards):
     latex = cards.to_latex().splitlines()
     rows = [line for line in latex if line.endswith(r"\\")]
     assert len(rows) == 4
-    assert len({row.replace(r"\&", "").count("&") for row in rows}) == 1
+    num_columns = {row.replace(r"\&", "").count("&") for row in rows}
+    assert len(num_columns) == 1
+
     # A bracket after a line break would be an argument of it.
-    assert not any(row.startswith("[") for row in rows)
+    for row in rows:
+        assert not row.startswith("[")
 
 
 def test_names_are_escaped(cards):
-    page, latex, text = cards.to_html(), cards.to_latex(), cards.to_text()
+    """The name of a run is no HTML, no LaTeX command and no control character."""
+    page = cards.to_html()
     assert "<b>" not in page
     assert page.count("run &lt;b&gt;&amp;") == 2
+
+    latex = cards.to_latex()
     row = next(line for line in latex.splitlines() if line.startswith("run \\textless"))
     name = row.split(" & ")[0]
     assert name.endswith(r"\#\textbar{}\textbackslash{}")
-    assert not any(character in name.replace("\\" + character, "") for character in "&$%#_")
-    assert all(line.isprintable() for line in text.splitlines())
+    for character in "&$%#_":
+        assert character not in name.replace("\\" + character, "")
+
+    for line in cards.to_text().splitlines():
+        assert line.isprintable()
+
+
+KEY_OF_LABEL = {
+    "mu, failure 1e-10": "mu",
+    "membership advantage": "advantage",
+}
 
 
 def test_ends_are_rounded_outwards(card):
+    """The printed ends of an interval contain the exact ones."""
     for line in card.to_text().splitlines():
-        if "certified: the truth is in between" in line and "[" in line:
-            lower, upper = (float(end) for end in line[line.index("[") + 1 : line.index("]")].split(","))
-            label = line.split("  ")[0]
-            key = {"mu, failure 1e-10": "mu", "membership advantage": "advantage"}.get(label)
-            if key:
-                assert lower <= card.figure(key).lower <= card.figure(key).upper <= upper
+        label = line.split("  ")[0]
+        if "certified: the truth is in between" in line and "[" in line and label in KEY_OF_LABEL:
+            interval = line[line.index("[") + 1 : line.index("]")]
+            lower, upper = (float(end) for end in interval.split(","))
+            figure = card.figure(KEY_OF_LABEL[label])
+            assert lower <= figure.lower <= figure.upper <= upper
 
 
 def test_plans_files_and_curves(tmp_path):
+    """A plan, a folder with a plan and a file with its ledger have one epsilon, and a curve has its own figures."""
     plan = gdpjax.make_plan(
-        noise_multiplier=2.0, clip=1.0, max_examples=1000, expected_batch_size=1000, num_steps=50, delta=1e-5
+        noise_multiplier=2.0,
+        clip=1.0,
+        max_examples=1000,
+        expected_batch_size=1000,
+        num_steps=50,
+        delta=1e-5,
     )
     folder = tmp_path / "my run"
     folder.mkdir()
@@ -110,8 +144,10 @@ def test_plans_files_and_curves(tmp_path):
     (tmp_path / "ledger.json").write_text(Ledger([plan.event]).to_json())
     cards = report(plan, folder, str(tmp_path / "ledger.json"), deltas=[1e-5])
     assert cards.names == ["run 1", "my run", "ledger.json"]
-    figures = [cards.figure("epsilon_at_delta_1e-05", place) for place in range(3)]
-    assert figures[0] == figures[1] == figures[2] == tuple(plan.epsilon_bounds())
+    epsilon = tuple(plan.epsilon_bounds())
+    for number in range(3):
+        assert cards.figure("epsilon_at_delta_1e-05", number) == epsilon
+
     bounds = compose(Laplace(0.5), times=8)
     assert report(bounds, deltas=[1e-5]).figure("advantage") == tuple(bounds.advantage())
 
@@ -121,9 +157,15 @@ def test_a_plan_for_groups(monkeypatch):
     bounds = compose(Laplace(0.5), times=8)
     monkeypatch.setattr(gdpjax.Plan, "curve", bounds)
     plan = gdpjax.make_plan(
-        noise_multiplier=2.0, clip=1.0, max_examples=1000, expected_batch_size=20, num_steps=50, delta=1e-5,
-        group_size=2, unit="visit",
-    )  # fmt: skip
+        noise_multiplier=2.0,
+        clip=1.0,
+        max_examples=1000,
+        expected_batch_size=20,
+        num_steps=50,
+        delta=1e-5,
+        group_size=2,
+        unit="visit",
+    )
     card = report(plan, deltas=[1e-5])
     assert card.figure("epsilon_at_delta_1e-05") == tuple(bounds.epsilon(1e-5))
     assert "add or remove one group of up to 2 visits" in card.to_text()
@@ -131,6 +173,7 @@ def test_a_plan_for_groups(monkeypatch):
 
 
 def test_fixed_size_batches_have_a_moments_accountant_too():
+    """The moments accountant of batches of a fixed size is above their certified epsilon."""
     card = report(Event(2.0, 0.02, 50, "uniform"), deltas=[1e-5])
     epsilon = card.figure("epsilon_at_delta_1e-05")
     assert epsilon.lower < epsilon.upper < card.figure("epsilon_moments_accountant")
@@ -138,8 +181,14 @@ def test_fixed_size_batches_have_a_moments_accountant_too():
 
 
 def test_a_plan_without_privacy_says_so():
+    """A plan with too little noise has an infinite epsilon, an advantage of up to 1, and says why."""
     plan = gdpjax.make_plan(
-        noise_multiplier=0.05, clip=1.0, max_examples=1000, expected_batch_size=20, num_steps=50, delta=1e-5
+        noise_multiplier=0.05,
+        clip=1.0,
+        max_examples=1000,
+        expected_batch_size=20,
+        num_steps=50,
+        delta=1e-5,
     )
     card = report(plan, deltas=[1e-5])
     assert card.figure("epsilon_at_delta_1e-05") == (0, math.inf)
@@ -166,11 +215,13 @@ def test_a_plan_without_privacy_says_so():
     ],
 )
 def test_what_is_no_run_is_refused(arguments, options):
+    """Arguments that describe no run, no delta or no name are refused."""
     with pytest.raises(ValueError, match=r"must|needs|read|expected|a report is"):
         report(*arguments, **options)
 
 
 def test_a_wrong_keyword_is_refused_with_a_guess():
+    """A misspelt keyword is refused, and the message says which one may have been meant."""
     with pytest.raises(ValueError, match="report has no argument 'delta'; did you mean 'deltas'"):
         report(RUN, delta=1e-5)
     with pytest.raises(ValueError, match="report has no argument 'title'; it takes runs, deltas, names"):
@@ -178,45 +229,64 @@ def test_a_wrong_keyword_is_refused_with_a_guess():
 
 
 def test_the_command(capsys, tmp_path):
-    numbers = ",".join(map(str, RUN))
+    """The command reports numbers or a file, as text, JSON or a page, and refuses what is neither."""
+    numbers = ",".join(str(number) for number in RUN)
     assert main(["report", numbers, "--delta", "1e-5"]) == 0
     assert "epsilon at delta 1e-05" in capsys.readouterr().out
+
+    # The figures of the Laplace mechanism take no time.
     ledger = tmp_path / "ledger.json"
-    ledger.write_text(Ledger([LaplaceEvent(0.5)]).to_json())  # its figures take no time
+    ledger.write_text(Ledger([LaplaceEvent(0.5)]).to_json())
     assert main(["report", str(ledger), "--delta", "1e-5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gdpjax_report"] == 1
+
     page = tmp_path / "card.html"
     assert main(["report", str(ledger), "--delta", "1e-5", "--name", "mine", "--output", str(page)]) == 0
     assert capsys.readouterr().out == f"wrote {page}\n"
     assert "mine" in page.read_text()
+
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert main(["report", numbers, "--format", "html", "--json"]) == 2
     assert "nothing" in capsys.readouterr().err
 
 
+def one_line(card):
+    """Return the text of a card without its line breaks."""
+    return " ".join(str(card).split())
+
+
 def test_random_allocation_in_words():
+    """The report of random allocation says how often an example takes part, and when its steps are drawn."""
     run = AllocationEvent(2.0, 10, 3, 2, "fixed", overflow=1e-9, announced=True)
-    text = " ".join(str(report(run)).split())
+    text = one_line(report(run))
     assert "by random allocation: each example in 2 steps of the 10 of an epoch, drawn once" in text
     assert "30 steps, announced overflow 1e-09" in text
-    bare = " ".join(str(report(AllocationEvent(0.0, 10))).split())
-    assert "adds no noise at all" in bare
+    without_noise = one_line(report(AllocationEvent(0.0, 10)))
+    assert "adds no noise at all" in without_noise
 
 
 @pytest.mark.parametrize("noise", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_shuffled_batches_in_words(noise):
-    text = " ".join(str(report(ShuffledEvent(noise, 10, 3, overflow=1e-28))).split())
+    """The report of shuffled batches says that its upper ends are those without amplification."""
+    text = one_line(report(ShuffledEvent(noise, 10, 3, overflow=1e-28)))
     scheme = "on shuffled batches: each example in one step of the 10 of an epoch"
     assert f"{scheme}: noise multiplier {noise}, 30 steps" in text
     assert "permutations uniform but for 1e-28; the upper ends are those without amplification by sampling" in text
 
 
 def test_the_delta_of_a_plan_comes_first():
+    """A report without deltas begins with the plan's own."""
     plan = gdpjax.make_plan(
-        noise_multiplier=2.0, clip=1.0, max_examples=1000, expected_batch_size=1000, num_steps=50, delta=1e-4
+        noise_multiplier=2.0,
+        clip=1.0,
+        max_examples=1000,
+        expected_batch_size=1000,
+        num_steps=50,
+        delta=1e-4,
     )
     card = report(plan)
-    keys = [key for key in json.loads(card.to_json())["runs"][0]["figures"] if key.startswith("epsilon_at_delta")]
+    figures = json.loads(card.to_json())["runs"][0]["figures"]
+    keys = [key for key in figures if key.startswith("epsilon_at_delta")]
     assert keys == [f"epsilon_at_delta_{delta}" for delta in ("0.0001", "1e-05", "1e-06", "1e-07")]
     assert card.figure(keys[0]) == tuple(plan.epsilon_bounds())
     assert "moments accountant at delta 0.0001" in card.to_text()

@@ -744,21 +744,26 @@ TRAPS = {
 
 @functools.cache
 def names_in(file: str) -> set[str]:
-    """The functions and classes that a test file defines, methods as Class::method."""
-    found = set()
+    """Return the functions and classes that a test file defines, methods as Class::method."""
+    names = set()
     for node in ast.parse((ROOT / file).read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found.update(f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef))
-    return found
+            methods = [inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)]
+            names.update(f"{node.name}::{method}" for method in methods)
+    return names
 
 
 def page() -> str:
-    """The text of docs/traps.md."""
-    head, _, foot = PAGE.read_text().partition(ROWS_BEGIN)
-    rows = [f"| {number} | {trap.what} | {', '.join(files_of(trap))} |" for number, trap in TRAPS.items()]
-    return head + ROWS_BEGIN + "".join(f"{row}\n" for row in rows) + ROWS_END + foot.partition(ROWS_END)[2]
+    """Return the text of docs/traps.md, where the rows of its table are made anew."""
+    head, _, rest = PAGE.read_text().partition(ROWS_BEGIN)
+    _, _, foot = rest.partition(ROWS_END)
+    rows = []
+    for number, trap in TRAPS.items():
+        files = ", ".join(files_of(trap))
+        rows.append(f"| {number} | {trap.what} | {files} |\n")
+    return head + ROWS_BEGIN + "".join(rows) + ROWS_END + foot
 
 
 ROWS_BEGIN = "|---|---|---|\n"
@@ -766,12 +771,17 @@ ROWS_END = "\n## "
 
 
 def files_of(trap: Trap) -> list[str]:
-    """The test files of a trap, as they are written on the page."""
-    files = dict.fromkeys(node.split("::")[0].removeprefix("tests/") for node in trap.guarded_by)
-    return [f"`{file}`" for file in files]
+    """Return the test files of a trap, each once, as they are written on the page."""
+    files = []
+    for node in trap.guarded_by:
+        file = f"`{node.split('::')[0].removeprefix('tests/')}`"
+        if file not in files:
+            files.append(file)
+    return files
 
 
 def test_every_trap_is_guarded():
+    """Traps are numbered from one, and each says what goes wrong, what guards it and how that was seen."""
     assert list(TRAPS) == list(range(1, len(TRAPS) + 1))
     for number, trap in TRAPS.items():
         assert trap.what, number
@@ -780,6 +790,7 @@ def test_every_trap_is_guarded():
 
 
 def test_every_guard_exists():
+    """A guard is the name of a test that its file defines."""
     for number, trap in TRAPS.items():
         for node in trap.guarded_by:
             file, _, name = node.partition("::")
@@ -788,6 +799,7 @@ def test_every_guard_exists():
 
 
 def test_the_page_is_the_table():
+    """The page is the one that this module would write, and has words on what no test can see."""
     assert PAGE.read_text() == page(), "run python -m tests.test_traps"
     assert PAGE.read_text().count("\n- **") >= 5, "what no test can see is written by hand, below the table"
 

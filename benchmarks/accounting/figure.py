@@ -7,7 +7,7 @@ from benchmarks.writing import picture
 
 
 class Standing(NamedTuple):
-    """How a kind of statement is drawn, and what its size is."""
+    """The style in which a kind of statement is drawn, and the meaning of its size."""
 
     marker: str
     colour: str
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """Where a label stands beside its point, in typographic points, and which end of it is there."""
+    """The place of a label beside its point, in typographic points, and which end of it is there."""
 
     right: float
     up: float

@@ -1,4 +1,4 @@
-"""What needs a process of its own: the first call, the peak of memory, the compiled program.
+"""Measurements that need a process of their own: the first call, the peak of memory, the compiled program.
 
     python -m benchmarks.accounting.fresh epsilon_bounds 1000
 

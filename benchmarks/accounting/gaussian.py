@@ -121,7 +121,7 @@ def _one_by_one_peers(points: Points) -> dict[str, dict[str, OfPoint]]:
 
 
 class Single(NamedTuple):
-    """What calls for one point each gave.
+    """The results of calls for one point each.
 
     Args:
         rate: calls a second; None if all failed.

@@ -17,7 +17,7 @@ PRV_EPSILON_ERROR = 0.01
 
 
 class Epsilon(NamedTuple):
-    """What a library says of epsilon; None where it says nothing."""
+    """A library's statement of epsilon; None where it says nothing."""
 
     lower: float | None = None
     estimate: float | None = None

@@ -1,4 +1,4 @@
-"""What is measured: a model, a batch size, a clip norm; the lists of them, and what is aimed at."""
+"""The cases that are measured: a model, a batch size, a clip norm; the lists of them, and what is aimed at."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ OPACUS_GHOST = "Opacus ghost"
 
 
 class Target(NamedTuple):
-    """What is aimed at on one model.
+    """The figures that are aimed at on one model.
 
     Args:
         time: the largest step time, over the step without privacy.

@@ -8,7 +8,7 @@ from benchmarks.writing import picture
 
 
 class Style(NamedTuple):
-    """How a contender is drawn."""
+    """The style in which a contender is drawn."""
 
     marker: str
     colour: str

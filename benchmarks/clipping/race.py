@@ -96,7 +96,7 @@ def run(case: Case, chosen: Sequence[str], repetitions: int) -> dict[str, Any]:
 
 
 class Tried(NamedTuple):
-    """What trying a contender gave.
+    """The result of trying a contender.
 
     Args:
         ready: an entry for each microbatch size that ran.

@@ -1,4 +1,4 @@
-"""What the noise of one step takes: `privatize` with each kind of correlated noise, beside independent noise.
+"""The cost of one step's noise: `privatize` with each kind of correlated noise, beside independent noise.
 
 Every contender adds its noise to a sum that is there, over and over, with its state donated as a training loop does, so
 that buffers are written in place. The peer's are jax_privacy's privatizers with the same coefficients: its banded

@@ -26,7 +26,7 @@ LARGEST_LOSS_RATIO = 1.001
 
 
 class Recorded(NamedTuple):
-    """What the peer reached: ``size`` is bands, buffers, or epochs of the dense matrix."""
+    """The peer's result: ``size`` is bands, buffers, or epochs of the dense matrix."""
 
     family: str
     num_steps: int

@@ -1,4 +1,4 @@
-"""What is measured: a shape of a model, what of it is trained, and the rows of a step."""
+"""The cases that are measured: a shape of a model, what of it is trained, and the rows of a step."""
 
 import dataclasses
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What is trained: a model on made-up images of a data set's shape, with everything that a private run fixes."""
+"""The cases that are trained: a model on made-up images of a data set's shape, with all that a private run fixes."""
 
 import dataclasses
 import functools

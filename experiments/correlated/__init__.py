@@ -1,4 +1,4 @@
-"""What correlated noise does for accuracy, beside Poisson DP-SGD at the same certified epsilon: ``correlated``.
+"""Accuracy with correlated noise, beside Poisson DP-SGD at the same certified epsilon: ``correlated``.
 
 From the bottom:
 

@@ -1,4 +1,4 @@
-"""What ``python -m experiments correlated`` does: choose settings on held-out data, then train with several seeds."""
+"""The command ``correlated``: choose settings on held-out data, then train with several seeds."""
 
 import dataclasses
 import itertools

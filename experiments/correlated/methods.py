@@ -27,7 +27,7 @@ DELTA = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is learnt, and among which settings each method chooses."""
+    """A task that is learnt, with the settings among which each method chooses."""
 
     dataset: str
     model: str

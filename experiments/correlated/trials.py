@@ -36,7 +36,7 @@ class Trial(NamedTuple):
 
 
 class Line(msgspec.Struct):
-    """What is read of a line of the record."""
+    """The parts of a line of the record that are read."""
 
     trial: list[Any]
     accuracy: float

@@ -10,7 +10,7 @@ from gdpjax.sweeps import Examples
 
 
 class Facts(NamedTuple):
-    """How many labels there are, and whether they are grades, one above the other."""
+    """The number of labels, and whether they are grades, one above the other."""
 
     num_classes: int
     graded: bool = False

@@ -16,7 +16,7 @@ REPLACE = f"replace it by the original, or unset {ENVIRONMENT_VARIABLE}, so that
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a data set comes from: files with the sha256 of each, a subfolder they may be in, and mirrors."""
+    """The origin of a data set: files with the sha256 of each, a subfolder they may be in, and mirrors."""
 
     title: str
     sha256: Mapping[str, str]
@@ -25,7 +25,7 @@ class Source:
 
     @property
     def both_ways(self) -> str:
-        """What a user can do."""
+        """Return what a user can do where a file is missing."""
         names = " and ".join(self.sha256) if len(self.sha256) <= 2 else f"the {len(self.sha256)} files"
         return (
             f"either set {ENVIRONMENT_VARIABLE} to a folder that holds {names} (in it or in its {self.subfolder} "

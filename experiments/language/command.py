@@ -1,4 +1,4 @@
-"""What ``python -m experiments language`` does: from public text to private models, their statements and a table.
+"""The command ``language``: from public text to private models, their statements and a table.
 
 The folder of a command holds the tokenizer, the public weights, and a folder for each training with its checkpoints,
 its weights and its figures. What is finished there is not done again, and a training that was interrupted goes on from
@@ -69,7 +69,7 @@ BASELINE_NOTE = ", and everything of the training without privacy, of which ther
 
 
 class Figures(msgspec.Struct):
-    """What is kept of a training that is finished.
+    """The figures of a training that is finished.
 
     ``epsilon_upper`` is None where nothing is private. ``num_lost`` of the steps are charged, but were not kept.
 

@@ -1,4 +1,4 @@
-"""What a step of private training costs: operations and memory, from shapes alone.
+"""The costs of a step of private training: operations and memory, from shapes alone.
 
     cost = step_cost(PRESETS["124M"], num_units=256, length=1024, microbatch_size=4)
     print(cost)

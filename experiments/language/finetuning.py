@@ -33,7 +33,7 @@ ADAPTERS, BASE = "adapters", "base"
 
 @dataclasses.dataclass(frozen=True)
 class Finetuning:
-    """What is trained, by which plan.
+    """A fine-tuning: the model, what of it is trained, and the plan.
 
     Attributes:
       config: the shape of the model.

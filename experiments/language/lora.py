@@ -39,7 +39,7 @@ LORA_B = "lora_b"
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Which weights get adapters, and of which rank.
+    """The configuration of adapters: the weights that get one, and its rank.
 
     Attributes:
       rank: columns of A and rows of B.
@@ -72,7 +72,7 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """What the product of A and B is multiplied by."""
+        """Return the number by which the product of A and B is multiplied."""
         return self.alpha / self.rank
 
     def adapts(self, path: str) -> bool:

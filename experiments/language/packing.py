@@ -53,7 +53,7 @@ LEAST_LENGTH = 2
 
 @dataclasses.dataclass(frozen=True)
 class PackingReport:
-    """What packing did to private text. All of it is counted in private text, and not for release.
+    """The losses of packing private text. All of it is counted in private text, and not for release.
 
     Attributes:
       num_units: rows.
@@ -105,12 +105,12 @@ class Units:
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """What the loss takes of each unit: ``training.place(*units.arrays)`` pads them to the plan's maximum."""
+        """Return the arrays that the loss takes of each unit; ``training.place(*units.arrays)`` pads them."""
         return self.tokens, self.segment_ids
 
     @property
     def report(self) -> PackingReport:
-        """What packing did to these units; private."""
+        """Return the report on the packing of these units; private."""
         return PackingReport(
             num_units=len(self),
             num_units_cut=int(np.sum(self.num_sequences > self.tokens.shape[1])),

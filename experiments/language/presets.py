@@ -1,4 +1,4 @@
-"""How the presets of ``python -m experiments language`` train; the shapes of the models are in `config`."""
+"""The presets of ``python -m experiments language`` for training; the shapes of the models are in `config`."""
 
 import dataclasses
 from collections.abc import Mapping

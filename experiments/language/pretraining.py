@@ -22,7 +22,7 @@ from experiments.language.packing import Rows
 
 @dataclasses.dataclass(frozen=True)
 class PublicSchedule:
-    """How long to train on public text, and how fast.
+    """The length and the learning rates of training on public text.
 
     Attributes:
       num_steps: updates, at least 1; 0 leaves the initial weights as they are.

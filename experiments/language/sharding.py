@@ -1,4 +1,4 @@
-"""Where the parameters of a language model lie on a mesh of devices.
+"""The placement of a language model's parameters on a mesh of devices.
 
     mesh = mesh_of({"data": 4, "model": 2})
     params = spread(params, mesh)

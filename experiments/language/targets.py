@@ -1,4 +1,4 @@
-"""What each position of a sequence is to predict, and the loss of one unit."""
+"""The target of each position of a sequence, and the loss of one unit."""
 
 import jax
 import jax.numpy as jnp

@@ -437,7 +437,7 @@ class DuplicateWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Duplicates:
-    """How many documents are copies. Counted in private text it is private, and not for release.
+    """The number of documents that are copies. Counted in private text it is private, and not for release.
 
     Attributes:
       num_documents: of the whole corpus.

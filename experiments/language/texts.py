@@ -26,7 +26,7 @@ KNOWN_MAX_UNITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What is trained on, and what is measured with.
+    """The texts to train on, and those to measure with.
 
     Attributes:
       tokenizer: trained on public text, or published.

@@ -203,7 +203,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-    """Where a tensor of a file goes.
+    """The place of a file's tensor among the parameters.
 
     Attributes:
       place: the path among the parameters.

@@ -1,4 +1,4 @@
-"""What ``python -m experiments reproduce`` does."""
+"""The command ``python -m experiments reproduce``."""
 
 from rich.console import Console
 from rich.markdown import Markdown

@@ -26,7 +26,7 @@ class PlannedRun(NamedTuple):
 
     @property
     def config(self) -> TrainConfig:
-        """What is trained."""
+        """Return the configuration that is trained."""
         return self.row.run(self.seed)
 
     @property

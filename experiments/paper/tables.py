@@ -1,4 +1,4 @@
-"""What was published beside what was found: a result file of one experiment, and its table."""
+"""Published figures beside those of our runs: a result file of one experiment, and its table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ class RecordedRow(msgspec.Struct):
 
 
 class RecordedExperiment(msgspec.Struct):
-    """What is read of a result file."""
+    """The parts of a result file that are read."""
 
     rows: list[RecordedRow]
 

@@ -1,4 +1,4 @@
-"""Which recipes there are, what was published, and what was tried before the search."""
+"""The recipes that there are, with what was published, and what was tried before the search."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ``python -m experiments recipes`` does."""
+"""The command ``python -m experiments recipes``."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the search and the winner say together, and what choosing would cost.
+"""The outcome of the search and the winner, and the cost of choosing.
 
 The epsilon of the winner is that of ONE training with its settings fixed beforehand, as for every benchmark on public
 data. On private data the choice would have to be paid for. The price stated here is that of the procedure of Papernot

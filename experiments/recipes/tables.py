@@ -32,7 +32,7 @@ searches for adult and movielens also had trainings of larger epsilons, so that 
 
 
 class Recipes(msgspec.Struct):
-    """What is read of the result file before a recipe is put into it."""
+    """The parts of the result file that are read before a recipe is put into it."""
 
     what: str
     command: str

@@ -1,4 +1,4 @@
-"""How a sweep file names a task: its data set, and, where they are not the data set's own, its model and optimizer.
+"""A task that a sweep file names: a data set, and, where they are not its own, a model and an optimizer.
 
 dataset = "adult"
 model = "paper_mlp"      # left out, as in ``train --dataset adult``

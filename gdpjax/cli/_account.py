@@ -62,7 +62,7 @@ def _account(arguments: argparse.Namespace) -> list[Row]:
 
 
 class _Figures(NamedTuple):
-    """What the accountants say about a run at one delta.
+    """The figures of the accountants for a run at one delta.
 
     Attributes:
       epsilon_clt: the estimate of the central limit theorem.

@@ -1,4 +1,4 @@
-"""How the command line reads numbers, and what it says where there is none.
+"""Options of the command line: how numbers are read, and the words for those that are missing or wrong.
 
 argparse reads "-1e-5" as an unknown option, and answers "0.5:2" with the name of a Python type. Here a number that
 begins with a minus belongs to the option before it, and every option of type ``float`` or ``int`` is read by `number`

@@ -11,7 +11,7 @@ from gdpjax.cli._tables import Table, csv_to_parquet, format_csv, is_parquet, pa
 
 
 class Output(NamedTuple):
-    """Where the rows of a sweep go.
+    """The file of a sweep, to which its rows are written.
 
     Attributes:
         path: the file that was asked for.

@@ -76,7 +76,7 @@ class Setting(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """What n runs of `_NUM_STEPS` steps gave.
+    """The results of n runs of `_NUM_STEPS` steps.
 
     Attributes:
       sums: float64[n, steps, coordinates], the noisy sums.

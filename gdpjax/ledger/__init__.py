@@ -1,4 +1,4 @@
-"""What was run: events, the `Ledger` that holds them, and its form inside a compiled step. No privacy mathematics."""
+"""The record of a run: events, the `Ledger` of them, and its form inside a compiled step. No privacy mathematics."""
 
 from gdpjax.ledger._events import (
     AllocationEvent,

@@ -278,7 +278,7 @@ class AllocationEvent:
 
     @property
     def num_steps(self) -> int:
-        """How many steps were made."""
+        """Return the number of steps that were made."""
         return self.num_epochs * self.steps_per_epoch - self.missing_steps
 
 
@@ -329,7 +329,7 @@ class ShuffledEvent:
 
     @property
     def num_steps(self) -> int:
-        """How many steps were made."""
+        """Return the number of steps that were made."""
         return self.num_epochs * self.steps_per_epoch - self.missing_steps
 
 

@@ -73,7 +73,7 @@ class LedgerState(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What the steps of one ledger have in common.
+    """The properties that all steps of one ledger share.
 
     Attributes:
       sampling: as in `gdpjax.privatize`.

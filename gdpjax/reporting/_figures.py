@@ -63,7 +63,7 @@ def figures_of(run: Described, deltas: tuple[float, ...]) -> list[Figure]:
 
 
 def _other_accountants(event: AnyEvent | None, delta: float, epsilon: Bounds) -> list[Figure]:
-    """What the moments accountant and the central limit theorem say, where they know the scheme."""
+    """Return the figures of the moments accountant and the CLT, where they know the scheme."""
     moments = clt = mu = None
     if event is not None and not isinstance(event, Event):
         moments = float(moments_accountant_epsilon(event, delta=delta))

@@ -1,4 +1,4 @@
-"""What a report is asked about: a run of any form, as its certified curve and the words that describe it."""
+"""Runs of any form, each as its certified curve and the words that describe it."""
 
 import math
 from pathlib import Path

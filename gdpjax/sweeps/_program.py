@@ -35,7 +35,7 @@ Numbers = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Blueprint:
-    """What a program is compiled for.
+    """The description of a program that is to be compiled.
 
     Attributes:
       task: what is trained.

@@ -26,14 +26,14 @@ from gdpjax.sweeps._worker import Chunk, Outcome, Result, Shape, Stopped, Worker
 
 
 class Observer(Protocol):
-    """Whoever watches a sweep."""
+    """An observer of a sweep, which is told what happens."""
 
     def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
         """The sweep begins; the rows of trials that were finished earlier are ``on_record``."""
         ...
 
     def on_plans(self, done: int) -> None:
-        """That many plans are made, and their noise is calibrated."""
+        """Called when ``done`` plans are made, and their noise is calibrated."""
         ...
 
     def on_chunks(self, description: str) -> None:
@@ -63,7 +63,7 @@ class ChunkLost(Exception):
 
 
 class Backend(Protocol):
-    """Where chunks run."""
+    """A place where chunks run."""
 
     limits: Limits
 

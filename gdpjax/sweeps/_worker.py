@@ -31,7 +31,7 @@ Shape = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a trial ended: with scores, or with an error. ``seconds`` is its share of its chunk's time."""
+    """The end of a trial: scores or an error. ``seconds`` is its share of its chunk's time."""
 
     trial: Trial
     scores: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -57,7 +57,7 @@ class Chunk:
 
 
 class Result(NamedTuple):
-    """How the trials of a chunk ended, and what was compiled for it, if anything was."""
+    """The outcomes of the trials of a chunk, and what was compiled for it, if anything was."""
 
     outcomes: list[Outcome]
     program: dict[str, Any] | None

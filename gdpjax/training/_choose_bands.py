@@ -1,4 +1,4 @@
-"""How many bands of correlated noise go best with amplification by sampling.
+"""The choice of the number of bands of correlated noise, which competes with amplification by sampling.
 
 More bands take back more of the noise of earlier steps, and leave less to amplification: with b bands an example is
 drawn from one group of b, with b times the probability, in one of b steps. The best number of bands meets the target

@@ -1,4 +1,4 @@
-"""How many rows of a batch to take at a time, by the compiler's own account of the memory that a step needs.
+"""The choice of the number of rows to take at a time, by the compiler's own account of a step's memory.
 
 More rows at a time keep a device busier, and hold more activations and gradients. What a step needs is known before it
 runs: XLA lays out all of its buffers when it compiles. So a few sizes are compiled, for shapes alone, and the largest

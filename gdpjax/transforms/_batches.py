@@ -1,4 +1,4 @@
-"""How a private transform is told what is in a batch: by one `gdpjax.sampling.Poisson`, or number by number."""
+"""The batches of a private transform: given by one `gdpjax.sampling.Poisson`, or number by number."""
 
 from typing import Any, NamedTuple
 

@@ -40,7 +40,7 @@ _ROUNDING = 1e-8
 
 
 class Correlation(NamedTuple):
-    """What `privatize` needs to know of correlated noise.
+    """Correlated noise as `privatize` uses it.
 
     Attributes:
         strategy: the strategy C.

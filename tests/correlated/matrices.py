@@ -1,4 +1,4 @@
-"""Sensitivities by brute force, and matrices of strategies, for the tests to compare with."""
+"""Sensitivities by brute force, and matrices of strategies, with which the tests compare."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from gdpjax.correlated import Dense, FixedEpochs
 
 
 def toeplitz(column, num_steps):
-    """The lower-triangular Toeplitz matrix with this first column, continued by zeros."""
+    """Return the lower-triangular Toeplitz matrix with this first column, continued by zeros."""
     padded = np.zeros(num_steps)
     padded[: len(column)] = column[:num_steps]
     matrix = np.zeros((num_steps, num_steps))
@@ -18,7 +18,7 @@ def toeplitz(column, num_steps):
 
 
 def matrix_of(strategy, num_steps):
-    """C, from the definition of the family."""
+    """Return C, from the definition of the family."""
     if isinstance(strategy, Dense):
         return np.asarray(strategy.matrix)[:num_steps, :num_steps]
     name = type(strategy).__name__
@@ -31,7 +31,7 @@ def matrix_of(strategy, num_steps):
 
 
 def patterns(participation, num_steps):
-    """Every set of steps that the participation allows, the empty one aside."""
+    """Yield every set of steps that the participation allows, the empty one aside."""
     count, separation = participation.limits(num_steps)
     if isinstance(participation, FixedEpochs):
         for place in range(separation):
@@ -44,7 +44,7 @@ def patterns(participation, num_steps):
 
 
 def brute_force(matrix, participation):
-    """The largest |C x| over all patterns and signs. Vectors x_t may do better where C^T C has negative entries."""
+    """Return the largest |C x| over all patterns and signs. Vectors x_t may do better where C^T C is negative."""
     gram = matrix.T @ matrix
     largest = 0.0
     for pattern in patterns(participation, len(matrix)):

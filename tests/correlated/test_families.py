@@ -1,4 +1,4 @@
-"""Errors, workloads, closed forms, and refusals."""
+"""The families of strategies have the errors of their matrices, and refuse wrong coefficients."""
 
 import jax
 import jax.numpy as jnp
@@ -36,15 +36,18 @@ STRATEGIES = [
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("workload", [PrefixSum(), MomentumSGD(0.9), MomentumSGD(0.5, 0.1)], ids=repr)
 def test_errors_are_those_of_the_matrices(strategy, workload):
+    """The mean and the largest error are those of the rows of A C^-1."""
     num_steps = 20
-    outputs = toeplitz(workload.coefficients(num_steps), num_steps) @ np.linalg.inv(matrix_of(strategy, num_steps))
+    workload_matrix = toeplitz(workload.coefficients(num_steps), num_steps)
+    noising_matrix = np.linalg.inv(matrix_of(strategy, num_steps))
+    outputs = workload_matrix @ noising_matrix
     squared = (outputs**2).sum(axis=1)
     assert strategy.error(num_steps, workload=workload) == pytest.approx(squared.mean(), rel=1e-10)
     assert strategy.error(num_steps, "max", workload=workload) == pytest.approx(squared.max(), rel=1e-10)
 
 
 def test_the_workload_of_momentum_is_what_sgd_does():
-    """Heavy-ball SGD with weight decay, on gradients of one step each."""
+    """The coefficients are the parameters of heavy-ball SGD with weight decay after a gradient in the first step."""
     num_steps, momentum, decay = 7, 0.9, 0.1
     column = []
     velocity = theta = 0.0
@@ -58,20 +61,26 @@ def test_the_workload_of_momentum_is_what_sgd_does():
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.01)])
 def test_bisr_is_the_inverse_square_root(momentum, decay):
-    """Its square times the workload is 1."""
-    root = bisr(40, momentum, decay).noising_coefficients
-    square = np.convolve(root, root)[:40]
-    one = np.convolve(square, MomentumSGD(momentum, decay).coefficients(40))[:40]
-    np.testing.assert_allclose(one, np.eye(40)[0], atol=1e-12)
+    """The square of the noising coefficients, as a power series, times the workload is 1."""
+    num_steps = 40
+    root = bisr(num_steps, momentum, decay).noising_coefficients
+    square = np.convolve(root, root)[:num_steps]
+    workload = MomentumSGD(momentum, decay).coefficients(num_steps)
+    product = np.convolve(square, workload)[:num_steps]
+    one = np.zeros(num_steps)
+    one[0] = 1
+    np.testing.assert_allclose(product, one, atol=1e-12)
 
 
 def test_lambda_cgd_is_independent_noise_at_zero():
+    """Without correlation the sensitivity is the root of the participations, and the error the mean of 1, ..., n."""
     strategy = lambda_cgd(0.0)
     assert strategy.sensitivity(100, MinSep(4, 10)) == pytest.approx(2.0, rel=1e-12)
     assert strategy.error(100) == 50.5
 
 
 def test_participations():
+    """A participation tells how often an example takes part, and how far apart, in so many steps."""
     assert SingleParticipation().limits(10) == (1, 10)
     assert MinSep(3, 4).limits(8) == (2, 4)
     assert MinSep(3, 4).limits(9) == (3, 4)
@@ -114,30 +123,34 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_wrong_arguments_are_refused_by_name(message):
+    """A wrong argument raises an error that names it."""
     with pytest.raises(ValueError, match=message):
         REFUSED[message]()
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.jit(jax.vmap(f))])
 def test_traced_coefficients_are_certified_on_the_host(transform):
-    """As float32 numbers, rounded upwards; one program for a whole sweep."""
+    """The sensitivities of a sweep are float32 numbers, rounded upwards, of one program."""
     participation = MinSep(3, 7)
     lams = jnp.array([0.0, 0.3, 0.9], jnp.float32)
-    function = transform(lambda lam: lambda_cgd(lam).sensitivity(50, participation))
-    swept = jnp.stack([function(lam) for lam in lams]) if transform is jax.jit else function(lams)
-    for lam, value in zip(lams, swept, strict=True):
+    sensitivity_of = transform(lambda lam: lambda_cgd(lam).sensitivity(50, participation))
+    takes_one = transform is jax.jit
+    swept = jnp.stack([sensitivity_of(lam) for lam in lams]) if takes_one else sensitivity_of(lams)
+    for lam, traced in zip(lams, swept, strict=True):
         known = lambda_cgd(float(lam)).sensitivity(50, participation)
-        assert known <= float(value) <= known * (1 + 2e-7)
+        assert known <= float(traced) <= known * (1 + 2e-7)
+
+    # A matrix may be traced as well.
     matrix = jnp.eye(3) + jnp.tril(jnp.ones((3, 3)))
     known = Dense(matrix)
-    assert float(jax.jit(lambda c: Dense(c).sensitivity(3, participation))(matrix)) >= known.sensitivity(
-        3, participation
-    )
-    assert float(jax.jit(lambda c: Dense(c).error(3))(matrix)) == pytest.approx(known.error(3))
+    traced_sensitivity = jax.jit(lambda c: Dense(c).sensitivity(3, participation))(matrix)
+    assert float(traced_sensitivity) >= known.sensitivity(3, participation)
+    traced_error = jax.jit(lambda c: Dense(c).error(3))(matrix)
+    assert float(traced_error) == pytest.approx(known.error(3))
 
 
 def test_several_strategies_in_one_are_refused():
-    """What jax.vmap makes of a constructor is to be used under jax.vmap."""
+    """Strategies that jax.vmap made together are used under jax.vmap only."""
     swept = jax.vmap(lambda_cgd)(jnp.array([0.1, 0.5, 0.9]))
     with pytest.raises(ValueError, match="noising_coefficients must be an array of numbers with 1 axes"):
         swept.sensitivity(10, SingleParticipation())
@@ -148,13 +161,30 @@ def test_several_strategies_in_one_are_refused():
 
 
 def test_wrong_traced_coefficients_show():
-    """The exception of known ones is NaN."""
-    explodes = jax.jit(lambda c: BandedInverse(jnp.stack([1.0, c])).sensitivity(1000, SingleParticipation()))
-    assert np.isnan(explodes(-3.0))
-    outside = jax.jit(lambda lam: lambda_cgd(lam).sensitivity(10, SingleParticipation()))
-    assert np.isnan(outside(1.5))
+    """Traced coefficients for which known ones raise an error give NaN."""
+
+    @jax.jit
+    def sensitivity_of_inverse(coefficient):
+        strategy = BandedInverse(jnp.stack([1.0, coefficient]))
+        return strategy.sensitivity(1000, SingleParticipation())
+
+    # The coefficients of the inverse grow beyond all numbers.
+    assert np.isnan(sensitivity_of_inverse(-3.0))
+
+    @jax.jit
+    def sensitivity_of_cgd(lam):
+        return lambda_cgd(lam).sensitivity(10, SingleParticipation())
+
+    assert np.isnan(sensitivity_of_cgd(1.5))
 
 
 def test_a_traced_lambda_outside_its_range_shows():
-    noise = jax.jit(lambda lam: lambda_cgd(lam).next(0, lambda _: jnp.ones(2), ())[0])(jnp.float32(1.5))
+    """The noise of a traced lambda above 1 is NaN."""
+
+    @jax.jit
+    def first_noise(lam):
+        noise, _ = lambda_cgd(lam).next(0, lambda _: jnp.ones(2), ())
+        return noise
+
+    noise = first_noise(jnp.float32(1.5))
     assert np.isnan(noise).all()

@@ -230,7 +230,7 @@ def test_the_covariance_of_many_draws():
 
 @functools.cache
 def report_on_a_mesh(module):
-    """What a process with eight devices finds."""
+    """Return the report of a process with eight devices."""
     return report_of(f"tests.correlated.{module}", "--xla_backend_optimization_level=0")
 
 

@@ -59,7 +59,7 @@ def compare(folder, *options):
 
 
 def test_it_goes_on_where_it_was(tiny, tmp_path, capsys, monkeypatch):
-    """What is on record is not trained again, and what is not on record has the same outcome as before."""
+    """Trials on record are not trained again, and the others have the same outcome as before."""
     made, options = tiny
     assert compare(tmp_path, *options) == 0
     result = (tmp_path / "results" / "correlated_adult.json").read_bytes()

@@ -1,4 +1,4 @@
-"""Where the data comes from, with checksums, and what happens when it does not come."""
+"""Data comes from a folder or a mirror, with checksums, and where it does not come the user is told what to do."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""The paper's experiments again: settings, resuming, partial tables, and figures from result files alone."""
+"""The paper's experiments have its settings, are resumed, and have partial tables and figures of result files."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ from gdpjax.sweeps.parts import plan_of
 
 
 def test_the_settings_are_the_papers():
-    """By what the CLT says of them, which the paper printed to two digits."""
+    """The CLT's mu of each setting is what the paper printed, to two digits."""
     for rows in EXPERIMENTS.values():
         for row in rows:
             if "mu_clt" not in row.published:
@@ -37,6 +37,7 @@ def test_the_settings_are_the_papers():
 
 
 def test_the_certified_noise_of_figure_4_is_the_smallest_that_keeps_the_promise():
+    """The noise of each row meets its epsilon, and 0.001 less would not."""
     epochs = np.array(list(FIGURE4_EPSILON))
     noise = np.array([settings.CERTIFIED_NOISE[e] for e in FIGURE4_EPSILON])
     run = (256 / 60_000, np.round(epochs * 60_000 / 256).astype(int), 1e-5)
@@ -48,7 +49,7 @@ def test_the_certified_noise_of_figure_4_is_the_smallest_that_keeps_the_promise(
 
 @pytest.fixture
 def tiny(monkeypatch, small_config, small_digits):
-    """One experiment of two rows, two seeds and one, on a few digits."""
+    """Return one experiment of two rows, two seeds and one, on a few digits."""
     longer = dataclasses.replace(small_config.optimizer, epochs=3)
     rows = (
         Row("short", small_config, {"test_accuracy": 0.5, "mu_clt": 1.0}, seeds=2),
@@ -60,13 +61,13 @@ def tiny(monkeypatch, small_config, small_digits):
 
 
 def reproduce(folder, *options):
-    """The command line, on the tiny experiment."""
+    """Run the command line on the tiny experiment."""
     where = ["--runs", str(folder / "runs"), "--results", str(folder / "results")]
     return cli.main(["reproduce", "adult", *where, *options])
 
 
 class Trainer:
-    """Stands for training: writes what a run leaves behind; interrupted where it is told to be."""
+    """A stand-in for training that writes what a run leaves behind, and is interrupted where it is told to be."""
 
     def __init__(self):
         self.asked, self.interrupt_at = [], None
@@ -93,6 +94,7 @@ class Trainer:
 
 
 def test_interrupted_it_goes_on_and_the_table_says_it_is_partial(tiny, tmp_path, capsys, monkeypatch):
+    """An interrupted experiment goes on with what is missing, and its table is marked as partial until then."""
     trainer = Trainer()
     monkeypatch.setattr(runs, "run_quietly", trainer)
     table = tmp_path / "results" / "reproduce_adult.md"
@@ -124,7 +126,7 @@ def test_interrupted_it_goes_on_and_the_table_says_it_is_partial(tiny, tmp_path,
 
 
 def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
-    """A new clone has the result files, but not the folders of the runs, which took hours."""
+    """A new clone, which has the result files but no folders of runs, keeps the runs that are on record."""
     trainer = Trainer()
     monkeypatch.setattr(runs, "run_quietly", trainer)
     path, folder = tmp_path / "results" / "reproduce_adult.json", tmp_path / "runs"
@@ -152,6 +154,7 @@ def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
 
 
 def test_a_damaged_result_file_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
+    """A result file that cannot be read is refused by name, and nothing is trained."""
     monkeypatch.setattr(runs, "run_quietly", lambda *_: pytest.fail("trained"))
     path = tmp_path / "results" / "reproduce_adult.json"
     path.parent.mkdir()
@@ -161,6 +164,7 @@ def test_a_damaged_result_file_is_refused_before_anything_runs(tiny, tmp_path, c
 
 
 def test_rows_that_are_not_there_are_refused(tiny, tmp_path, capsys):
+    """A row that an experiment does not have is refused, and so are rows of all experiments."""
     assert reproduce(tmp_path, "--rows", "wide") == 2
     assert "has no rows wide; it has short, long" in capsys.readouterr().err
     assert cli.main(["reproduce", "all", "--rows", "short"]) == 2
@@ -169,6 +173,7 @@ def test_rows_that_are_not_there_are_refused(tiny, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, monkeypatch):
+    """A training that is cut and resumed has the figures of one that is not."""
     from gdpjax.sweeps import _training as training
 
     record, calls = training._Recorder.epoch, []
@@ -193,6 +198,7 @@ def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, mo
 
 
 def test_a_folder_with_another_configuration_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
+    """A run's folder with another configuration is refused, and nothing is trained."""
     planned = runs.plan_runs(tiny, tmp_path / "runs" / "adult", None)
     other = planned[-1]
     other.folder.mkdir(parents=True)
@@ -204,6 +210,7 @@ def test_a_folder_with_another_configuration_is_refused_before_anything_runs(tin
 
 
 def test_scores_of_grades():
+    """The error of grades is that of the expected grade, and other labels have their accuracy only."""
     inputs, labels = np.zeros((7, 2), np.int32), np.array([0, 1, 2, 3, 4, 4, 4], np.int32)
 
     class Fixed:
@@ -221,7 +228,7 @@ def test_scores_of_grades():
 
 
 def made_up(name):
-    """A result file with a finished run of every row."""
+    """Return a result file with a finished run of every row."""
     rows = []
     for row in EXPERIMENTS[name]:
         optimizer, privacy = row.config.optimizer, row.config.privacy
@@ -241,6 +248,7 @@ def made_up(name):
 
 @pytest.mark.slow
 def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch):
+    """All figures are drawn from result files, and one whose file is missing is left out with a word."""
     monkeypatch.setattr(accountant_grid, "NOISE", (0.8, 2.0))
     monkeypatch.setattr(accountant_grid, "EPOCHS", (1, 5))
     options = ["--results", str(tmp_path), "--figures", str(tmp_path / "figures")]
@@ -257,6 +265,7 @@ def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch
 
 
 def test_equal_cost_takes_the_last_epoch_within_the_cheapest_run():
+    """Accuracies at one epsilon are those of the last epochs that it pays for."""
     rows = {row["name"]: row for row in made_up("figure4")["rows"]}
     for row in rows.values():  # the run of the moments accountant's noise costs half as much an epoch
         for epoch in row["runs"][0]["epochs"]:
@@ -268,13 +277,14 @@ def test_equal_cost_takes_the_last_epoch_within_the_cheapest_run():
 
 
 def test_intervals_are_rounded_outwards():
-    """To the nearest, [5.637995, 5.641118] would become [5.638, 5.641], which is not true."""
+    """Rounded to the nearest, [5.637995, 5.641118] would become [5.638, 5.641], which is not true."""
     assert rounding.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
     above = float(np.nextafter(2.5, 3))  # 1000 times it is 2500 in floats
     assert rounding.upper(above, 3) == "2.501"
 
 
 def test_the_grid_tells_which_accountant_understates():
+    """The relative error is negative where an accountant is below the certified bounds, and positive above."""
     names = ("epsilon_clt", "epsilon_classic", "epsilon_lower", "epsilon_upper")
     found = {name: np.array([1.0, 1.0]) for name in names}
     found |= {"epsilon_clt": np.array([0.9, 1.1]), "epsilon_classic": np.array([1.5, 1.0])}
@@ -302,7 +312,7 @@ def test_every_committed_result_is_of_these_settings():
 
 @pytest.mark.parametrize("added", [True, False])
 def test_clipping_before_equal_words_are_added_leaves_too_long_gradients(added):
-    """Against the gradients themselves: one way is `clipped_grad`, the other exceeds the clip norm."""
+    """One way of clipping is `clipped_grad`, and the other exceeds the clip norm."""
     model = models.build("paper_text", jax.ShapeDtypeStruct((256,), jnp.int32), 2)
     drawn = np.random.default_rng(1).integers(1, 9_999, (5, 256))
     words = np.where(np.arange(256) < 200, 0, drawn).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The scattering features: against convolutions written out, and what a scattering must not or must depend on."""
+"""The scattering features agree with convolutions that are written out, and respect shifts, turns and brightness."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from experiments.data.scattering import MARGIN, NUM_ANGLES, scattering, wavelet,
 from experiments.errors import UserError
 
 SIZE = 12
+NUM_SCALES = 2
 
 
 @pytest.fixture(scope="module")
@@ -16,74 +17,126 @@ def image():
 
 
 def convolve(image, kernel):
-    """The circular convolution by its definition, one shift after another."""
-    return sum(kernel[shift] * np.roll(image, shift, axis=(0, 1)) for shift in np.ndindex(kernel.shape))
+    """Return the circular convolution by its definition, one shift after another."""
+    total = 0
+    for shift in np.ndindex(kernel.shape):
+        total = total + kernel[shift] * np.roll(image, shift, axis=(0, 1))
+    return total
+
+
+def moduli(image, scale):
+    """Return |image * psi| for each wavelet psi of a scale, by angle."""
+    result = []
+    for angle in range(NUM_ANGLES):
+        psi = wavelet(len(image), scale, angle)
+        result.append(np.abs(convolve(image, psi)))
+    return result
 
 
 def test_coefficients_are_the_convolutions_of_the_definition(image):
+    """The coefficients are local averages of the image and of its moduli of the first and second order."""
     padded = np.pad(image, MARGIN)
+    fine = moduli(padded, 0)
+    coarse = moduli(padded, 1)
+
+    # The second order looks at the fine moduli with the coarse wavelets.
+    second = []
+    for modulus in fine:
+        second.extend(moduli(modulus, 1))
+
     average = windows(len(padded), 3)
-    bank = [[wavelet(len(padded), j, t) for t in range(NUM_ANGLES)] for j in (0, 1)]
-    first = [[np.abs(convolve(padded, psi)) for psi in each] for each in bank]
-    second = [np.abs(convolve(u, psi)) for u in first[0] for psi in bank[1]]
-    expected = [average @ u @ average.T for u in (padded, *first[0], *first[1], *second)]
-    np.testing.assert_allclose(scattering(image[None], 3)[0], expected, rtol=1e-4, atol=1e-6)
+    expected = []
+    for channel in (padded, *fine, *coarse, *second):
+        expected.append(average @ channel @ average.T)
+    coefficients = scattering(image[None], 3)[0]
+    np.testing.assert_allclose(coefficients, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("scale", "angle"), [(0, 0), (0, 3), (1, 0), (1, 6)])
 def test_wavelets_are_the_formula_and_have_no_mean(scale, angle):
-    size, theta = 64, np.pi * angle / 8
+    """A wavelet is a plane wave under a Gaussian envelope, less the multiple of the envelope that removes its mean."""
+    size = 64
     psi = wavelet(size, scale, angle)
     assert abs(psi.sum()) < 1e-12
-    half = np.arange(size) - size // 2  # the torus is large: one copy is all there is
-    rows, columns = half[:, None] / 2**scale, half[None] / 2**scale
-    along, across = np.cos(theta) * rows + np.sin(theta) * columns, -np.sin(theta) * rows + np.cos(theta) * columns
+
+    # The torus is large: one copy is all there is.
+    centred = np.arange(size) - size // 2
+    rows = centred[:, None] / 2**scale
+    columns = centred[None] / 2**scale
+
+    # Coordinates along the wave and across it.
+    theta = np.pi * angle / 8
+    along = np.cos(theta) * rows + np.sin(theta) * columns
+    across = -np.sin(theta) * rows + np.cos(theta) * columns
+
     envelope = np.exp(-(along**2 + across**2 / 4) / 1.28)
     wave = np.exp(0.75j * np.pi * along) * envelope
-    expected = (wave - wave.sum() / envelope.sum() * envelope) / envelope.sum()
-    np.testing.assert_allclose(np.roll(psi, (size // 2, size // 2), axis=(0, 1)), expected, atol=1e-9)
+    without_mean = wave - wave.sum() / envelope.sum() * envelope
+    expected = without_mean / envelope.sum()
+    in_the_middle = np.roll(psi, (size // 2, size // 2), axis=(0, 1))
+    np.testing.assert_allclose(in_the_middle, expected, atol=1e-9)
 
 
 def test_a_wavelet_answers_to_waves_of_its_scale_and_direction():
-    rows = np.arange(32)[:, None] * np.ones(32)
-    for scale in (0, 1):
-        strength = [
-            [np.abs(convolve(np.cos(0.75 * np.pi / 2**scale * rows), wavelet(32, j, t))).mean() for t in range(8)]
-            for j in (0, 1)
-        ]
-        assert np.unravel_index(np.argmax(strength), (2, 8)) == (scale, 0)
+    """A plane wave is answered most strongly by the wavelet that has its frequency and direction."""
+    size = 32
+    rows = np.arange(size)[:, None] * np.ones(size)
+    for wave_scale in range(NUM_SCALES):
+        wave = np.cos(0.75 * np.pi / 2**wave_scale * rows)
+        strength = np.zeros((NUM_SCALES, NUM_ANGLES))
+        for scale in range(NUM_SCALES):
+            strength[scale] = np.mean(moduli(wave, scale), axis=(1, 2))
+        strongest = np.unravel_index(np.argmax(strength), strength.shape)
+        assert strongest == (wave_scale, 0)
 
 
 def test_a_shift_by_one_block_shifts_the_blocks(image):
+    """An image that is moved by one block has the same coefficients one block further on."""
     canvas = np.zeros((28, 28))
     canvas[4:16, 6:18] = image
-    blocks, moved = scattering(np.stack([canvas, np.roll(canvas, (4, 4), axis=(0, 1))]), 7)
+    moved_canvas = np.roll(canvas, (4, 4), axis=(0, 1))
+    blocks, moved = scattering(np.stack([canvas, moved_canvas]), 7)
     np.testing.assert_allclose(moved[:, 1:, 1:], blocks[:, :-1, :-1], rtol=1e-3, atol=1e-6)
 
 
+def quarter_turn(maps, angle_axes):
+    """Turn the blocks of each map, and move each direction on by half of the angles."""
+    turned_blocks = np.rot90(maps, axes=(-2, -1))
+    return np.roll(turned_blocks, 4, axis=angle_axes)
+
+
 def test_a_quarter_turn_turns_directions_and_blocks(image):
+    """An image that is turned by 90 degrees has turned blocks, and the directions of its wavelets are turned too."""
     plain, turned = scattering(np.stack([image, np.rot90(image)]), 3)
-    turn = lambda maps, axis: np.roll(np.rot90(maps, axes=(-2, -1)), 4, axis=axis)  # noqa: E731
-    directions = plain[1:17].reshape(2, 8, 3, 3)
-    np.testing.assert_allclose(turned[1:17].reshape(2, 8, 3, 3), turn(directions, 1), rtol=1e-3, atol=1e-6)
-    pairs = plain[17:].reshape(8, 8, 3, 3)
-    np.testing.assert_allclose(turned[17:].reshape(8, 8, 3, 3), turn(pairs, (0, 1)), rtol=1e-3, atol=1e-6)
+
+    # The first order has a map for each scale and angle, the second one for each pair of angles.
+    first = plain[1:17].reshape(2, 8, 3, 3)
+    turned_first = turned[1:17].reshape(2, 8, 3, 3)
+    np.testing.assert_allclose(turned_first, quarter_turn(first, 1), rtol=1e-3, atol=1e-6)
+    second = plain[17:].reshape(8, 8, 3, 3)
+    turned_second = turned[17:].reshape(8, 8, 3, 3)
+    np.testing.assert_allclose(turned_second, quarter_turn(second, (0, 1)), rtol=1e-3, atol=1e-6)
 
 
 def test_brighter_is_proportionally_more(image):
+    """An image that is three times as bright has coefficients that are three times as large."""
     plain, bright = scattering(np.stack([image, 3 * image]), 3)
     np.testing.assert_allclose(bright, 3 * plain, rtol=1e-4)
 
 
 def test_an_example_is_by_itself_whatever_chunk_it_is_in(image, monkeypatch):
+    """Images that are transformed together have the features that each has alone."""
     monkeypatch.setattr(scattering_module, "CHUNK", 2)
     images = np.stack([image, image.T, image[::-1]])
     together = scattering(images, 3)
-    alone = np.concatenate([scattering(each[None], 3) for each in images])
+    alone = []
+    for each in images:
+        alone.append(scattering(each[None], 3)[0])
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_windows_are_averages_centred_on_their_blocks():
+    """The weights of a window add up to 1 and are largest in the middle of its block."""
     average = windows(28 + 2 * MARGIN, 4)
     np.testing.assert_allclose(average.sum(axis=1), 1)
     np.testing.assert_allclose(average, average[::-1, ::-1])
@@ -91,5 +144,7 @@ def test_windows_are_averages_centred_on_their_blocks():
 
 
 def test_images_that_are_not_square_are_refused():
+    """An image with sides of different lengths is refused, and the message names its shape."""
+    images = np.zeros((1, 8, 12))
     with pytest.raises(UserError, match=r"square images \[N, size, size\], got shape \(1, 8, 12\)"):
-        scattering(np.zeros((1, 8, 12)), 2)
+        scattering(images, 2)

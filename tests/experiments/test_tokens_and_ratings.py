@@ -1,4 +1,4 @@
-"""IMDb and MovieLens: from either file, the same examples; damaged or absent files are named."""
+"""IMDb and MovieLens give the same examples from either file, and damaged or absent files are named."""
 
 import hashlib
 import io
@@ -17,29 +17,31 @@ RATINGS = np.array([[1, 10, 5, 978300760], [2, 7, 1, 978300761], [2, 10, 3, 9783
 REVIEWS = ([1, 5, 9_999, 10_000, 19_999], [1, *range(3, 303)], [1, 4], [1, 4, 6])
 
 
-def assert_equal(ours, theirs):
-    """Two data sets hold the same."""
+def assert_equal(first, second):
+    """Check that two data sets hold the same examples."""
     for name in ("train_inputs", "train_labels", "test_inputs", "test_labels"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
-def put(folder, monkeypatch, module, name, content, which, honest=None):
-    """A file in GDPJAX_DATA, expected with the checksum of its honest content."""
+def write_source(folder, monkeypatch, module, name, content, source, expected_content=None):
+    """Write a file into GDPJAX_DATA, and let a source of the module expect the checksum of its content, or another."""
     (folder / name).write_bytes(content)
     monkeypatch.setenv("GDPJAX_DATA", str(folder))
-    checksum = hashlib.sha256(content if honest is None else honest).hexdigest()
-    monkeypatch.setattr(module, which, Source("The data", {name: checksum}, "sub", ()))
+    if expected_content is None:
+        expected_content = content
+    checksum = hashlib.sha256(expected_content).hexdigest()
+    monkeypatch.setattr(module, source, Source("The data", {name: checksum}, "sub", ()))
 
 
 def packed(**arrays):
-    """The bytes of an npz file."""
+    """Return the bytes of an npz file."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=True, **arrays)
     return buffer.getvalue()
 
 
 def zipped(text, name="ml-1m/ratings.dat"):
-    """The bytes of a zip file with one member."""
+    """Return the bytes of a zip file with one member."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(name, text)
@@ -47,41 +49,68 @@ def zipped(text, name="ml-1m/ratings.dat"):
 
 
 def test_movielens_from_either_file(tmp_path, monkeypatch):
-    text = "".join("::".join(map(str, row)) + "\n" for row in RATINGS)
-    put(tmp_path, monkeypatch, movielens, "ml-1m.zip", zipped(text), "ORIGINAL")
+    """MovieLens' own file and the prepared one give the same pairs of user and movie, and the same grades."""
+    lines = []
+    for row in RATINGS.tolist():
+        lines.append("{}::{}::{}::{}\n".format(*row))
+    zip_file = zipped("".join(lines))
+    write_source(tmp_path, monkeypatch, movielens, "ml-1m.zip", zip_file, "ORIGINAL")
     original = data.load("movielens")
+
     user, movie, rating, _ = RATINGS.T
-    put(tmp_path, monkeypatch, movielens, "small.npz", packed(user=user, movie=movie, rating=rating), "PREPARED")
+    npz_file = packed(user=user, movie=movie, rating=rating)
+    write_source(tmp_path, monkeypatch, movielens, "small.npz", npz_file, "PREPARED")
     prepared = data.load("movielens")
     assert_equal(original, prepared)
-    assert (original.num_examples, len(original.test_labels), original.graded) == (3, 1, True)
+
+    assert original.num_examples == 3
+    assert len(original.test_labels) == 1
+    assert original.graded is True
+
+    # Movies 7 and 10 are numbers 0 and 1.
     pairs = np.concatenate([original.train_inputs, original.test_inputs])
     labels = np.concatenate([original.train_labels, original.test_labels])
-    # Movies 7 and 10 are numbers 0 and 1.
-    found = sorted((*pair, label) for pair, label in zip(pairs.tolist(), labels.tolist(), strict=True))
-    assert found == [(0, 0, 3), (0, 1, 4), (1, 0, 0), (1, 1, 2)]
+    examples = np.column_stack([pairs, labels]).tolist()
+    assert sorted(examples) == [[0, 0, 3], [0, 1, 4], [1, 0, 0], [1, 1, 2]]
     assert pairs.dtype == np.int32
 
 
+def keras_file(reviews, labels):
+    """Return IMDb as Keras has it, where reviews have neither the start nor the three reserved numbers."""
+    words = np.empty(4, object)
+    for number, review in enumerate(reviews):
+        words[number] = [word - 3 for word in review[1:]]
+    return packed(x_train=words[:2], y_train=labels[:2], x_test=words[2:], y_test=labels[2:])
+
+
+def prepared_file(reviews, labels):
+    """Return IMDb as one array of tokens with the lengths of the reviews, the last two of which are for testing."""
+    tokens = np.concatenate(reviews).astype(np.uint16)
+    lengths = np.array([len(review) for review in reviews])
+    is_test = np.array([0, 0, 1, 1], np.uint8)
+    return packed(tokens=tokens, lengths=lengths, label=labels, is_test=is_test)
+
+
 def test_imdb_from_either_file(tmp_path, monkeypatch):
-    test, labels = np.array([0, 0, 1, 1], np.uint8), np.array([0, 1, 1, 0], np.uint8)
-    # Keras' file has neither the start nor the three reserved numbers.
-    raw = np.empty(4, object)
-    raw[:] = [[word - 3 for word in review[1:]] for review in REVIEWS]
-    keras = packed(x_train=raw[:2], y_train=labels[:2], x_test=raw[2:], y_test=labels[2:])
-    put(tmp_path, monkeypatch, imdb, "imdb.npz", keras, "ORIGINAL")
+    """Keras' file and the prepared one give the same reviews, of 256 tokens each."""
+    labels = np.array([0, 1, 1, 0], np.uint8)
+    write_source(tmp_path, monkeypatch, imdb, "imdb.npz", keras_file(REVIEWS, labels), "ORIGINAL")
     original = data.load("imdb")
-    tokens = np.concatenate(REVIEWS).astype(np.uint16)
-    ours = packed(tokens=tokens, lengths=np.array([len(r) for r in REVIEWS]), label=labels, is_test=test)
-    put(tmp_path, monkeypatch, imdb, "small.npz", ours, "PREPARED")
-    assert_equal(data.load("imdb"), original)
+    write_source(tmp_path, monkeypatch, imdb, "small.npz", prepared_file(REVIEWS, labels), "PREPARED")
+    prepared = data.load("imdb")
+    assert_equal(prepared, original)
+
     assert original.train_inputs.shape == (2, 256)
     assert original.train_inputs.dtype == np.int32
+    assert original.train_labels.tolist() == [0, 1]
+
+    # Padding comes first, and all rare words are one.
     short, long = original.train_inputs
     assert short[:251].tolist() == [0] * 251
-    assert short[251:].tolist() == [1, 5, 9_999, 2, 2]  # rare words are one
-    assert long.tolist() == list(range(47, 303))  # the end of a long review
-    assert original.train_labels.tolist() == [0, 1]
+    assert short[251:].tolist() == [1, 5, 9_999, 2, 2]
+
+    # The end of a long review is kept.
+    assert long.tolist() == list(range(47, 303))
 
 
 @pytest.mark.parametrize(
@@ -94,31 +123,37 @@ def test_imdb_from_either_file(tmp_path, monkeypatch):
     ids=["not a zip", "two columns", "another member"],
 )
 def test_damaged_files_are_named(tmp_path, monkeypatch, name, module, file, content, message):
-    put(tmp_path, monkeypatch, module, file, content, "ORIGINAL")
+    """A file that cannot be read as the data set is refused by its name."""
+    write_source(tmp_path, monkeypatch, module, file, content, "ORIGINAL")
     with pytest.raises(UserError, match=message):
         data.load(name)
 
 
 @pytest.mark.parametrize(("name", "module"), [("movielens", movielens), ("imdb", imdb)])
 def test_another_file_and_an_absent_one(tmp_path, monkeypatch, name, module):
-    put(tmp_path, monkeypatch, module, "small.npz", b"cut", "PREPARED", b"whole")
+    """A file with another checksum is refused, and for an absent one the user is told where it is looked for."""
+    write_source(tmp_path, monkeypatch, module, "small.npz", b"cut", "PREPARED", b"whole")
     with pytest.raises(UserError, match=r"small\.npz is not the original file"):
         data.load(name)
+
     (tmp_path / "small.npz").unlink()
-    with pytest.raises(
-        UserError, match=r"set GDPJAX_DATA to a folder that holds .*or leave it unset and allow the download"
-    ):
+    advice = r"set GDPJAX_DATA to a folder that holds .*or leave it unset and allow the download"
+    with pytest.raises(UserError, match=advice):
         data.load(name)
 
 
 @pytest.mark.skipif("GDPJAX_DATA" not in os.environ, reason="needs the files in GDPJAX_DATA")
 def test_the_real_files():
-    imdb, movielens = data.load("imdb"), data.load("movielens")
+    """The published files hold as many reviews, words, ratings and grades as they are known to."""
+    imdb = data.load("imdb")
     assert imdb.train_inputs.shape == imdb.test_inputs.shape == (25_000, 256)
     assert imdb.train_labels.mean() == imdb.test_labels.mean() == 0.5
-    assert (imdb.train_inputs.min(), imdb.train_inputs.max()) == (0, 9_999)
+    assert imdb.train_inputs.min() == 0
+    assert imdb.train_inputs.max() == 9_999
+
+    movielens = data.load("movielens")
     assert movielens.num_examples == 800_167
     assert movielens.train_inputs.max(axis=0).tolist() == [6039, 3705]
-    assert sorted(np.bincount(np.concatenate([movielens.train_labels, movielens.test_labels])).tolist()) == sorted(
-        [56174, 107557, 261197, 348971, 226310]
-    )
+    grades = np.concatenate([movielens.train_labels, movielens.test_labels])
+    num_ratings = np.bincount(grades).tolist()
+    assert sorted(num_ratings) == sorted([56174, 107557, 261197, 348971, 226310])

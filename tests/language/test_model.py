@@ -1,4 +1,4 @@
-"""The model: shapes, causality, segments, the loss, and what gdpjax makes of its gradients."""
+"""The language model has the shapes, the causality and the loss of its definition, and gradients that gdpjax clips."""
 
 import dataclasses
 import functools
@@ -31,13 +31,18 @@ VARIANTS = {
     "untied": dataclasses.replace(SMALL, tied_head=False),
     "no remat": dataclasses.replace(SMALL, remat=False),
     "unrolled": dataclasses.replace(SMALL, unrolled=True),
-    "gemma": dataclasses.replace(SMALL, activation="gelu_tanh", scaled_embedding=True, norm_adds_one=True),
+    "gemma": dataclasses.replace(
+        SMALL,
+        activation="gelu_tanh",
+        scaled_embedding=True,
+        norm_adds_one=True,
+    ),
 }
 LENGTH = 12
-"""Of nearly all sequences here, so that tests share their programs."""
+"""The length of nearly all sequences here, so that tests share their programs."""
 
 
-# Compiled, as evaluating the model operation by operation takes long.
+# These are compiled, as evaluating the model operation by operation takes long.
 logits = jax.jit(model.logits, static_argnums=0, static_argnames="lora")
 sequence_loss = jax.jit(model.sequence_loss, static_argnums=0, static_argnames=("lora", "divisor"))
 gradient = jax.jit(jax.grad(model.sequence_loss, argnums=1), static_argnums=0)
@@ -51,31 +56,34 @@ def tokens_of(*shape: int, seed: int = 1) -> np.ndarray:
 
 
 def larger(params, seed=5):
-    """Parameters whose layers matter: with initial weights the residual stream is nearly the embedding."""
-    draw = np.random.default_rng(seed)
+    """Move parameters so far that layers matter: with initial weights the residual stream is nearly the embedding."""
+    generator = np.random.default_rng(seed)
 
     def moved(leaf):
-        return jnp.asarray(np.asarray(leaf) + 0.2 * draw.normal(size=leaf.shape), jnp.float32)
+        noise = 0.2 * generator.normal(size=leaf.shape)
+        return jnp.asarray(np.asarray(leaf) + noise, jnp.float32)
 
     return jax.tree.map(moved, params)
 
 
 def random_params(config):
-    """Parameters of a model whose layers matter, without the program that makes initial ones."""
+    """Return parameters of a model whose layers matter, without the program that makes initial ones."""
 
     def initial(path, shape):
         is_scale = "norm" in jax.tree_util.keystr(path) and not config.norm_adds_one
         return np.full(shape.shape, float(is_scale))
 
-    return larger(jax.tree_util.tree_map_with_path(initial, param_shapes(config)))
+    initial_params = jax.tree_util.tree_map_with_path(initial, param_shapes(config))
+    return larger(initial_params)
 
 
 def norms_of(gradients):
-    """The norms of examples' gradients."""
-    squares = []
-    for x in jax.tree.leaves(gradients):
-        squares.append(np.sum(np.square(np.asarray(x, np.float64)).reshape(len(x), -1), axis=1))
-    return np.sqrt(sum(squares))
+    """Return the norms of examples' gradients."""
+    squared_norms = 0
+    for leaf in jax.tree.leaves(gradients):
+        rows = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
+        squared_norms = squared_norms + np.sum(rows**2, axis=1)
+    return np.sqrt(squared_norms)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +92,7 @@ def params():
 
 
 def test_shapes_and_dtypes(params):
+    """Logits have an axis for the vocabulary, and are float32 also where the model computes in bfloat16."""
     half = dataclasses.replace(SMALL, compute_dtype="bfloat16")
     for shape in [(9,), (2, 9)]:
         values = jax.eval_shape(functools.partial(logits, half), params, tokens_of(*shape))
@@ -92,44 +101,59 @@ def test_shapes_and_dtypes(params):
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, param_shapes(SMALL))
 
 
+def assert_leaves_close(tree, expected, atol):
+    """Check that two trees of arrays are equal, up to rounding."""
+    for leaf, expected_leaf in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(leaf, expected_leaf, atol=atol)
+
+
 def test_sizes_of_presets():
+    """A preset has the number of parameters that it states."""
     for config in PRESETS.values():
-        shapes = param_shapes(config)
-        assert sum(x.size for x in jax.tree.leaves(shapes)) == config.num_params
+        shapes = jax.tree.leaves(param_shapes(config))
+        assert sum(shape.size for shape in shapes) == config.num_params
 
 
 def test_initial_loss_is_that_of_guessing():
+    """The loss of initial parameters is about log(vocab_size)."""
     params = init_params(SMALL, jax.random.key(0))
-    assert abs(sequence_loss(SMALL, params, tokens_of(LENGTH)) - np.log(SMALL.vocab_size)) < 0.1
+    initial_loss = sequence_loss(SMALL, params, tokens_of(LENGTH))
+    assert abs(initial_loss - np.log(SMALL.vocab_size)) < 0.1
 
 
 @pytest.mark.parametrize("name", ["no remat", "unrolled"])
 def test_how_it_is_compiled_changes_no_result(name, params):
-    sequence = tokens_of(LENGTH), np.ones(LENGTH, int)
-    expected = gradient(SMALL, params, *sequence)
-    found = gradient(VARIANTS[name], params, *sequence)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    """A model without rematerialization, or with unrolled layers, has the gradient of the default one."""
+    tokens = tokens_of(LENGTH)
+    segment_ids = np.ones(LENGTH, int)
+    expected = gradient(SMALL, params, tokens, segment_ids)
+    of_variant = gradient(VARIANTS[name], params, tokens, segment_ids)
+    assert_leaves_close(of_variant, expected, atol=1e-5)
 
 
 def test_a_token_changes_no_earlier_logits(params):
+    """Another token changes the logits at its place and after it, and none before it."""
     tokens = tokens_of(LENGTH)
     before = logits(SMALL, params, tokens)
     tokens[7] = (tokens[7] + 1) % SMALL.vocab_size
     after = logits(SMALL, params, tokens)
     np.testing.assert_array_equal(after[:7], before[:7])
-    assert np.all(np.any(np.asarray(after[7:] != before[7:]), axis=-1))
+    has_changed = np.any(np.asarray(after[7:] != before[7:]), axis=-1)
+    assert np.all(has_changed)
 
 
 def logits_alone(params, tokens):
-    """The logits of a text by the program for all lengths: what follows changes no earlier logits."""
+    """Return the logits of a text by the program for all lengths, as padding after it changes no earlier logits."""
+    length = len(tokens)
     padded = np.zeros(LENGTH, np.int32)
-    padded[: len(tokens)] = tokens
-    return np.asarray(logits(SMALL, params, padded))[: len(tokens)]
+    padded[:length] = tokens
+    return np.asarray(logits(SMALL, params, padded))[:length]
 
 
 def test_a_packed_text_has_the_logits_that_it_has_alone(params):
-    first, second = tokens_of(5, seed=2), tokens_of(7, seed=3)
+    """Two texts in one sequence do not see each other, if their segments differ."""
+    first = tokens_of(5, seed=2)
+    second = tokens_of(7, seed=3)
     packed = np.concatenate([first, second])
     segment_ids = np.array([4] * 5 + [9] * 7)
     values = np.asarray(logits(SMALL, params, packed, segment_ids))
@@ -137,67 +161,88 @@ def test_a_packed_text_has_the_logits_that_it_has_alone(params):
     np.testing.assert_allclose(values[5:], logits_alone(params, second), atol=1e-5)
 
     # Without segments the second text sees the first.
-    assert np.max(np.abs(values[5:] - logits(SMALL, params, packed)[5:])) > 1e-3
+    without_segments = logits(SMALL, params, packed)
+    assert np.max(np.abs(values[5:] - without_segments[5:])) > 1e-3
 
 
 def cross_entropies(params, tokens):
-    """-log softmax at each next token, from the logits."""
+    """Return -log softmax at each next token, from the logits."""
     values = logits_alone(params, tokens).astype(np.float64)
-    log_probs = values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
-    return -log_probs[np.arange(len(tokens) - 1), tokens[1:]]
+    log_normalizers = np.log(np.exp(values).sum(axis=-1, keepdims=True))
+    log_probs = values - log_normalizers
+    places = np.arange(len(tokens) - 1)
+    return -log_probs[places, tokens[1:]]
 
 
 def test_the_loss_is_the_mean_over_tokens_that_count(params):
+    """The loss is the mean cross-entropy of the tokens that are predicted, or their sum over a public divisor."""
     tokens = tokens_of(LENGTH)
-    each = cross_entropies(params, tokens)
-    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens), each.mean(), rtol=1e-5)
+    losses = cross_entropies(params, tokens)
+    mean = sequence_loss(SMALL, params, tokens)
+    np.testing.assert_allclose(mean, losses.mean(), rtol=1e-5)
 
     # Padding is not predicted.
-    padded = np.array([1] * 6 + [0] * 6)
-    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, padded), each[:5].mean(), rtol=1e-5)
+    is_token = np.array([1] * 6 + [0] * 6)
+    mean = sequence_loss(SMALL, params, tokens, is_token)
+    np.testing.assert_allclose(mean, losses[:5].mean(), rtol=1e-5)
 
     # The first token of a text is not predicted from the text before it.
     segment_ids = np.array([1] * 4 + [2] * 8)
-    expected = np.concatenate([cross_entropies(params, tokens[:4]), cross_entropies(params, tokens[4:])])
-    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, segment_ids), expected.mean(), rtol=1e-5)
+    losses_of_first = cross_entropies(params, tokens[:4])
+    losses_of_second = cross_entropies(params, tokens[4:])
+    losses = np.concatenate([losses_of_first, losses_of_second])
+    mean = sequence_loss(SMALL, params, tokens, segment_ids)
+    np.testing.assert_allclose(mean, losses.mean(), rtol=1e-5)
 
     # A public divisor in place of the number of targets.
     total = sequence_loss(SMALL, params, tokens, segment_ids, divisor=20.0)
-    np.testing.assert_allclose(total, expected.sum() / 20, rtol=1e-5)
+    np.testing.assert_allclose(total, losses.sum() / 20, rtol=1e-5)
 
 
 def test_the_loss_of_a_unit_is_the_mean_over_all_of_its_tokens(params):
+    """The sequences of a unit count by their tokens, and not each as one."""
     tokens = tokens_of(2, LENGTH)
     segment_ids = np.array([[1] * 12, [1] * 3 + [0] * 9])
-    each = np.concatenate([cross_entropies(params, tokens[0]), cross_entropies(params, tokens[1])[:2]])
-    np.testing.assert_allclose(sequence_loss(SMALL, params, tokens, segment_ids), each.mean(), rtol=1e-5)
+    losses_of_first = cross_entropies(params, tokens[0])
+    losses_of_second = cross_entropies(params, tokens[1])[:2]
+    losses = np.concatenate([losses_of_first, losses_of_second])
+    mean = sequence_loss(SMALL, params, tokens, segment_ids)
+    np.testing.assert_allclose(mean, losses.mean(), rtol=1e-5)
 
 
 def test_a_unit_without_tokens_adds_nothing(params):
-    tokens, nothing = tokens_of(LENGTH), np.zeros(LENGTH, int)
+    """The loss of a unit that is padding alone is zero, and so is its gradient."""
+    tokens = tokens_of(LENGTH)
+    nothing = np.zeros(LENGTH, int)
     assert sequence_loss(SMALL, params, tokens, nothing) == 0
     for leaf in jax.tree.leaves(gradient(SMALL, params, tokens, nothing)):
         np.testing.assert_array_equal(leaf, 0)
 
 
 def test_a_token_out_of_range_gives_nan_and_not_another_token(params):
+    """A token that is not in the vocabulary makes the logits NaN."""
     tokens = tokens_of(LENGTH)
     tokens[3] = SMALL.vocab_size
     assert np.isnan(logits(SMALL, params, tokens)).any()
 
 
 def test_half_precision_is_near(params):
+    """The loss in bfloat16 is another number than that in float32, and close to it."""
     half = dataclasses.replace(SMALL, compute_dtype="bfloat16")
     tokens = tokens_of(LENGTH)
-    difference = sequence_loss(half, params, tokens) - sequence_loss(SMALL, params, tokens)
+    in_half = sequence_loss(half, params, tokens)
+    in_single = sequence_loss(SMALL, params, tokens)
+    difference = in_half - in_single
     assert 0 < abs(difference) < 0.05
 
 
 def test_scaled_rotary_frequencies():
+    """Long waves are made eight times as long, short ones are left, and between them the factor goes over smoothly."""
     scaling = RotaryScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192)
-    plain = dataclasses.replace(SMALL, head_width=64, rope_theta=500_000.0)
-    frequencies = np.asarray(rotary_frequencies(plain), np.float64)
-    scaled = np.asarray(rotary_frequencies(dataclasses.replace(plain, rope_scaling=scaling)))
+    plain_config = dataclasses.replace(SMALL, head_width=64, rope_theta=500_000.0)
+    scaled_config = dataclasses.replace(plain_config, rope_scaling=scaling)
+    frequencies = np.asarray(rotary_frequencies(plain_config), np.float64)
+    scaled = np.asarray(rotary_frequencies(scaled_config))
 
     # The published definition, in wave lengths.
     expected = []
@@ -227,11 +272,13 @@ def test_scaled_rotary_frequencies():
     ],
 )
 def test_shapes_that_are_refused(change, expected):
+    """A configuration that makes no model is refused, and the message names the field."""
     with pytest.raises(UserError, match=expected):
         dataclasses.replace(SMALL, **change)
 
 
 def test_arrays_that_are_refused(params):
+    """Arrays that are no tokens of the model, or too long for it, are refused before anything is compiled."""
     with pytest.raises(UserError, match="at most max_length = 32"):
         logits(SMALL, params, tokens_of(33))
     with pytest.raises(UserError, match="integers"):
@@ -247,6 +294,12 @@ def test_arrays_that_are_refused(params):
 # Private gradients.
 
 
+def sum_of_clipped(gradients, norms, l2_clip_norm):
+    """Return sum_i min(1, C / |g_i|) g_i for gradients with a leading axis of examples."""
+    weights = np.minimum(1, l2_clip_norm / norms)
+    return jax.tree.map(lambda leaf: np.tensordot(weights, np.asarray(leaf), 1), gradients)
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -256,31 +309,35 @@ def test_arrays_that_are_refused(params):
     ],
 )
 def test_clipped_gradients_are_those_of_the_definition(name, shape):
+    """The clipped sum is sum_i min(1, C / |g_i|) g_i, of the gradients of sequences or of units of several."""
     config = VARIANTS[name]
     params = random_params(config)
     tokens = tokens_of(*shape)
     loss = functools.partial(model.sequence_loss, config)
-    each = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, tokens)
-    norms = norms_of(each)
-    bound = float(np.median(norms))  # some are clipped, and some are not
-    weights = np.minimum(1, bound / norms)
-    found = jax.jit(gdpjax.clipped_grad(loss, bound))(params, tokens)
-    for a, x in zip(jax.tree.leaves(found), jax.tree.leaves(each), strict=True):
-        # Clipping leaves a little room for rounding.
-        np.testing.assert_allclose(a, np.tensordot(weights, np.asarray(x), 1), atol=2e-3 * bound)
+    gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, tokens)
+    norms = norms_of(gradients)
+
+    # Some are clipped, and some are not.
+    l2_clip_norm = float(np.median(norms))
+    expected = sum_of_clipped(gradients, norms, l2_clip_norm)
+    total = jax.jit(gdpjax.clipped_grad(loss, l2_clip_norm))(params, tokens)
+
+    # Clipping leaves a little room for rounding.
+    assert_leaves_close(total, expected, atol=2e-3 * l2_clip_norm)
 
 
 def test_padding_of_a_unit_reaches_no_gradient(params):
     """Sequences of a unit that hold no text, whatever tokens they have, leave its gradient as it is."""
     tokens = tokens_of(2, LENGTH)
-    mask = np.array([[1] * LENGTH, [0] * LENGTH])
-    first = gradient(SMALL, params, tokens, mask)
-    other_tokens = np.stack([tokens[0], np.full_like(tokens[1], 7)])
-    second = gradient(SMALL, params, other_tokens, mask)
-    alone = gradient(SMALL, params, tokens[0], mask[0])
-    for a, b, c in zip(*map(jax.tree.leaves, (first, second, alone)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-        np.testing.assert_allclose(a, c, atol=1e-6)
+    segment_ids = np.array([[1] * LENGTH, [0] * LENGTH])
+    padded = gradient(SMALL, params, tokens, segment_ids)
+
+    # Other tokens in the place of padding, and no padding at all.
+    tokens_otherwise = np.stack([tokens[0], np.full_like(tokens[1], 7)])
+    padded_otherwise = gradient(SMALL, params, tokens_otherwise, segment_ids)
+    alone = gradient(SMALL, params, tokens[0], segment_ids[0])
+    assert_leaves_close(padded, padded_otherwise, atol=1e-6)
+    assert_leaves_close(padded, alone, atol=1e-6)
 
 
 def test_large_weights_of_few_positions_are_not_formed():
@@ -288,14 +345,16 @@ def test_large_weights_of_few_positions_are_not_formed():
     config = PRESETS["7B"]
     loss = functools.partial(model.sequence_loss, config)
     explanation = gdpjax.explain(loss, param_shapes(config), jax.ShapeDtypeStruct((4, 64), jnp.int32))
-    formed = {leaf.name for leaf in explanation.leaves if leaf.method == "formed"}
-    assert all("norm" in name for name in formed)
+    for leaf in explanation.leaves:
+        if leaf.method == "formed":
+            assert "norm" in leaf.name
     methods = {leaf.name: leaf.method for leaf in explanation.leaves}
     assert methods["['embedding']['table']"] == "table rows"
 
 
 @pytest.mark.parametrize("shape", [pytest.param((4, 32), marks=pytest.mark.slow), (2, 2, 32)])
 def test_every_weight_is_read_off_where_it_meets_data(shape):
+    """The factors of a weight's gradient come from its product with activations, and no weight is left to JAX."""
     config = PRESETS["tiny"]
     loss = functools.partial(model.sequence_loss, config)
     explanation = gdpjax.explain(loss, param_shapes(config), jax.ShapeDtypeStruct(shape, jnp.int32))

@@ -13,7 +13,7 @@ SCRIPT = pathlib.Path(__file__).with_name("processes.py")
 
 
 class Result(NamedTuple):
-    """What a run of processes with two devices each says of itself; see ``processes.py``."""
+    """The report of a run of processes with two devices each; see ``processes.py``."""
 
     began: int
     lost: int

@@ -92,7 +92,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_another_process(tmp_path):
 
 
 def load_reference():
-    """Some of Python's language reference."""
+    """Return a part of Python's language reference."""
     from pydoc_data.topics import topics
 
     return Corpus("reference", tuple(topics[name] for name in sorted(topics)[:30]), None, "public")

@@ -1,4 +1,4 @@
-"""How often rows are in a batch, alone and two together, against exact binomial tails."""
+"""Tests of how often rows are in a batch, alone and two together, by exact binomial tails."""
 
 import numpy as np
 from scipy import stats
@@ -8,7 +8,7 @@ FALSE_ALARM = 1e-6
 
 
 def included(indices, is_padding, num_examples):
-    """bool[rounds, num_examples] from batches [rounds, slots]; refuses a row that is twice in a batch."""
+    """Return bool[rounds, num_examples] from batches [rounds, slots], and refuse a row that is twice in a batch."""
     times = np.zeros((len(indices), num_examples), int)
     np.add.at(times, (np.arange(len(indices))[:, None], indices), ~np.asarray(is_padding))
     assert times.max() <= 1
@@ -16,7 +16,7 @@ def included(indices, is_padding, num_examples):
 
 
 def check_frequencies(chosen, marginal, pairwise):
-    """Every row is chosen with probability ``marginal``, every two rows together with ``pairwise``."""
+    """Check that rows are chosen with probability ``marginal``, and two rows together with ``pairwise``."""
     rounds, num_examples = chosen.shape
     together = chosen.T.astype(float) @ chosen
     pairs = together[np.triu_indices(num_examples, 1)]
@@ -30,7 +30,7 @@ def check_frequencies(chosen, marginal, pairwise):
 
 
 def check_distribution(counts, probabilities):
-    """Counts of outcomes against their exact probabilities (chi-square; rare outcomes together)."""
+    """Compare counts of outcomes with their exact probabilities (chi-square; rare outcomes together)."""
     expected = np.asarray(probabilities) * counts.sum()
     rare = expected < 10
     if rare.any():

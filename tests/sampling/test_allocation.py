@@ -1,4 +1,4 @@
-"""Random allocation: every row in exactly one step of each block, all equally likely, on the device and on the host."""
+"""Random allocation puts each row into one step of each block, all equally likely, on the device and on the host."""
 
 import itertools
 import pickle
@@ -16,14 +16,14 @@ N = 60
 
 
 def blocks_of(steps_per_epoch, num_selected):
-    """The steps of each block: the longer blocks first."""
+    """Return the steps of each block, the longer blocks first."""
     lengths = [len(part) for part in np.array_split(np.arange(steps_per_epoch), num_selected)]
     ends = np.cumsum(lengths)
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
 def drawn_rows(key, steps, steps_per_epoch, n=N, **options):
-    """bool[steps, n]: which rows are in the batches of these steps."""
+    """Return which rows are in the batches of these steps, bool[steps, n]."""
 
     @jax.jit
     @jax.vmap
@@ -37,7 +37,7 @@ def drawn_rows(key, steps, steps_per_epoch, n=N, **options):
 
 
 def epochs_of(key, num_epochs, steps_per_epoch, n=N, **options):
-    """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
+    """Return which rows are in which step, bool[num_epochs, steps_per_epoch, n]."""
     steps = np.arange(num_epochs * steps_per_epoch)
     chosen = drawn_rows(key, steps, steps_per_epoch, n, **options)
     return chosen.reshape(num_epochs, steps_per_epoch, n)
@@ -45,13 +45,13 @@ def epochs_of(key, num_epochs, steps_per_epoch, n=N, **options):
 
 @jax.jit
 def draw(step, num_valid):
-    """One batch of seven steps an epoch, of which each row is in two."""
+    """Draw one batch of seven steps an epoch, of which each row is in two."""
     return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, num_valid=num_valid)
 
 
 @jax.jit
 def draw_fixed(step, num_valid):
-    """The same, where every epoch has the batches of the first one."""
+    """Draw one batch where every epoch has the batches of the first one."""
     return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, bins="fixed", num_valid=num_valid)
 
 
@@ -99,7 +99,7 @@ SLOW = pytest.mark.slow
     [pytest.param(2, 1, marks=SLOW), (5, 1), pytest.param(7, 2, marks=SLOW), (8, 3)],
 )
 def test_all_steps_of_a_block_are_equally_likely(steps, selected):
-    """And independent over rows, blocks and epochs: every pair of places is as likely as another."""
+    """Places are independent over rows, blocks and epochs, and every pair of places is as likely as another."""
     chosen = epochs_of(KEY, 4000, steps, num_selected=selected, n=6)
     blocks = [list(block) for block in blocks_of(steps, selected)]
     for block in blocks:
@@ -166,7 +166,7 @@ remainder = jax.jit(sampling._allocation._modulo)
 
 @pytest.mark.parametrize("length", [1, 2, 3, 10, 255, 256, 65521, 65536])
 def test_the_remainder_of_128_bits(length):
-    """As of whole numbers of Python."""
+    """The remainder is that of the whole numbers of Python."""
     words = np.random.default_rng(length).integers(0, 2**32, (4, 50), dtype=np.uint32)
     words[:, 0] = 2**32 - 1
     remainders = []
@@ -179,7 +179,7 @@ def test_the_remainder_of_128_bits(length):
 
 @pytest.mark.parametrize(("bins", "draw"), [("fresh", draw), ("fixed", draw_fixed)], ids=["fresh", "fixed"])
 def test_host_and_device_draw_the_same_batches(bins, draw):
-    """In any order of the steps, and after pickling."""
+    """The host draws the batches of the device, in any order of the steps, and after pickling."""
     batches = sampling.AllocationBatches(KEY, N, 7, num_epochs=2, capacity=50, num_selected=2, bins=bins, num_valid=45)
     assert len(batches) == 14
     for step in (3, 0, 13, 3):
@@ -199,7 +199,7 @@ def test_one_program_for_all_steps():
 
 
 def test_a_batch_above_the_capacity_is_padding_and_says_so():
-    """It is never truncated."""
+    """A batch that does not fit is never truncated."""
     sample = jax.jit(lambda step: sampling.allocation_sample(KEY, step, N, 2, 5))(0)
     assert int(sample.count) > 5
     assert sample.is_padding.all()
@@ -212,7 +212,7 @@ def test_a_batch_above_the_capacity_is_padding_and_says_so():
 
 @pytest.mark.parametrize(("steps", "selected"), [(4, 1), (7, 2), (3, 3)])
 def test_the_probability_of_overflow(steps, selected):
-    """A union bound over steps: at least what is counted with one more row, and about that of the shortest block."""
+    """The union bound over steps is at least the probability of one more row, and about that of the shortest block."""
     capacity, n = 12, 40
     bound = sampling.allocation_overflow(n, steps, steps, capacity, selected)
     shortest = steps // selected
@@ -225,14 +225,14 @@ def test_the_probability_of_overflow(steps, selected):
 
 
 def test_the_error_of_the_remainder():
-    """At least that of the derivation, and part of the probability of overflow."""
+    """The error is at least that of the derivation, and part of the probability of overflow."""
     assert sampling.allocation_error(10) >= 10 * 2.0**-128
     assert sampling.allocation_overflow(10, 5, 100, 11) >= sampling.allocation_error(100) > 0
 
 
 @pytest.mark.parametrize(("step", "num_valid"), [(-1, 5), (0, N + 1), (0, -1)])
 def test_traced_values_out_of_range_never_fit(step, num_valid):
-    """They give padding and a count above every capacity."""
+    """A wrong traced number gives padding and a count above every capacity."""
     sample = draw(step, num_valid)
     assert int(sample.count) > N
     assert sample.is_padding.all()
@@ -252,7 +252,7 @@ def test_traced_values_out_of_range_never_fit(step, num_valid):
     ],
 )
 def test_refusals(change, message):
-    """On the device and on the host."""
+    """A wrong number is refused by name, on the device and on the host."""
     sizes = {"num_examples": N, "steps_per_epoch": 5, "capacity": N} | change
     with pytest.raises(ValueError, match=message):
         sampling.allocation_sample(KEY, 0, **sizes)
@@ -261,7 +261,7 @@ def test_refusals(change, message):
 
 
 def test_steps_outside_the_run():
-    """The host knows where the run ends."""
+    """A step before the run is refused, and the host, which knows the end of the run, refuses one after it."""
     with pytest.raises(ValueError, match="step"):
         sampling.allocation_sample(KEY, -1, N, 5, N)
     batches = sampling.AllocationBatches(KEY, N, 5, num_epochs=2, capacity=N)

@@ -111,7 +111,7 @@ def test_removing_a_row_changes_no_law():
 
 
 def test_steps_of_one_group_are_independent_draws():
-    """Of the ten rows of a group a quarter is in both of two batches with probability one half."""
+    """A quarter of the ten rows of a group is in both of two batches with probability one half."""
     both = included_for_keys(0, 0.5) * included_for_keys(3, 0.5)
     in_both = both.sum(axis=1)
     assert abs(in_both.mean() - 2.5) < 5 * np.sqrt(10 * 0.25 * 0.75 / len(in_both))
@@ -172,6 +172,6 @@ def test_traced_values_out_of_range_never_fit(step, num_valid, prob):
 
 
 def test_more_groups_than_rows_are_refused():
-    """Some groups would be empty."""
+    """A group without rows is refused."""
     with pytest.raises(ValueError, match="num_groups must be at most"):
         cyclic_poisson_sample(KEY, 0, 5, 0.5, 6, 3)

@@ -1,4 +1,4 @@
-"""Poisson sampling: the right probability, independence, padding, and the price of a padded batch."""
+"""Poisson sampling has the right probability, independence, padding, and the price of a padded batch."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from tests.sampling.frequencies import check_distribution, check_frequencies, in
 
 @given(st.floats(2**-32, 1.0))
 def test_dyadic_probability_is_below_and_close(p):
-    """It is a multiple of 2^-32 and a float32, and never above what was asked for."""
+    """The probability that is used is a multiple of 2^-32 and a float32, and never above what was asked for."""
     used = sampling.dyadic_probability(p)
     assert used <= p
     assert p - used <= 2**-32 + p * 2**-23
@@ -25,7 +25,7 @@ def test_dyadic_probability_is_below_and_close(p):
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 0.5, 2**-32])
 def test_dyadic_probability_exact_points(p):
-    """What is one already stays as it is."""
+    """A probability that is a multiple of 2^-32 and a float32 stays as it is."""
     assert sampling.dyadic_probability(p) == p
 
 
@@ -34,40 +34,55 @@ def test_small_probabilities_are_not_rounded_up():
     p = 2.0**-26
     num_examples = 2**22
     rounds = 32
-    draw = jax.jit(lambda k: sampling.poisson_sample(k, num_examples, p, 64).count)
-    total = sum(int(draw(jax.random.key(i))) for i in range(rounds))
+    count_of = jax.jit(lambda key: sampling.poisson_sample(key, num_examples, p, 64).count)
+    total = 0
+    for seed in range(rounds):
+        total += int(count_of(jax.random.key(seed)))
     expected = p * num_examples * rounds
     assert abs(total - expected) < 5 * np.sqrt(expected)
-    assert int(sampling.dyadic_probability(1e-6) * 2**32) == 4294  # where a float32 uniform has 9 of 2^23, 7% more
+
+    # Here a float32 uniform has 9 of 2^23, which is 7 % more.
+    threshold = sampling.dyadic_probability(1e-6) * 2**32
+    assert int(threshold) == 4294
 
 
 @pytest.mark.parametrize("p", [0.3, 0.02])
 def test_marginal_and_pairwise_inclusion(p):
     """Rows alone, rows in pairs, and the size of the batch have their laws."""
-    n, rounds = 20, 20_000
+    n = 20
+    rounds = 20_000
     keys = jax.random.split(jax.random.key(0), rounds)
-    samples = jax.jit(jax.vmap(lambda k: sampling.poisson_sample(k, n, p, n)))(keys)
+    draw = jax.jit(jax.vmap(lambda key: sampling.poisson_sample(key, n, p, n)))
+    samples = draw(keys)
     chosen = included(samples.indices, samples.is_padding, n)
     check_frequencies(chosen, p, p**2)
-    np.testing.assert_array_equal(samples.count, chosen.sum(1))
-    check_distribution(
-        np.bincount(samples.count, minlength=n + 1),
-        stats.binom.pmf(np.arange(n + 1), n, p),
-    )
+
+    # The size of a batch is binomial.
+    np.testing.assert_array_equal(samples.count, chosen.sum(axis=1))
+    counts = np.bincount(samples.count, minlength=n + 1)
+    probabilities = stats.binom.pmf(np.arange(n + 1), n, p)
+    check_distribution(counts, probabilities)
 
 
 def test_steps_and_rows_are_independent():
-    """Row i of step t and row j of step s, with the keys of a run: fold_in of the step."""
+    """Row i of step t and row j of step s are drawn independently with the keys of a run, fold_in of the step."""
     n = 6
     p = 0.5
     num_steps = 3
     rounds = 10_000
 
     def run(key):
-        drawn = [sampling.poisson_sample(jax.random.fold_in(key, t), n, p, n) for t in range(num_steps)]
-        return [jnp.zeros(n, bool).at[s.indices].max(~s.is_padding) for s in drawn]
+        """Return which rows are in the batch of each step."""
+        steps = []
+        for step in range(num_steps):
+            key_of_step = jax.random.fold_in(key, step)
+            sample = sampling.poisson_sample(key_of_step, n, p, n)
+            is_drawn = jnp.zeros(n, bool).at[sample.indices].max(~sample.is_padding)
+            steps.append(is_drawn)
+        return steps
 
-    steps = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(5), rounds))
+    keys = jax.random.split(jax.random.key(5), rounds)
+    steps = jax.jit(jax.vmap(run))(keys)
     check_frequencies(np.concatenate(steps, axis=1), p, p**2)
 
 
@@ -78,20 +93,22 @@ poisson_sample = jax.jit(sampling.poisson_sample, static_argnums=(1, 2, 3))
 def test_neighbours_draw_the_same_others():
     """An appended example changes nobody else's coin, whether it is padded to a maximum or not."""
     padded_to_101 = jax.jit(lambda key, n: sampling.poisson_sample(key, 101, 0.4, 128, num_valid=n))
-    statically = jax.jit(lambda key: sampling.poisson_sample(key, 101, 0.4, 128, num_valid=100))
+    padded_statically = jax.jit(lambda key: sampling.poisson_sample(key, 101, 0.4, 128, num_valid=100))
     for seed in range(5):
         key = jax.random.key(seed)
-        larger, smaller = (rows_of(poisson_sample(key, n, 0.4, 128)) for n in (101, 100))
-        assert [row for row in larger if row != 100] == smaller
+        rows_of_101 = rows_of(poisson_sample(key, 101, 0.4, 128))
+        rows_of_100 = rows_of(poisson_sample(key, 100, 0.4, 128))
+        assert [row for row in rows_of_101 if row != 100] == rows_of_100
+        assert rows_of(padded_statically(key)) == rows_of_100
         for num_valid in (0, 1, 100, 101):
             padded = padded_to_101(key, num_valid)
-            assert rows_of(padded) == [row for row in larger if row < num_valid]
+            assert rows_of(padded) == [row for row in rows_of_101 if row < num_valid]
             assert int(padded.count) == len(rows_of(padded))
-        assert rows_of(statically(key)) == smaller
     assert padded_to_101._cache_size() == 1
 
 
 def rows_of(sample):
+    """Return the rows of a batch, without its padding."""
     return np.asarray(sample.indices)[~np.asarray(sample.is_padding)].tolist()
 
 
@@ -100,10 +117,10 @@ def rows_of(sample):
     [(1, 5), (31, 1), (32, 5), (33, 32), (1000, 32)],
 )
 def test_the_rows_are_those_that_were_drawn(n, capacity):
-    """Places within words of 32, at the ends too, and where the capacity cuts: those of a plain search."""
-    rng = np.random.default_rng(n)
+    """Rows are those of a plain search, within words of 32, at their ends, and where the capacity cuts."""
+    generator = np.random.default_rng(n)
     shares = np.array([0.01, 0.5, 0.97])
-    drawn = rng.random((3, n)) < shares[:, None]
+    drawn = generator.random((3, n)) < shares[:, None]
     drawn[:, -1] |= n % 2 == 1
     sizes = (capacity, n + 3)
 
@@ -112,32 +129,32 @@ def test_the_rows_are_those_that_were_drawn(n, capacity):
     def positions(drawn):
         return [sampling._padding.first_positions(drawn, size) for size in sizes]
 
-    for size, found in zip(sizes, positions(drawn), strict=True):
-        for row, places in zip(drawn, found, strict=True):
-            first = np.flatnonzero(row)[:size]
+    for size, all_places in zip(sizes, positions(drawn), strict=True):
+        for is_drawn, places in zip(drawn, all_places, strict=True):
+            first = np.flatnonzero(is_drawn)[:size]
             expected = np.pad(first, (0, size - len(first)))
             np.testing.assert_array_equal(places, expected)
 
 
 def test_a_mapped_draw_is_a_loop():
-    """Over keys, probabilities and numbers of rows at once."""
+    """A draw that is mapped over keys, probabilities and numbers of rows gives the batches of a loop."""
 
     def draw(key, prob, num_valid):
         return sampling.poisson_sample(key, 50, prob, 50, num_valid=num_valid)
 
     keys = jax.random.split(jax.random.key(1), 5)
     probs = np.linspace(0.0, 1.0, 5, dtype=np.float32)
-    valid = np.array([0, 10, 30, 49, 50])
-    mapped = jax.jit(jax.vmap(draw))(keys, probs, valid)
-    one_draw = jax.jit(draw)
-    for i in range(5):
-        alone = one_draw(keys[i], probs[i], valid[i])
-        for one, other in zip(mapped, alone, strict=True):
-            np.testing.assert_array_equal(np.asarray(one)[i], other)
+    nums_valid = np.array([0, 10, 30, 49, 50])
+    mapped = jax.jit(jax.vmap(draw))(keys, probs, nums_valid)
+    draw_one = jax.jit(draw)
+    for number in range(5):
+        alone = draw_one(keys[number], probs[number], nums_valid[number])
+        for mapped_field, field in zip(mapped, alone, strict=True):
+            np.testing.assert_array_equal(np.asarray(mapped_field)[number], field)
 
 
 def test_invalid_traced_numbers_never_fit():
-    """They cannot be refused, so their count is above every capacity."""
+    """A wrong traced number cannot be refused, so its count is above every capacity."""
 
     @jax.jit
     def draw(p, n):
@@ -173,8 +190,9 @@ def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
 
     @jax.jit
     def draws(traced):
-        """With a probability that is a number, an array, or traced."""
-        return [sampling.poisson_sample(jax.random.key(0), 6, prob, 8) for prob in (p, in_float32, traced)]
+        """Draw with a probability that is a number, an array, or traced."""
+        key = jax.random.key(0)
+        return [sampling.poisson_sample(key, 6, prob, 8) for prob in (p, in_float32, traced)]
 
     for sample in draws(sampling.dyadic_probability(p)):
         assert rows_of(sample) == [0, 1]
@@ -182,7 +200,7 @@ def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
 
 @pytest.mark.parametrize(("p", "count"), [(0.0, 0), (1.0, 100)])
 def test_ends(p, count):
-    """Nothing at p = 0, everything at p = 1."""
+    """Nothing is drawn at p = 0, and everything at p = 1."""
     sample = poisson_sample(jax.random.key(0), 100, p, 128)
     assert int(sample.count) == count
     assert np.sum(~np.asarray(sample.is_padding)) == count
@@ -195,11 +213,14 @@ def test_a_batch_above_the_capacity_is_never_truncated(capacity):
     def draw(p):
         return sampling.poisson_sample(jax.random.key(0), 100, p, capacity)
 
-    for sample in jax.jit(lambda traced: (draw(1.0), draw(traced)))(1.0):
+    draw_known_and_traced = jax.jit(lambda traced: (draw(1.0), draw(traced)))
+    for sample in draw_known_and_traced(1.0):
         assert int(sample.count) == 100
         assert sample.indices.shape == (capacity,)
         is_padding = np.asarray(sample.is_padding)
         assert is_padding.all() == is_padding.any() == (capacity < 100)
+
+    # A loop that looks at the padding alone has the sum over all rows, or over none.
     rows = np.ones(100, np.float32)[np.asarray(sample.indices)]
     grad_fn = jax.jit(gdpjax.clipped_grad(lambda w, x: w * x, 1.0))
     total = grad_fn(np.float32(1), rows, is_padding=is_padding)
@@ -207,36 +228,37 @@ def test_a_batch_above_the_capacity_is_never_truncated(capacity):
 
 
 def test_traced_probability_and_x64():
-    """Neither moves a coin."""
+    """Neither a traced probability nor float64 moves a coin."""
     p = sampling.dyadic_probability(0.3)
     key = jax.random.key(3)
-    traced = jax.jit(lambda key, p: sampling.poisson_sample(key, 1000, p, 400).count)
-    known = jax.jit(lambda key: sampling.poisson_sample(key, 1000, p, 400).count)
-    count = int(known(key))
-    assert int(traced(key, p)) == count
+    count_traced = jax.jit(lambda key, p: sampling.poisson_sample(key, 1000, p, 400).count)
+    count_known = jax.jit(lambda key: sampling.poisson_sample(key, 1000, p, 400).count)
+    count = int(count_known(key))
+    assert int(count_traced(key, p)) == count
     with jax.enable_x64(True):
-        assert int(known(key)) == count
-        assert int(traced(key, p)) == count
+        assert int(count_known(key)) == count
+        assert int(count_traced(key, p)) == count
 
 
 def test_overflow_probability_against_the_exact_tail():
-    """An independent sum of binomial terms."""
+    """The probability of overflow is an independent sum of binomial terms, for each step."""
     for n, p, capacity in [(100, 0.1, 30), (60_000, 256 / 60_000, 380), (50, 0.5, 50)]:
-        terms = stats.binom.pmf(np.arange(capacity, n + 1), n, p)
-        np.testing.assert_allclose(sampling.overflow_probability(n, p, 7, capacity), 7 * terms.sum(), rtol=1e-8)
+        prob_of_size = stats.binom.pmf(np.arange(capacity, n + 1), n, p)
+        overflow = sampling.overflow_probability(n, p, 7, capacity)
+        np.testing.assert_allclose(overflow, 7 * prob_of_size.sum(), rtol=1e-8)
     assert sampling.overflow_probability(100, 0.5, 1000, 10) == 1.0
 
 
 def test_chosen_capacity_is_the_smallest():
-    """One slot less would overflow too often."""
-    for n, p, steps in [
+    """A capacity of one slot less would overflow too often."""
+    for n, p, num_steps in [
         (1437, 64 / 1437, 900),
         (60_000, 256 / 60_000, 3516),
         (10, 1.0, 5),
     ]:
-        capacity = sampling.choose_capacity(n, p, steps)
-        assert sampling.overflow_probability(n, p, steps, capacity) <= 1e-12
-        assert sampling.overflow_probability(n, p, steps, capacity - 1) > 1e-12
+        capacity = sampling.choose_capacity(n, p, num_steps)
+        assert sampling.overflow_probability(n, p, num_steps, capacity) <= 1e-12
+        assert sampling.overflow_probability(n, p, num_steps, capacity - 1) > 1e-12
 
 
 @pytest.mark.parametrize(
@@ -249,13 +271,13 @@ def test_chosen_capacity_is_the_smallest():
     ],
 )
 def test_bad_input(options, message):
-    """The message names the argument."""
+    """A wrong number is refused, and the message names the argument."""
     arguments = {"num_examples": 10, "sampling_prob": 0.5, "capacity": 5, **options}
     with pytest.raises(ValueError, match=message):
         sampling.poisson_sample(jax.random.key(0), **arguments)
 
 
 def test_probability_below_the_resolution_is_refused():
-    """It would be zero."""
+    """A probability that would be rounded to zero is refused."""
     with pytest.raises(ValueError, match="2\\^-32"):
         sampling.dyadic_probability(1e-12)

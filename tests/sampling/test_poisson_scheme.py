@@ -132,7 +132,7 @@ def test_precision_does_not_move_a_batch():
 
 
 def test_it_is_static_in_compiled_code():
-    """As an argument, in a scan and in a vmap."""
+    """A scheme may be an argument of compiled code, of a scan and of a vmap."""
     of_batches = jax.jit(lambda batches, key, t: batches.sample(key, t), static_argnums=0)
 
     @jax.jit
@@ -232,7 +232,7 @@ def test_a_traced_step_out_of_range_never_fits(step):
     ],
 )
 def test_a_step_that_is_none_is_refused(step):
-    """Whatever else it is."""
+    """Nothing but a whole number is a step."""
     with pytest.raises(ValueError, match="step must be"):
         BATCHES.sample(KEY, step)
 
@@ -297,7 +297,7 @@ def test_a_number_of_rows_is_not_rounded_either():
     num_rows = 2**24 + 3
 
     def count(num_valid):
-        """How many rows are real, and whether their number is valid."""
+        """Return how many rows are real, and whether their number is valid."""
         included = jnp.ones(num_rows, bool)
         real, is_valid = real_rows(included, num_valid, checked_rows(num_rows, num_valid))
         return real.sum(), is_valid

@@ -1,4 +1,4 @@
-"""Truncated Poisson batches: a uniformly random part of the drawn rows, the same on the device and on the host."""
+"""A truncated Poisson batch is a uniformly random part of the drawn rows, the same on the device and on the host."""
 
 import pickle
 
@@ -12,36 +12,42 @@ from gdpjax.sampling import _ranks
 from tests.sampling.frequencies import check_frequencies, included
 
 KEY = jax.random.key(3)
-N, P, CAPACITY = 24, 0.25, 5
+NUM_EXAMPLES = 24
+SAMPLING_PROB = 0.25
+CAPACITY = 5
 
 
 def draw(rounds, num_valid=None, capacity=CAPACITY):
-    """A batch for each of many keys."""
+    """Draw a batch with each of many keys."""
 
     @jax.jit
     @jax.vmap
     def draw_one(key):
-        return sampling.truncated_poisson_sample(key, N, P, capacity, num_valid=num_valid)
+        return sampling.truncated_poisson_sample(key, NUM_EXAMPLES, SAMPLING_PROB, capacity, num_valid=num_valid)
 
     return draw_one(jax.random.split(KEY, rounds))
 
 
 def kept_probabilities(num_valid):
-    """P(a row is kept) and P(two rows are): E min(K, B) / n, and the same for pairs."""
+    """Return the probabilities that a row is kept, E min(K, B) / n, and that two given rows are."""
     counts = np.arange(num_valid + 1)
-    weights = stats.binom.pmf(counts, num_valid, P)
-    kept = np.minimum(counts, CAPACITY)
-    pairs = kept * (kept - 1) / (num_valid * (num_valid - 1))
-    return weights @ kept / num_valid, weights @ pairs
+    weights = stats.binom.pmf(counts, num_valid, SAMPLING_PROB)
+    num_kept = np.minimum(counts, CAPACITY)
+    share_of_rows = num_kept / num_valid
+    share_of_pairs = num_kept * (num_kept - 1) / (num_valid * (num_valid - 1))
+    return weights @ share_of_rows, weights @ share_of_pairs
 
 
-@pytest.mark.parametrize("num_valid", [pytest.param(N, marks=pytest.mark.slow), 16])
+@pytest.mark.parametrize("num_valid", [pytest.param(NUM_EXAMPLES, marks=pytest.mark.slow), 16])
 def test_every_row_is_as_likely_to_stay(num_valid):
-    """Alone and in pairs, and the batch is as full as it can be."""
+    """Rows stay with equal probabilities, alone and in pairs, and the batch is as full as it can be."""
     drawn = draw(20_000, num_valid)
-    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), N)
+    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), NUM_EXAMPLES)
     assert not chosen[:, num_valid:].any()
-    check_frequencies(chosen[:, :num_valid], *kept_probabilities(num_valid))
+    marginal, pairwise = kept_probabilities(num_valid)
+    check_frequencies(chosen[:, :num_valid], marginal, pairwise)
+
+    # A batch that does not fit is cut to the capacity, which happens often here.
     count = np.asarray(drawn.count)
     np.testing.assert_array_equal(chosen.sum(axis=1), np.minimum(count, CAPACITY))
     assert (count > CAPACITY).mean() > 0.1
@@ -49,32 +55,38 @@ def test_every_row_is_as_likely_to_stay(num_valid):
 
 def test_keeping_the_first_rows_would_be_noticed():
     """The counting above tells a random part from the first rows."""
-    drawn = draw(20_000, capacity=N)
-    rows = np.asarray(drawn.indices)[:, :CAPACITY]  # ascending: the first that were drawn
-    padding = np.asarray(drawn.is_padding)[:, :CAPACITY]
+    drawn = draw(20_000, capacity=NUM_EXAMPLES)
+
+    # Indices ascend, so these are the first rows that were drawn.
+    first_rows = np.asarray(drawn.indices)[:, :CAPACITY]
+    is_padding = np.asarray(drawn.is_padding)[:, :CAPACITY]
+    chosen = included(first_rows, is_padding, NUM_EXAMPLES)
+    marginal, pairwise = kept_probabilities(NUM_EXAMPLES)
     with pytest.raises(AssertionError):
-        check_frequencies(included(rows, padding, N), *kept_probabilities(N))
+        check_frequencies(chosen, marginal, pairwise)
 
 
 def test_a_batch_that_fits_is_the_poisson_batch():
-    """And a part of it where it does not fit."""
+    """A truncated batch is the Poisson batch where that fits, and a part of it where it does not."""
 
     @jax.jit
     def draws(key):
-        """The Poisson batch, and truncated ones of as many slots and of three."""
-        whole = sampling.poisson_sample(key, N, P, N)
-        part = sampling.truncated_poisson_sample(key, N, P, N)
-        few = sampling.truncated_poisson_sample(key, N, P, 3)
-        return whole, part, few
+        """Return the Poisson batch, and truncated ones of as many slots and of three."""
+        poisson = sampling.poisson_sample(key, NUM_EXAMPLES, SAMPLING_PROB, NUM_EXAMPLES)
+        untruncated = sampling.truncated_poisson_sample(key, NUM_EXAMPLES, SAMPLING_PROB, NUM_EXAMPLES)
+        of_three = sampling.truncated_poisson_sample(key, NUM_EXAMPLES, SAMPLING_PROB, 3)
+        return poisson, untruncated, of_three
 
     for seed in range(5):
-        whole, part, few = draws(jax.random.key(seed))
-        for a, b in zip(whole, part, strict=True):
-            np.testing.assert_array_equal(a, b)
-        assert int(few.count) == int(whole.count) > 3
-        rows = np.asarray(whole.indices)[~np.asarray(whole.is_padding)]
-        assert set(np.asarray(few.indices)) < set(rows)
-        assert (np.diff(few.indices) > 0).all()
+        poisson, untruncated, of_three = draws(jax.random.key(seed))
+        for expected, field in zip(poisson, untruncated, strict=True):
+            np.testing.assert_array_equal(expected, field)
+        assert int(of_three.count) == int(poisson.count) > 3
+
+        is_real = ~np.asarray(poisson.is_padding)
+        drawn_rows = np.asarray(poisson.indices)[is_real]
+        assert set(np.asarray(of_three.indices)) < set(drawn_rows)
+        assert (np.diff(of_three.indices) > 0).all()
 
 
 lowest_rows = jax.jit(_ranks.lowest_rows)
@@ -82,43 +94,61 @@ lowest_rows = jax.jit(_ranks.lowest_rows)
 
 @pytest.mark.parametrize("few", [1, 2, 3])
 def test_ties_are_cut_at_the_boundary(few):
-    """The rows with the smallest words, in all words; those that tie in the last one in order."""
-    words = np.random.default_rng(few).integers(0, few, (4, N)).astype(np.uint32)
-    among = np.arange(N) % 3 > 0
-    order = sorted(np.flatnonzero(among), key=lambda row: (*words[:, row], row))
-    for num in (0, 1, 5, among.sum(), among.sum() + 1):
-        marked = np.flatnonzero(lowest_rows(words, among, np.int32(num)))
-        assert set(marked) == set(order[:num])
+    """The rows with the smallest words are taken, and those that tie in all words in their order."""
+    words = np.random.default_rng(few).integers(0, few, (4, NUM_EXAMPLES)).astype(np.uint32)
+    is_candidate = np.arange(NUM_EXAMPLES) % 3 > 0
+    in_order = sorted(np.flatnonzero(is_candidate), key=lambda row: (*words[:, row], row))
+    num_candidates = is_candidate.sum()
+    for num_rows in (0, 1, 5, num_candidates, num_candidates + 1):
+        is_lowest = lowest_rows(words, is_candidate, np.int32(num_rows))
+        assert set(np.flatnonzero(is_lowest)) == set(in_order[:num_rows])
 
 
 def test_the_host_draws_the_batches_of_the_device():
-    """In any order of the steps, and after pickling."""
-    batches = sampling.TruncatedPoissonBatches(KEY, N, P, num_steps=6, capacity=CAPACITY, num_valid=20)
-    device = jax.jit(
-        lambda t: sampling.truncated_poisson_sample(jax.random.fold_in(KEY, t), N, P, CAPACITY, num_valid=20)
+    """The batches on the host are those of the device, in any order of the steps, and after pickling."""
+    batches = sampling.TruncatedPoissonBatches(
+        KEY,
+        NUM_EXAMPLES,
+        SAMPLING_PROB,
+        num_steps=6,
+        capacity=CAPACITY,
+        num_valid=20,
     )
-    for t in (5, 0, 3):
-        for ours, theirs in zip(batches[t], device(t)[:2], strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-    again = pickle.loads(pickle.dumps(batches))
-    assert [batch.indices.tolist() for batch in again] == [batch.indices.tolist() for batch in batches]
-    assert (len(batches), batches.sampling_prob, batches[0].indices.shape) == (
-        6,
-        P,
-        (CAPACITY,),
-    )
+
+    @jax.jit
+    def draw_on_device(step):
+        key = jax.random.fold_in(KEY, step)
+        return sampling.truncated_poisson_sample(key, NUM_EXAMPLES, SAMPLING_PROB, CAPACITY, num_valid=20)
+
+    for step in (5, 0, 3):
+        indices, is_padding = batches[step]
+        drawn = draw_on_device(step)
+        np.testing.assert_array_equal(indices, drawn.indices)
+        np.testing.assert_array_equal(is_padding, drawn.is_padding)
+
+    unpickled = pickle.loads(pickle.dumps(batches))
+    indices_of_unpickled = [batch.indices.tolist() for batch in unpickled]
+    assert indices_of_unpickled == [batch.indices.tolist() for batch in batches]
+    assert len(batches) == 6
+    assert batches.sampling_prob == SAMPLING_PROB
+    assert batches[0].indices.shape == (CAPACITY,)
 
 
 def test_bad_arguments():
-    """Numbers are refused; traced ones give padding and a count that never fits."""
+    """Wrong numbers are refused; traced ones give padding and a count that never fits."""
+    too_many = NUM_EXAMPLES + 1
     with pytest.raises(ValueError, match="capacity"):
-        sampling.truncated_poisson_sample(KEY, N, P, 0)
+        sampling.truncated_poisson_sample(KEY, NUM_EXAMPLES, SAMPLING_PROB, 0)
     with pytest.raises(ValueError, match="num_valid"):
-        sampling.truncated_poisson_sample(KEY, N, P, 4, num_valid=N + 1)
+        sampling.truncated_poisson_sample(KEY, NUM_EXAMPLES, SAMPLING_PROB, 4, num_valid=too_many)
     with pytest.raises(ValueError, match="num_valid must be at most"):
-        sampling.TruncatedPoissonBatches(KEY, N, P, num_steps=2, capacity=4, num_valid=N + 1)
-    draw = jax.jit(lambda p, n: sampling.truncated_poisson_sample(KEY, N, p, 4, num_valid=n))
-    for prob, valid in [(np.nan, 3), (0.5, N + 1), (1.5, 3)]:
-        sample = draw(prob, valid)
+        sampling.TruncatedPoissonBatches(KEY, NUM_EXAMPLES, SAMPLING_PROB, num_steps=2, capacity=4, num_valid=too_many)
+
+    @jax.jit
+    def draw_traced(sampling_prob, num_valid):
+        return sampling.truncated_poisson_sample(KEY, NUM_EXAMPLES, sampling_prob, 4, num_valid=num_valid)
+
+    for sampling_prob, num_valid in [(np.nan, 3), (0.5, too_many), (1.5, 3)]:
+        sample = draw_traced(sampling_prob, num_valid)
         assert sample.is_padding.all()
         assert int(sample.count) == np.iinfo(np.int32).max

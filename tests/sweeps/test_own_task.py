@@ -1,4 +1,4 @@
-"""A user's own data, model and optimizer: in one program, with its own hyperparameters, judged as it says."""
+"""A user's own data, model and optimizer are one program, with their own hyperparameters and scores."""
 
 import dataclasses
 import io
@@ -95,6 +95,7 @@ def searched(search):
 
 
 def test_every_hyperparameter_is_an_argument_of_one_program(searched):
+    """Sixteen settings of five real hyperparameters share one program, and each of them changes the score."""
     assert len(searched.rows) == 16
     assert [row["error"] for row in searched.rows] == [None] * 16
     (program,) = read_programs(searched.folder)
@@ -112,7 +113,7 @@ def test_nothing_is_compiled_after_the_first_chunk(search):
 
 
 def test_a_trial_is_the_training_of_its_settings(searched, tmp_path):
-    """Alone, by the public training API, with the keys of the trial: the same score and the same ledger."""
+    """The public training API, with the settings and keys of a trial, gives its score and its ledger."""
     row = searched.rows[11]
     numbers = {name: row[name] for name in (*NUMBERS, "penalty", "momentum")}
     result = sweeps.train(TASK, spec_with(**numbers, seeds=[7]), tmp_path / "run")
@@ -123,7 +124,7 @@ def test_a_trial_is_the_training_of_its_settings(searched, tmp_path):
 
 
 def test_a_chunk_that_is_not_full_loses_no_trial(tmp_path, monkeypatch):
-    """What fills the width has keys of its own: with those of a trial the noise of the whole chunk is refused."""
+    """Lanes that fill the width have keys of their own: with those of a trial the chunk's noise is refused."""
     monkeypatch.setattr(_sweep, "num_slots", lambda: 2)
     sweep = sweeps.run_sweep(TASK, spec_with(learning_rate=[0.05, 0.1, 0.2]), tmp_path / "sweep")
     assert [row["error"] for row in sweep.rows] == [None] * 3
@@ -131,6 +132,7 @@ def test_a_chunk_that_is_not_full_loses_no_trial(tmp_path, monkeypatch):
 
 
 def test_the_best_is_the_smallest_where_the_spec_says_so(searched):
+    """With minimize the best trial has the smallest score, and the report says so."""
     assert searched.best()["rmse"] == min(row["rmse"] for row in searched.rows)
     text = searched.report.read_text()
     assert "The smallest rmse is the best" in text
@@ -139,6 +141,7 @@ def test_the_best_is_the_smallest_where_the_spec_says_so(searched):
 
 
 def test_a_whole_hyperparameter_has_a_program_for_each_value(tmp_path):
+    """A hyperparameter that is a whole number is a constant of its program, so one_program refuses several."""
     result = sweeps.run_sweep(TASK, spec_with(width=[1, 2], penalty=[0.0, 0.1]), tmp_path / "sweep")
     programs = read_programs(result.folder)
     assert [program["constants"] for program in programs] == [{"width": 1}, {"width": 2}]
@@ -148,7 +151,7 @@ def test_a_whole_hyperparameter_has_a_program_for_each_value(tmp_path):
 
 
 def test_the_epsilon_of_a_row_is_that_of_the_plan_that_ran(searched):
-    """Recomputed from nothing but the public numbers of the row."""
+    """The epsilon of a row follows from nothing but its public numbers."""
     from gdpjax import accounting
 
     for row in searched.rows[:2]:
@@ -191,7 +194,7 @@ def unusual(shared_programs, tmp_path_factory):
 
 
 def test_hold_out_scores_on_training_data_that_nothing_is_trained_on(unusual):
-    """A quarter of the data are scored on, and the plan is for the others."""
+    """A quarter of the data is scored on, and the plan is for the rest."""
     row = unusual.rows[0]
     (x, _), _ = own_task.load()
     held = load_examples(TASK, hold_out=0.25)
@@ -206,13 +209,13 @@ def test_hold_out_scores_on_training_data_that_nothing_is_trained_on(unusual):
 
 
 def test_a_factory_may_ask_for_the_number_of_steps(unusual):
-    """Its learning rate matters as that of any other."""
+    """An optimizer that takes the plan's number of steps has a learning rate that matters as any other."""
     free = [row["rmse"] for row in unusual.rows if row["penalty"] == 0.0]
     assert len(set(free)) == 2
 
 
 def test_counts_and_flags_are_scores_too(unusual):
-    """What is a number in Python stays one, in its shortest form."""
+    """A score that is a number in Python stays one, in its shortest form."""
     row = unusual.rows[0]
     assert (row["rows"], row["any"], row["short"]) == (16, 1.0, 0.836)
 
@@ -228,6 +231,8 @@ def test_a_score_that_is_not_a_number_is_a_failure_of_its_trial(unusual):
 
 
 def test_build_sees_no_values():
+    """The function that builds a model gets shapes of an example, and no data."""
+
     def build(example):
         assert all(isinstance(part, jax.ShapeDtypeStruct) for part in example)
         assert [part.shape for part in example] == [(3,), ()]
@@ -254,6 +259,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("message", MISTAKES)
 def test_wrong_specs_are_refused_before_anything_is_made(message, tmp_path):
+    """A spec with a mistake is refused in words, and no folder is made."""
     with pytest.raises(UserError, match=re.escape(message)):
         sweeps.run_sweep(TASK, SPEC | MISTAKES[message], tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
@@ -279,12 +285,14 @@ WRONG_MODELS = {
 
 @pytest.mark.parametrize("message", WRONG_MODELS)
 def test_wrong_models_are_refused_with_the_function(message, tmp_path):
+    """A model whose function is wrong is refused by the function's name, and no folder is made."""
     with pytest.raises(UserError, match=re.escape(message)):
         sweeps.run_sweep(with_model(**WRONG_MODELS[message]), SPEC, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
 
 
 def test_wrong_loaders_are_refused():
+    """Data that is no pair of equally long numeric arrays is refused."""
     x = np.zeros((4, 2), np.float32)
     for loaded, message in (
         ((x, x, x, x), "load must return a pair"),
@@ -297,6 +305,7 @@ def test_wrong_loaders_are_refused():
 
 
 def test_a_name_that_means_something_else_is_refused():
+    """A hyperparameter may not have the name of a field, nor be whole for one function and real for another."""
     with pytest.raises(UserError, match="build has a parameter epsilon"):
         Task(own_task.load, lambda example, epsilon=1.0: None, own_task.optimizer)  # type: ignore[return-value]
     with pytest.raises(UserError, match="momentum is a whole number for one of build and optimizer"):
@@ -304,6 +313,7 @@ def test_a_name_that_means_something_else_is_refused():
 
 
 def test_another_model_under_the_same_names_is_not_resumed(searched, tmp_path):
+    """A sweep is resumed with the model it was begun with, whatever the names are, and then repeats nothing."""
     folder = tmp_path / "sweep"
     spec = spec_with(penalty=[0.0, 0.1], width=1, seeds=[7])
     sweeps.run_sweep(TASK, spec, folder)
@@ -323,7 +333,7 @@ def test_another_model_under_the_same_names_is_not_resumed(searched, tmp_path):
 
 
 def test_other_defaults_of_the_task_are_not_resumed(tmp_path):
-    """What a spec leaves out decides what is trained, too."""
+    """Defaults of a task decide what is trained where a spec leaves them out, so that others are refused."""
     defaults = {**NUMBERS, "delta": 1e-5}
     task = dataclasses.replace(TASK, defaults=defaults)
     spec = {"minimize": True, "hyperparameters": {"penalty": 0.1}}
@@ -344,7 +354,7 @@ def test_other_defaults_of_the_task_are_not_resumed(tmp_path):
 
 
 def test_a_trial_with_other_settings_has_other_noise():
-    """Without a seed, too: the same noise on two settings would cancel in their difference."""
+    """Settings have keys of their own also without a seed: equal noise on two settings would cancel in a difference."""
     root = jax.random.key(0)
 
     def key_data_of(**changes):
@@ -380,7 +390,7 @@ sweeps.run_sweep(TASK, spec_with(penalty=[0.0, 0.1, 0.2, 0.3]), sys.argv[1], wid
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_the_same_sweep(tmp_path):
-    """Without a seed: the kept key makes the trials that were cut short the same runs with the same noise."""
+    """The kept key makes the trials that were cut short the same runs with the same noise, without a seed."""
     folder, spec = tmp_path / "killed", spec_with(penalty=[0.0, 0.1, 0.2, 0.3])
     script = KILLED.format(root=str(Path(__file__).parents[2]))
     command = ["-c", script, str(folder)]
@@ -399,6 +409,7 @@ def test_killed_and_resumed_is_the_same_sweep(tmp_path):
 
 
 def test_equinox_and_plain_pairs(tmp_path):
+    """A module of Equinox is trained, and the optimizer's own hyperparameters are swept."""
     equinox = pytest.importorskip("equinox")
 
     def build(example):
@@ -424,7 +435,7 @@ def test_equinox_and_plain_pairs(tmp_path):
 
 
 def test_unlabelled_data(tmp_path):
-    """One array; and the batch may be all of it."""
+    """Data may be one array, and a batch may be all of it."""
 
     def load():
         x = np.linspace(0, 1, 32, dtype=np.float32)
@@ -444,6 +455,7 @@ def test_unlabelled_data(tmp_path):
 
 
 def test_targets_are_met_with_the_noise_that_is_used():
+    """The float32 noise of a plan meets its target for epsilon, and is within 1 % of it."""
     numbers = {name: value for name, value in NUMBERS.items() if name != "noise_multiplier"}
     checked = _sweep.as_spec(TASK, SPEC | {"hyperparameters": numbers | {"epsilon": [1.0, 3.0]}})
     trials = plan_trials(checked, list_trials(checked), 64)
@@ -453,6 +465,7 @@ def test_targets_are_met_with_the_noise_that_is_used():
 
 
 def test_examples_are_taken_as_they_are():
+    """A loader may return examples that are split already."""
     given = Examples((np.zeros((4, 2), np.float32),), (np.zeros((1, 2), np.float32),))
     assert load_examples(dataclasses.replace(TASK, load=lambda: given)) is given
 
@@ -501,6 +514,7 @@ def with_table(table):
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
 def test_constants_of_inner_functions_are_part_of_a_program(kind):
+    """The digest of a program sees an array that an inner jitted function closes over."""
     table = np.ones(8, np.float32)
     other = table.copy()
     other[1] = 9

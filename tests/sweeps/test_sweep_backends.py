@@ -1,4 +1,4 @@
-"""Where chunks run: the logic of it with backends that are not there, and a Ray cluster that loses a node."""
+"""Chunks run on any backend: the logic is tested with one that does nothing, and with a cluster that loses a node."""
 
 import concurrent.futures
 import functools
@@ -26,18 +26,22 @@ TWO_SHAPES = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [
 
 
 class Fake:
-    """A backend that does nothing until it is told to, in any order."""
+    """A backend that trains nothing: a chunk has made-up scores, or the error that ``error_of`` gives it."""
 
-    def __init__(self, limits, outcome=lambda chunk: None):
-        self.limits, self.outcome, self.chunks = limits, outcome, []
+    def __init__(self, limits, error_of=lambda chunk: None):
+        self.limits = limits
+        self.error_of = error_of
+        self.chunks = []
 
     def submit(self, chunk):
         self.chunks.append(chunk)
         future = concurrent.futures.Future()
-        if error := self.outcome(chunk):
+        error = self.error_of(chunk)
+        if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(Result([Outcome(trial, {"test_accuracy": 0.5}) for trial in chunk.trials], None))
+            outcomes = [Outcome(trial, {"test_accuracy": 0.5}) for trial in chunk.trials]
+            future.set_result(Result(outcomes, None))
         return future
 
 
@@ -61,10 +65,16 @@ def plans(text):
 
 
 def rows_of(folder):
-    """The rows of sweeps of these tests."""
-    described = folder / _folder.SWEEP
-    layout = None if described.is_file() else sweep_of(folder, plans(TWO_SHAPES)).layout
+    """Return the rows of sweeps of these tests."""
+    layout = None
+    if not (folder / _folder.SWEEP).is_file():
+        layout = sweep_of(folder, plans(TWO_SHAPES)).layout
     return sweeps.rows_of(folder, layout)
+
+
+def numbers_of_trials(backend):
+    """Return the numbers of the trials of each chunk that a backend was given."""
+    return [[trial.number for trial in chunk.trials] for chunk in backend.chunks]
 
 
 def run(folder, backend, done=()):
@@ -76,18 +86,21 @@ def run(folder, backend, done=()):
 
 
 def test_chunks_have_one_shape_and_every_trial_is_in_one(tmp_path):
+    """The trials of a chunk have one number of steps, and all trials are on record."""
     backend = Fake(Limits(2, 10**9))
-    assert len(run(tmp_path, backend).rows) == 6
-    numbers = [[trial.number for trial in chunk.trials] for chunk in backend.chunks]
-    assert numbers == [[0, 2], [4], [1, 3], [5]]
-    assert all(len({trial.plan.max_steps for trial in chunk.trials}) == 1 for chunk in backend.chunks)
+    observer = run(tmp_path, backend)
+    assert len(observer.rows) == 6
+    assert numbers_of_trials(backend) == [[0, 2], [4], [1, 3], [5]]
+    for chunk in backend.chunks:
+        assert len({trial.plan.max_steps for trial in chunk.trials}) == 1
     assert [row["trial"] for row in rows_of(tmp_path)] == list(range(6))
 
 
 def test_what_is_done_is_not_submitted(tmp_path):
+    """Trials that are on record are in no chunk."""
     backend = Fake(Limits(8, 10**9))
     run(tmp_path, backend, done=[0, 1, 5])
-    assert [[trial.number for trial in chunk.trials] for chunk in backend.chunks] == [[2, 4], [3]]
+    assert numbers_of_trials(backend) == [[2, 4], [3]]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +108,7 @@ def test_what_is_done_is_not_submitted(tmp_path):
     [(32, 32, 1, [32]), (32, 16, 2, [16, 16]), (40, 16, 2, [10] * 4), (3, 32, 8, [1, 1, 1]), (33, 32, 1, [17, 16])],
 )
 def test_chunks_fill_the_places(count, width, slots, expected):
+    """Trials are spread evenly over the places, in chunks as wide as the limit allows."""
     (trial,) = plans(SMALL)
     keys = {0: tuple(jax.random.split(jax.random.key(0)))}
     chunks = list(chunks_of((8, 8.0), [trial] * count, keys, Limits(width, 10**9, slots)))
@@ -103,103 +117,152 @@ def test_chunks_fill_the_places(count, width, slots, expected):
 
 
 def test_a_chunk_takes_its_keys_along(tmp_path):
-    """Whoever runs it, and how often: the keys are those of the trial, and no two trials share one."""
-    first, second = Fake(Limits(2, 10**9)), Fake(Limits(1, 10**9))
-    run(tmp_path / "0", first)
-    run(tmp_path / "1", second)
-    by_trial = [
-        {
-            t.number: data.tobytes()
-            for chunk in backend.chunks
-            for t, data in zip(chunk.trials, chunk.key_data, strict=True)
-        }
-        for backend in (first, second)
-    ]
-    assert by_trial[0] == by_trial[1]
-    assert len(set(by_trial[0].values())) == 6
+    """The keys are those of the trial in chunks of any width, and no two trials share one."""
+    keys_in_chunks_of_two = keys_by_trial(tmp_path / "0", width=2)
+    keys_in_chunks_of_one = keys_by_trial(tmp_path / "1", width=1)
+    assert keys_in_chunks_of_two == keys_in_chunks_of_one
+    assert len(set(keys_in_chunks_of_two.values())) == 6
+
+
+def keys_by_trial(folder, width):
+    """Run a sweep in chunks of some width, and return the words of each trial's keys."""
+    backend = Fake(Limits(width, 10**9))
+    run(folder, backend)
+    keys = {}
+    for chunk in backend.chunks:
+        for trial, key_data in zip(chunk.trials, chunk.key_data, strict=True):
+            keys[trial.number] = key_data.tobytes()
+    return keys
 
 
 def test_a_chunk_that_kills_its_workers_is_the_failure_of_its_trials(tmp_path):
-    lost = lambda chunk: ChunkLost("4 workers died of it") if chunk.trials[0].number == 1 else None  # noqa: E731
-    run(tmp_path, Fake(Limits(8, 10**9), lost))
+    """Every trial of a lost chunk has its error, and the others have their scores."""
+
+    def lose_second_shape(chunk):
+        if chunk.trials[0].number == 1:
+            return ChunkLost("4 workers died of it")
+        return None
+
+    run(tmp_path, Fake(Limits(8, 10**9), lose_second_shape))
     errors = [row["error"] for row in rows_of(tmp_path)]
     assert errors == [None, "ChunkLost: 4 workers died of it"] * 3
 
 
 def test_an_error_of_the_cluster_is_nobodys_result(tmp_path):
-    """The sweep stops, what was done is on record, and the rest is for --resume."""
-    gone = lambda chunk: RuntimeError("no such cluster") if chunk.trials[0].number == 4 else None  # noqa: E731
+    """The sweep stops, finished trials are on record, and the rest is for --resume."""
+
+    def fail_at_fourth(chunk):
+        if chunk.trials[0].number == 4:
+            return RuntimeError("no such cluster")
+        return None
+
     with pytest.raises(RuntimeError, match="no such cluster"):
-        run(tmp_path, Fake(Limits(2, 10**9), gone))
-    assert not {4} & {row["trial"] for row in rows_of(tmp_path)}
-    run(tmp_path, Fake(Limits(2, 10**9)), done={row["trial"] for row in rows_of(tmp_path)})
+        run(tmp_path, Fake(Limits(2, 10**9), fail_at_fourth))
+    on_record = {row["trial"] for row in rows_of(tmp_path)}
+    assert 4 not in on_record
+
+    run(tmp_path, Fake(Limits(2, 10**9)), done=on_record)
     assert [row["trial"] for row in rows_of(tmp_path)] == list(range(6))
 
 
 def test_large_programs_run_one_at_a_time(monkeypatch, small_digits):
     """A program above its share of the memory has all of it, alone."""
     (trial,) = plans(SMALL)
-    (chunk,) = chunks_of((8, 8.0), [trial], {0: tuple(jax.random.split(jax.random.key(0)))}, Limits(1, 100))
+    keys = {0: tuple(jax.random.split(jax.random.key(0)))}
+    (chunk,) = chunks_of((8, 8.0), [trial], keys, Limits(1, 100))
     worker = Worker(spec_of(SMALL).task, examples_of(small_digits), 100, slots=2)
-    held = []
-    for size, alone in ((50, False), (51, True)):
-        program = SimpleNamespace(width=1, memory_bytes=size)
-        monkeypatch.setattr(worker, "compiled", lambda chunk, p=program: (SimpleNamespace(program=p), None))
-        monkeypatch.setattr(
-            worker, "outcomes", lambda *_: held.append(worker._alone.locked()) or [Outcome(trial, error="x")]
-        )
+    was_alone = []
+
+    def outcomes(*_):
+        was_alone.append(worker._alone.locked())
+        return [Outcome(trial, error="x")]
+
+    monkeypatch.setattr(worker, "outcomes", outcomes)
+
+    # Each of the two slots has a share of 50 bytes.
+    for memory_bytes, is_alone in ((50, False), (51, True)):
+        program = SimpleNamespace(width=1, memory_bytes=memory_bytes)
+        compiled = SimpleNamespace(program=program)
+        monkeypatch.setattr(worker, "compiled", lambda chunk, compiled=compiled: (compiled, None))
         worker.run(chunk)
-        assert held.pop() is alone
+        assert was_alone.pop() is is_alone
 
 
 def test_ray_that_is_not_installed_is_named_before_anything_runs(tmp_path, monkeypatch, capsys):
+    """Without Ray the command says what to install, and makes no folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
     Path("sweep.toml").write_text(SMALL)
     assert cli.main(["sweep", "sweep.toml", "--backend", "ray"]) == 2
-    assert "--backend ray needs Ray" in (said := capsys.readouterr().err)
-    assert "pip install 'gdpjax[distributed]'" in said
+    complaint = capsys.readouterr().err
+    assert "--backend ray needs Ray" in complaint
+    assert "pip install 'gdpjax[distributed]'" in complaint
+
+    # Options of Ray belong to its backend.
     assert cli.main(["sweep", "sweep.toml", "--ray-address", "127.0.0.1:6379"]) == 2
     assert "--ray-address is for --backend ray" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
 def test_an_address_without_a_cluster_is_one_line(small_digits, monkeypatch):
-    monkeypatch.setattr(_ray, "import_ray", lambda: None)  # nothing of Ray is needed to find that out
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"  # nobody listens there
+    """An address where nobody listens is refused without Ray, and the message says how to start a cluster."""
+    monkeypatch.setattr(_ray, "import_ray", lambda: None)
+    task = spec_of(SMALL).task
+    examples = examples_of(small_digits)
+    with socket.socket() as bound:
+        # The port is taken, so no other process listens there, and neither does this one.
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        address = f"127.0.0.1:{port}"
         with pytest.raises(UserError, match=f"no Ray cluster at {address}.*ray start --head"):
-            _ray.RayBackend(spec_of(SMALL).task, examples_of(small_digits), 1, 10**9, address)
+            _ray.RayBackend(task, examples, 1, 10**9, address)
 
 
 def test_a_node_with_other_versions_is_refused(small_digits):
+    """A chunk does not run on a node that has another JAX than the driver."""
+    versions = _ray.versions() | {"jax": "0.1"}
     with pytest.raises(UserError, match="install the same versions"):
-        _ray._run_chunk(None, None, None, 10**9, _ray.versions() | {"jax": "0.1"})
+        _ray._run_chunk(None, None, None, 10**9, versions)
 
 
 def test_local_places(monkeypatch):
+    """The width is divided among the processor's slots, and no slot is without a trial."""
     monkeypatch.setattr(_sweep, "num_slots", lambda: 4)
     backend = _sweep.backend_of("local", 32, 4.0, None)(None, None, None)
     assert backend.limits == Limits(8, 4 * 10**9, 4)
     backend.close()
+
     backend = _sweep.backend_of("local", 2, 4.0, None)(None, None, None)
-    assert (backend.limits.width, backend.limits.slots) == (1, 2)
+    assert backend.limits.width == 1
+    assert backend.limits.slots == 2
     backend.close()
 
 
 def ray_process(*arguments):
-    """Ray's own warnings are its business: it runs in processes of its own."""
+    """Start a process of its own that uses Ray, whose warnings would be errors in this one."""
     pytest.importorskip("ray", reason="needs the extra distributed")
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-    command = [sys.executable, on_ray.__file__, *map(str, arguments)]
-    piped = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, env={**os.environ, **quiet}, text=True, **piped)
+    environment = dict(os.environ)
+    environment["RAY_USAGE_STATS_ENABLED"] = "0"
+    environment["RAY_DEDUP_LOGS"] = "0"
+    command = [sys.executable, on_ray.__file__, *(str(argument) for argument in arguments)]
+    return subprocess.Popen(
+        command,
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def timeless(rows):
+    """Return rows without what a clock said."""
+    return [row | {"seconds": 0} for row in rows]
 
 
 @pytest.mark.slow
 def test_a_cluster_that_loses_a_node_gives_the_same_rows(tmp_path, small_digits):
-    """Two real nodes, one of which is removed while its chunk runs: as on this machine alone, row for row."""
+    """Two nodes, one of which is removed while its chunk runs, give the rows of this machine alone."""
     run_small(SEVERAL, small_digits, tmp_path / "local")
     with ray_process("two-nodes", tmp_path / "ray") as process:
         said, complaints = process.communicate(timeout=540)
@@ -208,14 +271,14 @@ def test_a_cluster_that_loses_a_node_gives_the_same_rows(tmp_path, small_digits)
     assert story["nodes"] == 2
     assert story["removed_after"] < 7, "both nodes had a chunk when one was removed"
     assert story["left"] == 1
-    ours, theirs = rows_of(tmp_path / "local"), rows_of(tmp_path / "ray")
-    assert [row | {"seconds": 0} for row in theirs] == [row | {"seconds": 0} for row in ours]
-    parts = [row["trial"] for rows in story["chunks"] for row in rows]
-    assert sorted(parts) == list(range(8)), "each trial on record once"
+    assert timeless(rows_of(tmp_path / "ray")) == timeless(rows_of(tmp_path / "local"))
+    numbers = [row["trial"] for rows in story["chunks"] for row in rows]
+    assert sorted(numbers) == list(range(8)), "each trial on record once"
 
 
 @pytest.mark.slow
 def test_killed_on_a_cluster_and_resumed_loses_and_repeats_nothing(tmp_path, small_digits):
+    """A sweep whose driver is killed goes on with the trials that are not on record, and has the same rows."""
     run_small(SEVERAL, small_digits, tmp_path / "local")
     folder = tmp_path / "ray"
     with ray_process("cluster") as cluster:
@@ -224,12 +287,12 @@ def test_killed_on_a_cluster_and_resumed_loses_and_repeats_nothing(tmp_path, sma
             assert killed.stdout.readline() == "chunk 2\n"
             killed.kill()
             killed.communicate()
-        kept = [row["trial"] for row in rows_of(folder)]
-        assert 2 <= len(kept) < 8, "killed in the middle"
+        num_kept = len(rows_of(folder))
+        assert 2 <= num_kept < 8, "killed in the middle"
+        num_chunks_left = (8 - num_kept) // 2
         with ray_process("resume", folder, address) as resumed:
             said, complaints = resumed.communicate(timeout=540)
         assert resumed.returncode == 0, complaints[-4000:]
-        assert said == "chunk 2\n" * ((8 - len(kept)) // 2), "what was on record is not done again"
+        assert said == "chunk 2\n" * num_chunks_left, "what was on record is not done again"
         cluster.communicate(timeout=60)
-    ours, theirs = rows_of(tmp_path / "local"), rows_of(folder)
-    assert [row | {"seconds": 0} for row in theirs] == [row | {"seconds": 0} for row in ours]
+    assert timeless(rows_of(folder)) == timeless(rows_of(tmp_path / "local"))

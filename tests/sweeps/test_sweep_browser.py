@@ -69,7 +69,7 @@ def test_a_click_sorts(page):
 
 
 def test_a_complaint_would_be_seen(page):
-    """What makes the first test mean something."""
+    """A page with an error is noticed, without which the first test would mean nothing."""
     assert len(browser.open_page(CHROMIUM, page, "console.error('no');").console) == 1
     assert "Uncaught" in browser.open_page(CHROMIUM, page, "undefined.undefined;").console[0]
 

@@ -1,4 +1,4 @@
-"""What a sweep says: averages, fronts, the price of choosing, and a page that needs nothing else."""
+"""The report of a sweep has averages, fronts and the price of choosing, on a page that needs nothing else."""
 
 import html.parser
 import io
@@ -16,27 +16,42 @@ from gdpjax.sweeps._results import PARTS, RESULTS, read_rows, write_part
 from gdpjax.sweeps._trials import list_trials
 from tests.sweeps.sweeps import SMALL, examples_of, spec_of
 
-GRID = SMALL + (
-    "learning_rate = { min = 0.01, max = 1, count = 25, log = true }\nl2_clip_norm = [0.5, 1, 2, 4]\n"
-    "noise_multiplier = [1.0, 2.0, 4.0, 8.0, 16.0]\nseeds = 2\n"
-)
+GRID = f"""{SMALL}
+learning_rate = {{ min = 0.01, max = 1, count = 25, log = true }}
+l2_clip_norm = [0.5, 1, 2, 4]
+noise_multiplier = [1.0, 2.0, 4.0, 8.0, 16.0]
+seeds = 2
+"""
 
 
 def made_up(trial, layout):
-    """A row with figures that look like those of a sweep."""
-    noise = trial.settings["noise_multiplier"]
-    draw = np.random.default_rng(trial.number)
-    values = {"trial": trial.number, "replicate": trial.replicate, "delta": 1e-5, "seconds": 0.1} | trial.settings
-    values |= {"num_steps": 8, "sampling_prob": 0.125, "overflow": 1e-14, "mu_clt": 1 / noise}
-    values |= {name: 3 / noise for name in layout.columns if name.startswith("epsilon_")}
-    values["test_accuracy"] = 0.9 - 0.2 * abs(np.log10(trial.settings["learning_rate"] / 0.1)) + 0.02 * draw.normal()
+    """Return a row with figures that look like those of a sweep; every hundredth trial has failed."""
+    noise_multiplier = trial.settings["noise_multiplier"]
+    row = dict.fromkeys(layout.columns) | trial.settings
+    row["trial"] = trial.number
+    row["replicate"] = trial.replicate
+    row["num_steps"] = 8
+    row["sampling_prob"] = 0.125
+    row["overflow"] = 1e-14
+    row["delta"] = 1e-5
+    row["mu_clt"] = 1 / noise_multiplier
+    row["seconds"] = 0.1
+    for name in layout.columns:
+        if name.startswith("epsilon_"):
+            row[name] = 3 / noise_multiplier
+
+    # Accuracy is best at the learning rate 0.1.
+    distance = abs(np.log10(trial.settings["learning_rate"] / 0.1))
+    noise = np.random.default_rng(trial.number).normal()
+    row["test_accuracy"] = 0.9 - 0.2 * distance + 0.02 * noise
     if trial.number % 100 == 99:
-        values |= {"test_accuracy": None, "error": 'RuntimeError: <script>alert("no")</script>'}
-    return dict.fromkeys(layout.columns) | values
+        row["test_accuracy"] = None
+        row["error"] = 'RuntimeError: <script>alert("no")</script>'
+    return row
 
 
 def begin(folder, text, dataset, num_trials=None):
-    """The folder of a sweep, its trials and its columns."""
+    """Begin a sweep in a folder, and return its trials and its columns."""
     spec = spec_of(text)
     trials = list_trials(spec)[:num_trials]
     layout = layout_of(spec, trials, ("test_accuracy",))
@@ -46,7 +61,7 @@ def begin(folder, text, dataset, num_trials=None):
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory, small_digits):
-    """The folder of 1,000 made-up trials in parts of 16, with one part twice."""
+    """Return the folder of 1,000 made-up trials in parts of 16, with one part twice."""
     folder = tmp_path_factory.mktemp("large")
     trials, layout = begin(folder, GRID, small_digits)
     _folder.record_program(folder, {"num_steps": 8, "batch_size": 8, "width": 16, "num_compiled": 1})
@@ -58,18 +73,24 @@ def large(tmp_path_factory, small_digits):
 
 
 class Outside(html.parser.HTMLParser):
-    """Collects whatever a page takes from elsewhere, its rows, and its nesting."""
+    """A parser that collects all links of a page, its rows and its images, and checks its nesting."""
 
     VOID = ("meta", "link", "img")
+    LINKS = ("src", "href", "srcset", "action")
 
     def __init__(self):
         super().__init__()
-        self.links, self.rows, self.open, self.images = [], 0, [], 0
+        self.links = []
+        self.num_rows = 0
+        self.num_images = 0
+        self.open = []
 
     def handle_starttag(self, tag, attrs):
-        self.rows += tag == "tr"
-        self.images += tag == "img"
-        self.links += [value for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        self.num_rows += tag == "tr"
+        self.num_images += tag == "img"
+        for name, value in attrs:
+            if name in self.LINKS:
+                self.links.append(value)
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -78,23 +99,31 @@ class Outside(html.parser.HTMLParser):
 
 
 def test_a_thousand_trials(large):
+    """A finished sweep has each trial once, in one small file, and a page that takes nothing from elsewhere."""
     result = _sweep.finished_sweep(large)
-    rows, page = result.rows, result.report
+    rows = result.rows
+    page = result.report
     assert [row["trial"] for row in rows] == list(range(1000)), "each once, in order"
+
+    # The parts are not needed any more.
     for path in (large / PARTS).iterdir():
         path.unlink()
     assert read_rows(large, result.layout) == rows, "the one file holds them all"
     assert not list(large.glob("*.partial"))
     assert (large / RESULTS).stat().st_size < 200_000
+
     text = page.read_text()
     parser = Outside()
     parser.feed(text)
     parser.close()
     assert parser.open == []
-    assert all(link.startswith("data:") for link in parser.links)
+    for link in parser.links:
+        assert link.startswith("data:")
     assert "http" not in text
-    assert parser.images == 2
-    assert parser.rows > 1010
+    assert parser.num_images == 2
+    assert parser.num_rows > 1010
+
+    # Errors are escaped, and what choosing costs is said.
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
     assert "Choosing among trials on the same private data costs privacy" in text
@@ -105,6 +134,7 @@ def test_a_thousand_trials(large):
 
 
 def test_the_command(large, capsys):
+    """The command prints how many trials are over, and that choosing among them costs privacy."""
     assert cli.main(["sweep-report", str(large)]) == 0
     said = capsys.readouterr().out
     assert "1000 of 1000 trials are over, 10 failed; 1 compilation for 1 shape" in said
@@ -120,63 +150,103 @@ LAYOUT = Layout(
 
 
 def rows_of(*figures):
-    """Rows of (learning rate, epsilon, accuracy)."""
-    start = dict.fromkeys(LAYOUT.columns) | {"delta": 1e-5, "sampling_prob": 0.1, "num_steps": 100}
-    return [
-        start
-        | {"trial": i, "learning_rate": rate, "epsilon_upper": at, "test_accuracy": good, "overflow": 0.0}
-        | {"noise_multiplier": 2.0 / at}
-        for i, (rate, at, good) in enumerate(figures)
-    ]
+    """Return rows of (learning rate, epsilon, accuracy)."""
+    rows = []
+    for number, (learning_rate, epsilon, accuracy) in enumerate(figures):
+        row = dict.fromkeys(LAYOUT.columns)
+        row["trial"] = number
+        row["learning_rate"] = learning_rate
+        row["noise_multiplier"] = 2.0 / epsilon
+        row["sampling_prob"] = 0.1
+        row["num_steps"] = 100
+        row["delta"] = 1e-5
+        row["overflow"] = 0.0
+        row["epsilon_upper"] = epsilon
+        row["test_accuracy"] = accuracy
+        rows.append(row)
+    return rows
+
+
+def learning_rates(configurations):
+    return [each.settings["learning_rate"] for each in configurations]
+
+
+def targets_of(rows):
+    """Return the targets for which the report names the best configuration."""
+    configurations = _summary.configurations(rows, LAYOUT)
+    return [target for target, _ in _summary.best_by_target(configurations, LAYOUT)]
 
 
 def test_seeds_are_averaged_and_the_front_is_of_means():
+    """The trials of one configuration are averaged, and the front and the best are those of the means."""
     rows = rows_of(
-        (0.1, 1.0, 0.7), (0.1, 1.0, 0.9), (0.2, 1.0, 0.75), (0.1, 2.0, 0.78), (0.2, 2.0, 0.95), (0.3, 3.0, 0.9)
+        (0.1, 1.0, 0.7),
+        (0.1, 1.0, 0.9),
+        (0.2, 1.0, 0.75),
+        (0.1, 2.0, 0.78),
+        (0.2, 2.0, 0.95),
+        (0.3, 3.0, 0.9),
     )
-    rows += [rows_of((0.4, 0.5, None))[0] | {"error": "diverged"}]
-    found = _summary.configurations(rows, LAYOUT)
-    assert (found[0].epsilon_upper, round(found[0].mean, 3), found[0].trials) == (1.0, 0.8, [0, 1])
-    assert found[0].stdev == pytest.approx(np.std([0.7, 0.9], ddof=1))
-    assert found[1].stdev is None
-    assert [(c.settings["learning_rate"], c.epsilon_upper) for c in _summary.pareto_front(found, LAYOUT)] == [
-        (0.1, 1.0),
-        (0.2, 2.0),
-    ]
-    best = [(target, one.settings["learning_rate"], one.mean) for target, one in _summary.best_by_target(found, LAYOUT)]
+    (failed,) = rows_of((0.4, 0.5, None))
+    failed["error"] = "diverged"
+    configurations = _summary.configurations([*rows, failed], LAYOUT)
+
+    averaged = configurations[0]
+    assert averaged.epsilon_upper == 1.0
+    assert round(averaged.mean, 3) == 0.8
+    assert averaged.trials == [0, 1]
+    assert averaged.stdev == pytest.approx(np.std([0.7, 0.9], ddof=1))
+    of_one_trial = configurations[1]
+    assert of_one_trial.stdev is None
+
+    front = _summary.pareto_front(configurations, LAYOUT)
+    assert learning_rates(front) == [0.1, 0.2]
+    assert [each.epsilon_upper for each in front] == [1.0, 2.0]
+    best = []
+    for target, configuration in _summary.best_by_target(configurations, LAYOUT):
+        best.append((target, configuration.settings["learning_rate"], configuration.mean))
     assert best == [(1.0, 0.1, pytest.approx(0.8)), (2.0, 0.2, 0.95), (3.0, 0.2, 0.95)]
 
 
 def test_targets_are_those_of_the_sweep_or_round_numbers():
+    """The best is named for each target of the sweep; without targets, for round numbers and the largest epsilon."""
     rows = rows_of((0.1, 0.99, 0.7), (0.1, 1.98, 0.8))
-    given = [row | {"epsilon": target} for row, target in zip(rows, (1.0, 2.0), strict=True)]
-    assert [t for t, _ in _summary.best_by_target(_summary.configurations(given, LAYOUT), LAYOUT)] == [1.0, 2.0]
-    many = rows_of(*((0.1, 0.3 + i / 10, i / 100) for i in range(40)))
-    targets = [t for t, _ in _summary.best_by_target(_summary.configurations(many, LAYOUT), LAYOUT)]
-    assert targets == [0.5, 1.0, 2.0, 3.0, 4.0, pytest.approx(4.2)]
+    for row, target in zip(rows, (1.0, 2.0), strict=True):
+        row["epsilon"] = target
+    assert targets_of(rows) == [1.0, 2.0]
+
+    without_targets = rows_of(*((0.1, 0.3 + number / 10, number / 100) for number in range(40)))
+    assert targets_of(without_targets) == [0.5, 1.0, 2.0, 3.0, 4.0, pytest.approx(4.2)]
 
 
 def test_price_is_that_of_the_accountants():
     """Ten equal trials cost what ten times the steps cost; the best of a random number is tuning_epsilon."""
-    rows = rows_of(*((0.1 * i, 1.0, 0.5) for i in range(1, 11)))
-    found = _summary.price(rows)
-    one, ten = np.asarray(accounting.moments_accountant_epsilon(2.0, 0.1, np.array([100, 1000]), 1e-5)).tolist()
-    assert found.all_trials == pytest.approx(ten, rel=0.02)
+    rows = rows_of(*((0.1 * number, 1.0, 0.5) for number in range(1, 11)))
+    price = _summary.price(rows)
+    num_steps = np.array([100, 1000])
+    epsilons = accounting.moments_accountant_epsilon(2.0, 0.1, num_steps, 1e-5)
+    of_one_trial, of_ten_trials = np.asarray(epsilons).tolist()
+    assert price.all_trials == pytest.approx(of_ten_trials, rel=0.02)
+
     gamma = accounting.gamma_for_mean_num_runs(10.0, eta=0.0)
     tuned = float(accounting.tuning_epsilon(2.0, 0.1, 100, 1e-5, eta=0.0, gamma=gamma))
-    assert found.best_of_random_number == pytest.approx(tuned, rel=0.02)
-    assert one < found.best_of_random_number < found.all_trials
+    assert price.best_of_random_number == pytest.approx(tuned, rel=0.02)
+    assert of_one_trial < price.best_of_random_number < price.all_trials
     assert _summary.price(rows[:1]) is None
 
 
 def test_the_smallest_score_may_be_the_best():
+    """Front and best are those of the smallest scores where the layout says so."""
     layout = Layout(LAYOUT.hyperparameters, LAYOUT.scores, LAYOUT.score, minimize=True)
-    found = _summary.configurations(rows_of((0.1, 1.0, 0.7), (0.2, 1.0, 0.6), (0.3, 2.0, 0.65)), layout)
-    assert [one.settings["learning_rate"] for one in _summary.pareto_front(found, layout)] == [0.2]
-    assert [one.settings["learning_rate"] for _, one in _summary.best_by_target(found, layout)] == [0.2, 0.2]
+    rows = rows_of((0.1, 1.0, 0.7), (0.2, 1.0, 0.6), (0.3, 2.0, 0.65))
+    configurations = _summary.configurations(rows, layout)
+    assert learning_rates(_summary.pareto_front(configurations, layout)) == [0.2]
+    best = [configuration for _, configuration in _summary.best_by_target(configurations, layout)]
+    assert learning_rates(best) == [0.2, 0.2]
 
 
 def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):
+    """A sweep whose only trial failed has a page with the error, and a summary."""
     _, layout = begin(tmp_path, SMALL, small_digits)
     failed = dict.fromkeys(layout.columns) | {"trial": 0, "delta": 1e-5, "error": "refused: too little noise"}
     write_part(tmp_path, [failed], layout)
@@ -187,17 +257,19 @@ def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):
 
 
 def test_what_the_folder_says_is_escaped_everywhere(tmp_path, small_digits):
-    """The folder may come from somebody else."""
+    """Text of a folder, which may come from somebody else, is no HTML on the page."""
     trials, layout = begin(tmp_path, GRID, small_digits, 2)
     path = tmp_path / _folder.SWEEP
     evil = "<script>alert(1)</script>"
     path.write_text(path.read_text().replace('"digits"', f'"{evil}"'))
-    page = _report.write_report(tmp_path, [made_up(trial, layout) for trial in trials]).read_text()
+    rows = [made_up(trial, layout) for trial in trials]
+    page = _report.write_report(tmp_path, rows).read_text()
     assert evil not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3, "title, heading and summary"
 
 
 def test_cells_are_rounded_to_the_safe_side():
+    """Upper bounds are rounded up, lower ones down, and settings not at all."""
     value = 2.0000049
     assert _report.text_of(value, "epsilon_upper", LAYOUT) == "2.0001"
     assert _report.text_of(value, "epsilon_lower", LAYOUT) == "2"
@@ -207,6 +279,7 @@ def test_cells_are_rounded_to_the_safe_side():
 
 
 def test_the_page_has_the_results_as_csv_and_words_for_people(large):
+    """The page holds the columns by their names for a file, and by words in its table."""
     text = (large / "report" / "index.html").read_text()
     assert "trial,learning_rate,l2_clip_norm,noise_multiplier" in text, "for the button, with the names of the columns"
     assert "<th>test accuracy (%)</th>" in text

@@ -1,4 +1,4 @@
-"""Sweeps that run: one program for each shape, each trial as if alone, and nothing lost."""
+"""A sweep has one program for each shape, runs each trial as if alone, and loses nothing."""
 
 import dataclasses
 import fcntl
@@ -139,7 +139,7 @@ def test_every_trial_has_its_own_noise(several, small_digits):
 
 
 def test_threads_change_nothing(several, tmp_path, small_digits):
-    """Two chunks at a time: the same rows, each once."""
+    """Two chunks at a time give the same rows, each once."""
     run_small(SEVERAL, small_digits, tmp_path / "0", backend_for=local(2, slots=2))
     assert timeless(rows_of(tmp_path / "0")) == timeless(rows_of(several))
     (program,) = _folder.read_programs(tmp_path / "0")
@@ -147,12 +147,14 @@ def test_threads_change_nothing(several, tmp_path, small_digits):
 
 
 def test_a_configuration_twice_ends_in_two_places(tmp_path, small_digits):
+    """Replicates of one configuration have different noise, and different scores."""
     run_small(SMALL + "noise_multiplier = 4.0\nseeds = 4\n", small_digits, tmp_path / "0")
     accuracies = [row["test_accuracy"] for row in rows_of(tmp_path / "0")]
     assert len(set(accuracies)) > 1
 
 
 def test_failing_trials_are_on_record_and_the_others_go_on(tmp_path, small_digits):
+    """A trial that is refused or diverges has its error on record, and the others their scores."""
     text = SMALL + "learning_rate = [0.5, 3e38]\nnoise_multiplier = [2.0, 0.05]\n"
     run_small(text, small_digits, tmp_path / "0", backend_for=local(4))
     good, refused, diverged, refused_too = rows_of(tmp_path / "0")
@@ -167,6 +169,8 @@ def test_failing_trials_are_on_record_and_the_others_go_on(tmp_path, small_digit
 
 
 def test_a_batch_that_does_not_fit_is_a_failure(tmp_path, small_digits, monkeypatch):
+    """A trial with an overflowing batch has failed, and is charged for all planned steps."""
+
     def overflow(self, *arguments):
         state = run(self, *arguments)
         return state._replace(status=state.status.at[1].set(OVERFLOWED))
@@ -207,6 +211,7 @@ def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits
 
 
 def test_a_ledger_that_is_not_the_plans_is_noticed(small_digits):
+    """A state that was made with less noise than the trial's plan is refused."""
     (trial,) = plans(SMALL, small_digits)
     louder = trial.plan.replace(noise_multiplier=1.0)
     settings = trial.settings | {"noise_multiplier": 1.0}
@@ -227,6 +232,7 @@ def fake_compile(each):
 
 
 def test_the_width_follows_the_memory(monkeypatch):
+    """Trials run side by side as far as the memory allows, which takes two compilations at most."""
     monkeypatch.setattr(_program, "_compile", fake_compile(1000))
     data = SimpleNamespace(arrays=[SimpleNamespace(nbytes=10**6)])
     blueprint = SimpleNamespace(plan=SimpleNamespace(capacity=32))
@@ -239,6 +245,7 @@ def test_the_width_follows_the_memory(monkeypatch):
 
 
 def test_convolutions_keep_the_loop_outside(small_digits):
+    """The loop over steps is outside the program for a model with convolutions, and inside for another."""
     images = np.zeros((4, 28, 28, 1), np.float32)
     mnist = Dataset(images, np.arange(4, dtype=np.int32), images, np.arange(4, dtype=np.int32))
     for text, data, outside in (('dataset = "mnist"\n', mnist, True), (SMALL, small_digits, False)):
@@ -281,6 +288,7 @@ def killed_elsewhere(folder, dataset):
 
 @pytest.mark.parametrize("kill", [killed_here, pytest.param(killed_elsewhere, marks=pytest.mark.slow)])
 def test_killed_and_resumed_loses_and_repeats_nothing(kill, several, tmp_path, small_digits):
+    """A killed sweep keeps its parts, trains the missing trials, and has the rows of one that was not killed."""
     folder = tmp_path / "killed"
     kill(folder, small_digits)
     kept = rows_of(folder)
@@ -302,6 +310,7 @@ def _parts(path):
 
 
 def test_a_folder_of_another_sweep_is_refused(several, small_digits):
+    """A sweep goes on only in its own folder, with its own spec and data, and the difference is named."""
     with pytest.raises(UserError, match=r"already holds a sweep \(sweep.json\): add --resume"):
         run_small(SEVERAL, small_digits, several)
     other = SEVERAL.replace("[2.0, 4.0]", "[2.0, 5.0]")
@@ -318,7 +327,7 @@ def test_a_folder_of_another_sweep_is_refused(several, small_digits):
 
 
 def test_a_sweep_that_is_running_is_not_resumed_beside_it(several, tmp_path, small_digits):
-    """Not by another process, for which a second open file stands here, and not by another thread of this one."""
+    """A second process, for which an open file stands here, and a second thread are refused."""
     folder = shutil.copytree(several, tmp_path / "sweep")
     with (folder / "lock").open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -429,6 +438,7 @@ def test_a_log_says_how_far_the_whole_sweep_is(tmp_path, capsys, small_digits):
 
 
 def test_a_damaged_part_is_named(several, tmp_path):
+    """A part that cannot be read is refused by its name, with what to do."""
     layout = _folder.described(several).layout
     write_part(tmp_path, rows_of(several)[:1], layout)
     (tmp_path / PARTS / "part-000000.parquet").write_bytes(b"PAR1 and no more")
@@ -437,6 +447,7 @@ def test_a_damaged_part_is_named(several, tmp_path):
 
 
 def test_layout_of_the_file_does_not_matter(several, small_digits):
+    """Comments and blanks of a spec change nothing, and the file of keys is its owner's."""
     text = "# another comment\n" + SEVERAL.replace("[0.25, 0.5]", "[ 0.25,0.5 ]")
     before = rows_of(several)
     run_small(text, small_digits, several, resume=True)
@@ -447,7 +458,7 @@ def test_layout_of_the_file_does_not_matter(several, small_digits):
 
 @pytest.mark.parametrize(("error", "exit_code"), [(None, 0), ("diverged", 1)])
 def test_the_exit_code_says_whether_a_trial_failed(error, exit_code, tmp_path, monkeypatch):
-    """Also where the other trials did not, and their results are on record."""
+    """The status is 1 if a trial failed, also where the results of the others are on record."""
     spec = tmp_path / "sweep.toml"
     spec.write_text(SMALL + "noise_multiplier = [1.0, 2.0]\n")
     rows = [{"error": None}, {"error": error}]

@@ -23,7 +23,7 @@ from tests.sweeps.sweeps import examples_of, made_once
 
 
 def train(config, dataset, out, observer):
-    """What ``train`` of the experiments does, with these data, and somebody who watches."""
+    """Train these data as ``train`` of the experiments does, with an observer."""
     task = make_task(config.data.dataset, config.model.model, config.optimizer.optimizer)
     job = _training.Job(
         task,

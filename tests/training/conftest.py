@@ -1,4 +1,4 @@
-"""What the tests of trainings share: the programs of a training are described once."""
+"""Fixtures of the tests of trainings: the programs of a training are described once."""
 
 import weakref
 

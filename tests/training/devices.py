@@ -1,4 +1,4 @@
-"""Run by test_devices in a process of its own with eight CPU devices: prints what it finds as JSON."""
+"""Train on several CPU devices, and print as JSON how the runs differ; test_devices starts this as a process."""
 
 import json
 
@@ -16,42 +16,64 @@ CASES = [(4, "Auto", True), (8, "Explicit", False)]
 
 
 def loss(params, x, y):
-    """A small network."""
-    return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x @ params["a"]) @ params["b"], y)
+    """Return the cross-entropy of a small network."""
+    hidden = jnp.tanh(x @ params["a"])
+    logits = hidden @ params["b"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
 def small():
-    """A training of three steps, its parameters and its data."""
-    plan = make_plan(clip=1.0, max_examples=96, expected_batch_size=24, num_steps=3, delta=1e-5, noise_multiplier=2.0)
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(90, 16)).astype(np.float32)
-    params = {"a": jnp.asarray(draw.normal(size=(16, 64)) / 4, jnp.float32), "b": jnp.zeros((64, 8))}
-    return private_training(plan, loss, optax.sgd(0.5, momentum=0.9)), params, x, (x[:, 0] > 0).astype(np.int32)
+    """Return a training of three steps, its parameters and its data."""
+    plan = make_plan(
+        clip=1.0,
+        max_examples=96,
+        expected_batch_size=24,
+        num_steps=3,
+        delta=1e-5,
+        noise_multiplier=2.0,
+    )
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(90, 16)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    params = {
+        "a": jnp.asarray(generator.normal(size=(16, 64)) / 4, jnp.float32),
+        "b": jnp.zeros((64, 8)),
+    }
+    training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
+    return training, params, x, y
 
 
 SMALL = small()
 
 
-def run(count, kind="Auto", fsdp=False, empty=False):
-    """The parameters after three steps, flat."""
+def run(num_devices, axis_type="Auto", fsdp=False, empty=False):
+    """Return the parameters after three steps, flat; or after two on no data, which are noise alone."""
     training, params, x, y = SMALL
+    num_steps = 3
     if empty:
-        x, y = x[:0], y[:0]
+        num_steps = 2
+        x = x[:0]
+        y = y[:0]
     data = training.place(x, y)
-    if count > 1:
-        mesh = jax.make_mesh((count,), ("data",), axis_types=(AxisType[kind],), devices=jax.devices()[:count])
+    if num_devices > 1:
+        devices = jax.devices()[:num_devices]
+        mesh = jax.make_mesh((num_devices,), ("data",), axis_types=(AxisType[axis_type],), devices=devices)
         data = training.place(x, y, sharding=NamedSharding(mesh, PartitionSpec()))
         spec = PartitionSpec(None, "data") if fsdp else PartitionSpec()
         params = jax.device_put(params, NamedSharding(mesh, spec))
+
     state = training.init(params, jax.random.key(7))
-    for _ in range(2 if empty else 3):
+    for _ in range(num_steps):
         state, _ = training.step(state, data)
+
     (event,) = gdpjax.ledger_of(state.opt_state).events
-    assert event.num_steps == (2 if empty else 3)
-    if count > 1:
-        assert len(state.params["a"].sharding.device_set) == count
-        assert fsdp == (not state.params["a"].sharding.is_fully_replicated)
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+    assert event.num_steps == num_steps
+    if num_devices > 1:
+        sharding = state.params["a"].sharding
+        assert len(sharding.device_set) == num_devices
+        assert fsdp == (not sharding.is_fully_replicated)
+    leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(state.params)]
+    return np.concatenate(leaves)
 
 
 def collectives_of_noise():
@@ -77,13 +99,17 @@ def collectives_of_noise():
 
 def print_report(cases):
     """Print how the runs of some cases differ from that of one device, and what is sent for the noise."""
+    reference = run(1)
+    reference_noise = run(1, empty=True)
+    largest = float(np.abs(reference).max())
     report = {}
-    reference, noise = run(1), run(1, empty=True)
     for case in cases:
-        apart = float(np.abs(run(*case) - reference).max())
-        report[" ".join(map(str, case))] = {
-            "error": apart / float(np.abs(reference).max()),
-            "same_noise": bool(np.array_equal(run(*case, empty=True), noise)),
+        name = " ".join(str(part) for part in case)
+        largest_difference = float(np.abs(run(*case) - reference).max())
+        noise = run(*case, empty=True)
+        report[name] = {
+            "error": largest_difference / largest,
+            "same_noise": bool(np.array_equal(noise, reference_noise)),
         }
     print(json.dumps({"runs": report, "collectives of noise": collectives_of_noise()}))
 

@@ -1,4 +1,4 @@
-"""Runs of random allocation: the plan, its statement, the loop, and a run that is killed in the middle of an epoch."""
+"""A plan of random allocation, its statement, its loop, and a run that is killed in the middle of an epoch."""
 
 import functools
 
@@ -42,12 +42,12 @@ KEY = jax.random.key(1)
 
 
 def loss(params, x, y):
-    """Least squares."""
+    """Return half the squared residual."""
     return 0.5 * (x @ params["w"] - y) ** 2
 
 
 def rows(n=N, seed=0):
-    """n examples, of which the first m are the same for every n >= m."""
+    """Return n examples, of which the first m are the same for every n >= m."""
     x = np.random.default_rng(seed).normal(size=(N, D)).astype(np.float32)
     return x[:n], x[:n].sum(axis=1)
 
@@ -60,18 +60,18 @@ def built(**changes):
 
 @pytest.fixture(scope="module")
 def training():
-    """Seven steps an epoch, of which every example has two."""
+    """Return a training of seven steps an epoch, of which every example has two."""
     return built(num_selected=2, expected_batch_size=17)
 
 
 def linear(params, x, y):
-    """The gradient does not depend on the parameters."""
+    """Return a loss whose gradient does not depend on the parameters."""
     return params["w"] @ x
 
 
 @functools.cache
 def numbered(**changes):
-    """A training, compiled once for all tests, and data whose gradients have the numbers of the rows as norms."""
+    """Return a training, compiled once for all tests, and data whose gradients have the row numbers as norms."""
     training = private_training(make_plan(**PLAN | changes), linear, optax.sgd(0.1))
     return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
 
@@ -82,7 +82,7 @@ def rows_of(norms, is_padding):
 
 
 def times_taken(plan, infos, num_rows):
-    """How often each row took part in each step, [epochs, steps, rows], of the steps of some `Info`."""
+    """Return how often each row took part in each step, [epochs, steps, rows], by the `Info` of the steps."""
     norms = np.concatenate([np.atleast_2d(info.norms) for info in infos])
     is_padding = np.concatenate([np.atleast_2d(info.is_padding) for info in infos])
     taken = np.zeros((len(norms), num_rows), int)
@@ -110,7 +110,7 @@ def test_the_plan(training):
 
 
 def test_the_statement_says_what_is_done(training, monkeypatch):
-    """The words are what is tested here, and not the figures."""
+    """The statement describes random allocation in words; its figures are tested elsewhere."""
     monkeypatch.setattr(Plan, "mu_bounds", lambda self: gdpjax.Bounds(0.1, 0.2))
     monkeypatch.setattr(Plan, "epsilon_bounds", lambda self: gdpjax.Bounds(0.3, 0.4))
     text = " ".join(training.plan.statement().split())
@@ -151,14 +151,14 @@ def test_a_plan_meets_its_target(target):
     ],
 )
 def test_bad_plans(changes, message):
-    """What random allocation does not have is refused."""
+    """A field that random allocation does not have is refused."""
     given = {name: value for name, value in (PLAN | changes).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         make_plan(**given)
 
 
 def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
-    """It is announced, and nothing of it is trained on."""
+    """A batch above the capacity is announced, and nothing of it is trained on."""
     plan = training.plan
     drawn = jax.jit(lambda key: allocation_sample(key, 0, N, 7, plan.capacity, num_selected=2))(KEY)
     too_many = drawn._replace(count=jnp.int32(plan.capacity + 1))
@@ -170,7 +170,7 @@ def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
 
 
 def test_extreme_batch_sizes():
-    """All examples in one step, and as many steps as examples."""
+    """A batch may hold all examples, and an epoch may have as many steps as examples."""
     everyone = make_plan(**PLAN | dict(expected_batch_size=N))
     assert (everyone.steps_per_epoch, everyone.sampling_prob) == (1, 1.0)
     assert everyone.capacity > N
@@ -238,7 +238,7 @@ def test_users_take_part_whole():
 
 @pytest.fixture(scope="module")
 def parts():
-    """Training, parameters and data of a run of four epochs of seven steps, of numbered rows."""
+    """Return training, parameters and data of a run of four epochs of seven steps, of numbered rows."""
     training, x = numbered(epochs=4)
     return training, PARAMS, training.place(x, x[:, 0])
 

@@ -18,7 +18,7 @@ def test_one_band_is_poisson_sampling():
 
 
 def test_the_best_of_the_candidates_meets_the_target():
-    """Of the powers of two it is the one of the smallest error."""
+    """The number of bands is the power of two with the smallest error."""
     plan, errors = choose_bands(**TARGET, epsilon=2.0)
     assert set(errors) == {1, 2, 4, 8, 16, 32, 64}
     assert plan.num_groups == min(errors, key=errors.get)

@@ -60,19 +60,19 @@ def compiled_once():
 
 @pytest.fixture(scope="module")
 def needs():
-    """What one row, all rows, and the candidates between them on the way of the search need."""
+    """Return the memory of one row, of all rows, and of the candidates between them that are searched."""
     return choose_microbatch(build, PARAMS, DATA, memory_bytes=10**9)[1]
 
 
 def test_many_rows_hold_many_gradients(needs):
-    """As many as there are rows, and more for more rows."""
+    """The memory grows with the rows that are taken at a time."""
     assert needs[PLAN.capacity] >= PLAN.capacity * ROW_BYTES
     by_rows = [needs[rows] for rows in sorted(needs)]
     assert by_rows == sorted(by_rows)
 
 
 def test_the_largest_that_fits_is_taken(needs):
-    """Where all rows do not fit by a byte it is the next candidate."""
+    """One byte too few for all rows gives the next candidate."""
     assert max(needs) == PLAN.capacity
     rows, compiled = choose_microbatch(build, PARAMS, DATA, memory_bytes=needs[PLAN.capacity] - 1)
     assert rows == 32
@@ -80,7 +80,7 @@ def test_the_largest_that_fits_is_taken(needs):
 
 
 def test_a_model_that_does_not_fit_is_refused(needs):
-    """Where one row does not fit nothing does."""
+    """A budget below the need of one row is refused."""
     with pytest.raises(ValueError, match="one row at a time needs"):
         choose_microbatch(build, PARAMS, DATA, memory_bytes=needs[1] - 1)
 

@@ -206,7 +206,7 @@ def test_what_does_not_go_together_is_refused(changes, message):
     ],
 )
 def test_a_killed_run_goes_on_with_the_same_noise(scheme, tmp_path):
-    """Of noise that is kept in the state, and of noise that is drawn again from the keys of earlier steps."""
+    """Noise that is kept in the state is resumed, and so is noise that is drawn again from keys of earlier steps."""
     training = built(scheme)
     key = jax.random.fold_in(KEY, list(SCHEMES).index(scheme))
     whole = begun(tmp_path / "whole", training, key)
@@ -374,7 +374,7 @@ def test_a_sweep_over_noise_and_coefficients_is_one_program(strategy_of):
 
 
 def test_correlation_takes_noise_back():
-    """Of the sum of all steps, which is what a constant learning rate makes of them."""
+    """The sum of all steps, as a constant learning rate makes it, has less noise than with independent draws."""
     plan = make_plan(**{**COMMON, "epochs": 1, "max_examples": 600}, correlation=correlated.bisr(8))
     training = private_training(plan, lambda params, x, y: 0.0 * jnp.sum(params), optax.sgd(1.0))
     data = training.place(np.zeros((600, 1)), np.zeros(600))

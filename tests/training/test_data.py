@@ -1,4 +1,4 @@
-"""What a run depends on is its own copy or on record: data, parameters, and settings of the compiler."""
+"""A run has its own copy or record of all that it depends on: data, parameters, and the compiler's settings."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""(init, step): what is trained is what the plan says, and nothing after its end."""
+"""A training of (init, step) trains on what its plan says, and on nothing after its end."""
 
 import jax
 import jax.numpy as jnp
@@ -37,20 +37,24 @@ PARAMS = {"w": jnp.zeros(D)}
 
 
 def loss(params, x, y):
-    """Least squares."""
-    return 0.5 * (x @ params["w"] - y) ** 2
+    """Return half the squared residual."""
+    residual = x @ params["w"] - y
+    return 0.5 * residual**2
 
 
 def rows(n=N, seed=0):
-    """n examples, of which the first m are the same for every n >= m."""
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(N, D)).astype(np.float32)
-    return x[:n], x[:n].sum(axis=1)
+    """Return n examples, of which the first m are the same for every n >= m."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(N, D)).astype(np.float32)
+    y = x.sum(axis=1)
+    return x[:n], y[:n]
 
 
 def without_gradient(n):
-    """n examples whose gradient is zero at the initial parameters."""
-    return np.zeros((n, D), np.float32), np.zeros(n, np.float32)
+    """Return n examples whose gradient is zero at the initial parameters."""
+    x = np.zeros((n, D), np.float32)
+    y = np.zeros(n, np.float32)
+    return x, y
 
 
 def assert_close(first, second):
@@ -58,28 +62,30 @@ def assert_close(first, second):
 
 
 def assert_same_noise(steps):
-    """The parameters after a step differ from zero, and are the same to the bit."""
-    assert steps[0].all()
-    for other in steps[1:]:
-        np.testing.assert_array_equal(other, steps[0])
+    """Check that the parameters after a step differ from zero, and are the same to the bit."""
+    first, *later = steps
+    assert first.all()
+    for step in later:
+        np.testing.assert_array_equal(step, first)
 
 
 @pytest.fixture(scope="module")
 def training():
-    """A small training."""
+    """Return a small training."""
     return private_training(make_plan(**PLAN), loss, optax.sgd(0.1, momentum=0.9))
 
 
 @pytest.fixture(scope="module")
 def whole(training):
-    """State and info after nine scanned steps, of which six are planned."""
+    """Return state and info after nine scanned steps, of which six are planned."""
     data = training.place(*rows())
-    return training.run_steps(training.init(PARAMS, KEY), data, 9)
+    state = training.init(PARAMS, KEY)
+    return training.run_steps(state, data, 9)
 
 
 @pytest.fixture(scope="module")
 def after_each(training):
-    """The states before and after each of the six steps, taken one by one, and the last info."""
+    """Return the states before and after each of the six steps, taken one by one, and the last info."""
     data = training.place(*rows())
     states = [training.init(PARAMS, KEY)]
     for _ in range(6):
@@ -89,7 +95,7 @@ def after_each(training):
 
 
 def by_hand(plan, key, steps):
-    """The same run written out with the public pieces."""
+    """Return parameters and ledger of the same run, written out with the public pieces."""
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
     sampling_key, noise_key = jax.random.split(key)
     private = gdpjax.privatize(
@@ -114,7 +120,8 @@ def by_hand(plan, key, steps):
         updates, opt_state = tx.update(total, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    params, opt_state = PARAMS, tx.init(PARAMS)
+    params = PARAMS
+    opt_state = tx.init(PARAMS)
     for t in range(steps):
         params, opt_state = step(params, opt_state, t)
     return params, gdpjax.ledger_of(opt_state)
@@ -132,16 +139,16 @@ def test_a_step_is_the_written_out_step(training, whole):
 
 
 def test_scan_equals_steps_equals_a_loader(training, whole, after_each):
-    """One batch after the other, whether it is drawn in the scan, in the step or on the host."""
+    """A batch is the same whether it is drawn in the scan, in the step or on the host."""
     states, info = after_each
     x, y = rows()
     loaded = training.init(PARAMS, KEY)
     for indices, is_padding in batch_source(training.plan, loaded, N):
         loaded, _ = training.step_on(loaded, x[indices], y[indices], is_padding=is_padding)
     scanned, scanned_info = whole
-    for other in (states[-1], loaded):
-        assert_close(other, scanned)
-        assert int(other.status) == FINISHED
+    for state in (states[-1], loaded):
+        assert_close(state, scanned)
+        assert int(state.status) == FINISHED
     np.testing.assert_allclose(info.losses, scanned_info.losses[5], rtol=1e-4, atol=1e-5)
     assert info.norms.shape == (training.plan.capacity,)
 
@@ -157,17 +164,21 @@ def test_constant_work_trains_the_same(training):
     # Two batches of six and of seven rows; the rest of the capacity is padding.
     x, y = rows()
     capacity = training.plan.capacity
-    ends = []
-    for each in (computing, skipping, training):
-        state = each.init(PARAMS, KEY)
+    slots = np.arange(capacity)
+
+    def after_two_batches(training):
+        state = training.init(PARAMS, KEY)
         for size in (6, 7):
-            taken = np.arange(capacity) + size
-            state, info = each.step_on(state, x[taken], y[taken], is_padding=np.arange(capacity) >= size)
-        ends.append((state, info))
-    (first, first_info), (second, second_info), (third, _) = ends
-    np.testing.assert_array_equal(first.params["w"], second.params["w"])
-    np.testing.assert_array_equal(first_info.norms, second_info.norms)
-    assert_close(first, third)
+            indices = slots + size
+            state, info = training.step_on(state, x[indices], y[indices], is_padding=slots >= size)
+        return state, info
+
+    computed, computed_info = after_two_batches(computing)
+    skipped, skipped_info = after_two_batches(skipping)
+    whole_batch, _ = after_two_batches(training)
+    np.testing.assert_array_equal(computed.params["w"], skipped.params["w"])
+    np.testing.assert_array_equal(computed_info.norms, skipped_info.norms)
+    assert_close(computed, whole_batch)
 
 
 def test_it_stops_at_the_planned_maximum(training, whole, after_each):
@@ -184,31 +195,35 @@ def test_it_stops_at_the_planned_maximum(training, whole, after_each):
     after_a_step, _ = training.step(scanned, data)
     after_a_scan, _ = training.run_steps(scanned, data, 9)
     for after in (after_a_step, after_a_scan):
-        same = jax.tree.map(lambda one, other: bool(jnp.all(one == other)), after, scanned)
-        assert jax.tree.all(same)
+        is_same = jax.tree.map(lambda leaf, before: bool(jnp.all(leaf == before)), after, scanned)
+        assert jax.tree.all(is_same)
 
 
 def test_size_of_the_data_does_not_show(training):
     """Trap 34: padded to the public maximum, nothing that is compiled or divided by depends on n."""
     state = training.init(PARAMS, KEY)
-    texts = set()
+    programs = set()
     for n in (N, N - 1, 5, 0):
         data = training.place(*rows(n))
         assert data.arrays[0].shape == (N, D)
-        texts.add(training.step.lower(state, data).as_text())
+        programs.add(training.step.lower(state, data).as_text())
         after, info = training.step(state, data)
-        assert int((~info.is_padding).sum()) <= n
+        num_real = int((~info.is_padding).sum())
+        assert num_real <= n
         assert np.isfinite(after.params["w"]).all()
-    assert len(texts) == 1
+    assert len(programs) == 1
 
 
 def test_an_empty_data_set_gives_noise_of_the_planned_size():
     """Traps 1 and 2: std = noise_multiplier C / expected batch, whatever was drawn."""
     wide = {"w": jnp.zeros(4000)}
-    training = private_training(make_plan(**PLAN | dict(num_steps=1)), loss, optax.sgd(1.0))
+    plan = make_plan(**PLAN | dict(num_steps=1))
+    training = private_training(plan, loss, optax.sgd(1.0))
     for n in (0, N):
-        data = training.place(np.zeros((n, 4000), np.float32), np.zeros(n, np.float32))
-        after, _ = training.step(training.init(wide, jax.random.key(2)), data)
+        x = np.zeros((n, 4000), np.float32)
+        y = np.zeros(n, np.float32)
+        state = training.init(wide, jax.random.key(2))
+        after, _ = training.step(state, training.place(x, y))
         assert np.std(after.params["w"]) == pytest.approx(2.0 / 8, rel=0.05)
 
 
@@ -219,7 +234,8 @@ def test_the_noise_does_not_depend_on_who_is_in_the_batch(training):
     state = training.init(PARAMS, KEY)
     steps = []
     for num_real in (0, 1, 2, 8, capacity):
-        after, _ = training.step_on(state, x, y, is_padding=np.arange(capacity) >= num_real)
+        is_padding = np.arange(capacity) >= num_real
+        after, _ = training.step_on(state, x, y, is_padding=is_padding)
         steps.append(np.asarray(after.params["w"]))
     assert_same_noise(steps)
 
@@ -235,25 +251,27 @@ def test_the_divisor_does_not_follow_the_size_of_the_data(training):
 
 
 def test_neighbours_differ_by_one_clipped_gradient(training):
-    """Traps 2, 6: the same keys on data with and without the last example: at most C / expected batch apart."""
+    """Traps 2, 6: with the same keys, data with and without the last example are C / expected batch apart at most."""
     x, y = rows()
     # A long gradient, which is clipped, and which one batch in eight holds.
     x[-1] *= 100
     y[-1] = 100
-    with_it, without = training.place(x, y), training.place(x[:-1], y[:-1])
+    data = training.place(x, y)
+    neighbouring_data = training.place(x[:-1], y[:-1])
+    learning_rate = 0.1
     distances = []
     for seed in range(40):
         state = training.init(PARAMS, jax.random.key(seed))
-        first, _ = training.step(state, with_it)
-        second, _ = training.step(state, without)
-        # The learning rate is 0.1.
-        distances.append(np.linalg.norm(np.subtract(first.params["w"], second.params["w"])) / 0.1)
+        with_it, _ = training.step(state, data)
+        without, _ = training.step(state, neighbouring_data)
+        moved = np.subtract(with_it.params["w"], without.params["w"])
+        distances.append(np.linalg.norm(moved) / learning_rate)
     assert max(distances) <= 1.0 / 8 * (1 + 1e-5)
     assert max(distances) >= 1.0 / 8 * (1 - 1e-3), "the example was in one of the batches"
 
 
 def test_a_batch_that_does_not_fit_stops_the_run(monkeypatch):
-    """Traps 15 and 33: never truncated, never trained on, charged for, and said."""
+    """Traps 15 and 33: a batch above the capacity is never truncated or trained on; it is charged for, and said."""
     plan = make_plan(**PLAN)
     monkeypatch.setattr(_plan.Plan, "capacity", property(lambda self: 8))
     training = _loop.private_training(plan, loss, optax.sgd(0.1))
@@ -279,7 +297,8 @@ def test_a_sweep_is_one_program(training):
     def run(noise, norm, rate, key):
         swept_plan = training.plan.replace(noise_multiplier=noise, clip=norm)
         swept = private_training(swept_plan, loss, optax.sgd(rate, momentum=0.9))
-        return swept.run_steps(swept.init(PARAMS, key), data, 9)[0]
+        state, _ = swept.run_steps(swept.init(PARAMS, key), data, 9)
+        return state
 
     # The second of these runs has the numbers of `training`.
     noise = jnp.array([1.0, 2.0, 2.0])
@@ -290,12 +309,15 @@ def test_a_sweep_is_one_program(training):
     alone, _ = training.run_steps(training.init(PARAMS, keys[1]), data, 9)
     np.testing.assert_allclose(together.params["w"][1], alone.params["w"], rtol=1e-5, atol=1e-6)
 
+    # Each run has a ledger and noise of its own; two of them differ by their keys alone.
     together = jax.tree.map(np.asarray, together._replace(sampling_key=None))
-    for i in range(3):
-        one = jax.tree.map(lambda leaf, i=i: leaf[i], together)
-        (event,) = gdpjax.ledger_of(one.opt_state).events
-        assert event.noise_multiplier == float(noise[i])
-    assert np.abs(together.params["w"][1] - together.params["w"][2]).max() > 1e-3
+    for number in range(3):
+        state = jax.tree.map(lambda leaf, number=number: leaf[number], together)
+        (event,) = gdpjax.ledger_of(state.opt_state).events
+        assert event.noise_multiplier == float(noise[number])
+    weights = together.params["w"]
+    assert np.abs(weights[1] - weights[2]).max() > 1e-3
+
     with pytest.raises(ValueError, match="share one noise key"):
         jax.vmap(run, in_axes=(0, 0, 0, None))(noise, norm, rate, keys[0])
 
@@ -305,7 +327,8 @@ def test_uniform_batches_and_example_keys():
     plan = make_plan(**PLAN | dict(sampling="uniform", num_steps=4))
 
     def dropped(params, x, y, key):
-        return loss(params, x * jax.random.bernoulli(key, 0.5, x.shape), y)
+        is_kept = jax.random.bernoulli(key, 0.5, x.shape)
+        return loss(params, x * is_kept, y)
 
     training = private_training(plan, dropped, optax.adam(0.1), example_key=True)
     data = training.place(*rows())
@@ -327,8 +350,10 @@ def test_users_as_examples():
     np.testing.assert_array_equal(users_x[4, :3], x[12:15])
 
     def user_loss(params, x, y, is_padding):
-        each = jax.vmap(loss, (None, 0, 0))(params, x, y)
-        return jnp.sum(jnp.where(is_padding, 0.0, each)) / jnp.maximum(1, jnp.sum(~is_padding))
+        losses = jax.vmap(loss, (None, 0, 0))(params, x, y)
+        total = jnp.sum(jnp.where(is_padding, 0.0, losses))
+        num_rows = jnp.maximum(1, jnp.sum(~is_padding))
+        return total / num_rows
 
     users = dict(max_examples=20, expected_batch_size=4, unit="user", clip=1e-3, num_steps=1)
     training = private_training(make_plan(**PLAN | users), user_loss, optax.sgd(1.0), num_arrays=3)
@@ -343,11 +368,13 @@ def test_users_as_examples():
 
 
 def test_a_users_rows_do_not_depend_on_the_others():
-    """Which rows a user keeps is drawn for each user apart."""
-    ids, x = np.array([1, 2, 2, 2, 3]), np.arange(5.0)
-    (all_of_them,), _ = group_by_user(ids, x, max_per_user=2, key=jax.random.key(3))
-    (without,), _ = group_by_user(ids[1:4], x[1:4], max_per_user=2, key=jax.random.key(3))
-    np.testing.assert_array_equal(all_of_them[1], without[0])
+    """The rows that a user keeps are drawn for each user apart."""
+    ids = np.array([1, 2, 2, 2, 3])
+    x = np.arange(5.0)
+    key = jax.random.key(3)
+    (of_all_users,), _ = group_by_user(ids, x, max_per_user=2, key=key)
+    (of_one_user,), _ = group_by_user(ids[1:4], x[1:4], max_per_user=2, key=key)
+    np.testing.assert_array_equal(of_all_users[1], of_one_user[0])
 
 
 def step_on_too_many(training):
@@ -382,13 +409,13 @@ def group(ids, x, max_per_user):
     ],
 )
 def test_bad_input(training, act, message):
-    """What a plan does not cover, and what is of another kind, is refused in words."""
+    """Data or an argument that the plan does not cover is refused in words."""
     with pytest.raises(ValueError, match=message):
         act(training)
 
 
 def test_a_public_number_must_be_met():
-    """Where the number of examples is public, the data have that number."""
+    """The data have the number of examples that is public."""
     plan = make_plan(**PLAN | dict(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL))
     training = private_training(plan, loss, optax.sgd(0.1))
     training.place(*rows(N))
@@ -397,7 +424,7 @@ def test_a_public_number_must_be_met():
 
 
 def test_an_optimizer_that_is_private_itself(training):
-    """Noise is added once."""
+    """An optimizer that adds noise itself is refused, as noise is added once."""
     inner = gdpjax.dpsgd(
         0.1,
         clipped_by=training.grad_fn,
@@ -412,7 +439,7 @@ def test_an_optimizer_that_is_private_itself(training):
 
 
 def test_running_statistics_of_nnx(training):
-    """Statistics of a batch are no parameters."""
+    """Running statistics of a batch are no parameters, and are refused as such."""
     from flax import nnx
 
     model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
@@ -426,16 +453,19 @@ TRUNCATED = PLAN | dict(sampling="truncated_poisson", capacity=7)
 
 @pytest.fixture(scope="module")
 def truncated():
-    """A training on truncated batches."""
+    """Return a training on truncated batches."""
     return private_training(make_plan(**TRUNCATED), loss, optax.sgd(0.1, momentum=0.9))
 
 
 def test_truncated_batches_are_trained_on_and_recorded(truncated):
-    """They never overflow, the ledger says what was planned, and a loader draws the same rows."""
+    """Truncated batches never overflow, the ledger says what was planned, and a loader draws the same rows."""
     x, y = rows(50)
-    plan, data = truncated.plan, truncated.place(x, y)
+    data = truncated.place(x, y)
+    plan = truncated.plan
     assert plan.capacity == 7
-    assert (plan.overflow, plan.overflow_per_step, plan.announces_overflow) == (0.0, 0.0, False)
+    assert plan.overflow == 0.0
+    assert plan.overflow_per_step == 0.0
+    assert plan.announces_overflow is False
     state = truncated.init(PARAMS, jax.random.key(5))
     source = batch_source(plan, state, 50)
     sizes = []
@@ -448,7 +478,8 @@ def test_truncated_batches_are_trained_on_and_recorded(truncated):
         # The rows of the batch are known by their losses.
         indices, is_padding = source[t]
         batch = indices[~is_padding]
-        losses = 0.5 * (x[batch] @ weights - y[batch]) ** 2
+        residuals = x[batch] @ weights - y[batch]
+        losses = 0.5 * residuals**2
         np.testing.assert_array_equal(info.is_padding, is_padding)
         np.testing.assert_allclose(info.losses[~is_padding], losses, rtol=1e-4, atol=1e-5)
         sizes.append(len(batch))
@@ -459,7 +490,8 @@ def test_truncated_batches_are_trained_on_and_recorded(truncated):
 
 def test_the_statement_says_that_users_are_drawn_for_truncated_batches():
     """The unit of the plan is the unit of the sentence."""
-    assert "every user is drawn for each batch" in make_plan(**TRUNCATED | dict(unit="user")).statement()
+    plan = make_plan(**TRUNCATED | dict(unit="user"))
+    assert "every user is drawn for each batch" in plan.statement()
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_text_that_is_no_plan(text, message):
 
 @pytest.mark.parametrize("value", [None, True, -1, 10**19, "7", [], {}, [[1]], {"rule": {}}, {"rule": "Flat", "x": 1}])
 def test_a_plan_with_a_value_of_another_shape(mnist, value):
-    """Whatever the field, it is a ValueError; some values of some fields make a plan."""
+    """A value of another shape is a ValueError in every field, but for a few that make a plan."""
     content = json.loads(mnist.to_json())
     for name in content:
         try:
@@ -291,7 +291,7 @@ def test_names_from_elsewhere_are_answered(name, meant):
     ],
 )
 def test_bad_input(changes, message):
-    """What is out of range, missing or given twice is named."""
+    """A number that is out of range, missing or given twice is named."""
     options = BASE | dict(num_steps=10, noise_multiplier=1.0) | changes
     with pytest.raises(ValueError, match=message):
         make_plan(**options)
@@ -357,7 +357,7 @@ def test_a_truncated_plan_needs_more_noise_for_its_finite_range():
     ],
 )
 def test_bad_truncated_plans(changes, message):
-    """What truncated batches need or do not have is refused."""
+    """A plan of truncated batches without what they need, or with what they do not have, is refused."""
     with pytest.raises(ValueError, match=message):
         make_plan(**TRUNCATED | changes, noise_multiplier=2.0)
 

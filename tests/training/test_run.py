@@ -200,7 +200,7 @@ def test_other_data_or_another_learning_rate_is_another_fingerprint(small, tmp_p
 
 
 def test_lost_steps_never_exceed_the_budget(small, tmp_path, monkeypatch):
-    """Where the last chunk is lost, all steps are charged and the run is over."""
+    """A run whose last chunk is lost is charged for all steps, and is over."""
     folder = interrupted(small, tmp_path / "run", killed.NUM_STEPS - 2)
     moved(monkeypatch)
     run = resume_run(folder, *small, scan=False)
@@ -332,7 +332,7 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
 
 
 def test_part_of_a_line_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
-    """What is not known to be on the disk is not in the file, so that the line can be written once more."""
+    """A line that may not be on the disk is removed from the file, so that it can be written once more."""
     path = tmp_path / "journal.jsonl"
     size = _files.append_line(path, "first", 0)
     monkeypatch.setattr(_files.os, "fsync", full)

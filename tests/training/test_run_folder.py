@@ -173,7 +173,7 @@ def test_an_index_whose_count_of_saves_was_changed(seven, small, tmp_path):
 
 
 def test_saving_in_the_middle_of_a_chunk_leaves_the_chunk_lost(small, tmp_path):
-    """What is saved then is the state before the chunk."""
+    """The state that is saved in the middle of a chunk is the one before it."""
     run = begun(small, tmp_path / "run")
 
     def stop(done):
@@ -233,7 +233,7 @@ def test_the_run_that_was_resumed_last_has_the_folder(small, tmp_path):
 
 
 def test_a_journal_that_somebody_else_has_written(small, tmp_path):
-    """Where locks do not work, the length of the journal shows the other process before a step is taken."""
+    """The length of the journal shows another process before a step is taken, also where locks do not work."""
     run = begun(small, tmp_path / "run")
     journal = tmp_path / "run" / CHECKPOINTS / "journal.jsonl"
     with journal.open("a") as file:
@@ -331,7 +331,7 @@ def test_a_folder_needs_a_name(small, folder):
 
 @pytest.mark.parametrize("place", ["write_atomically", "make_private_folder", "lock_folder"])
 def test_killed_while_it_starts_it_can_start_again(small, tmp_path, monkeypatch, place):
-    """What a start leaves behind before its first checkpoint is no run."""
+    """The files that a start leaves behind before its first checkpoint are no run."""
 
     def kill(*args):
         raise Killed
@@ -387,7 +387,7 @@ def edited(line, **changes):
     ],
 )
 def test_every_changed_line_of_the_journal_is_refused(lost, tmp_path, line, edit):
-    """Whatever is done to a line is found when the journal is read, and the line is named."""
+    """A change to any line is found when the journal is read, and the line is named."""
     path = tmp_path / "journal.jsonl"
     lines = (lost / CHECKPOINTS / "journal.jsonl").read_text().splitlines()
     path.write_text("\n".join(lines) + "\n")
@@ -440,7 +440,7 @@ def test_every_wrong_shape_of_the_index_is_one_error(seven, tmp_path, change):
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"gdpjax_plan": 1}', "[" * 100_000])
 def test_a_plan_file_that_is_not_the_plan(small, seven, tmp_path, text):
-    """Whoever reads the folder believes it."""
+    """A plan file that differs from the run's plan is refused, as readers of the folder believe it."""
     folder = shutil.copytree(seven, tmp_path / "run")
     (folder / "plan.json").unlink()
     if text is not None:

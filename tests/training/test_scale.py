@@ -1,4 +1,4 @@
-"""Scale, then privatize: the gradients that are clipped and noised are the scaled ones, and epsilon is the same."""
+"""Scale, then privatize: the scaled gradients are clipped and noised, and epsilon is the same."""
 
 import functools
 
@@ -23,46 +23,57 @@ PLAN = {
     "delta": 1e-5,
     "noise_multiplier": 2.0,
 }
-PARAMS = {"w": jnp.array([0.3, -0.2, 0.5]), "b": jnp.zeros(())}
-FACTORS = {"w": jnp.array([0.1, 1.0, 20.0]), "b": jnp.asarray(3.0)}
+PARAMS = {
+    "w": jnp.array([0.3, -0.2, 0.5]),
+    "b": jnp.zeros(()),
+}
+FACTORS = {
+    "w": jnp.array([0.1, 1.0, 20.0]),
+    "b": jnp.asarray(3.0),
+}
 
 
 def loss(params, x, y):
-    """Least squares."""
-    return 0.5 * (x @ params["w"] + params["b"] - y) ** 2
+    """Return half the squared residual."""
+    residual = x @ params["w"] + params["b"] - y
+    return 0.5 * residual**2
 
 
 def linear(params, x, y):
-    """The gradient of w is x itself."""
+    """Return a loss whose gradient with respect to w is x itself."""
     return params["w"] @ x + 0 * y
 
 
-def rows(n=N):
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(N, D)).astype(np.float32)
-    return x[:n], (x[:n].sum(axis=1) + 1).astype(np.float32)
+def rows():
+    """Return the inputs and labels of N examples."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(N, D)).astype(np.float32)
+    y = x.sum(axis=1) + 1
+    return x, y.astype(np.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("clip", "expected_batch_size"))
 def mean_by_hand(params, factors, x, y, clip, expected_batch_size):
     """Return the mean of the clipped scaled gradients, divided by the factors; and the norms of scaled gradients."""
     gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x, y)
-    scaled = jax.tree.map(lambda g, s: g * s, gradients, factors)
+    scaled = jax.tree.map(jnp.multiply, gradients, factors)
 
     # The norm of an example is over all leaves.
     flat = [leaf.reshape(len(x), -1) for leaf in jax.tree.leaves(scaled)]
     norms = jnp.linalg.norm(jnp.concatenate(flat, axis=1), axis=1)
     weights = jnp.minimum(1, clip / norms)
     total = jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1), scaled)
-    return jax.tree.map(lambda leaf, s: leaf / expected_batch_size / s, total, factors), norms
+    mean = jax.tree.map(lambda leaf, factor: leaf / expected_batch_size / factor, total, factors)
+    return mean, norms
 
 
 def whole_batch(training):
     """Return the arguments of step_on for a batch of the first rows, filled up with padding."""
     x, y = rows()
     numbers = np.arange(training.plan.capacity)
-    taken = numbers % N
-    return (x[taken], y[taken]), taken != numbers
+    indices = numbers % N
+    is_padding = indices != numbers
+    return (x[indices], y[indices]), is_padding
 
 
 def after_steps(training, params, num_steps=3):
@@ -81,12 +92,13 @@ def adam_factors(moments, count, epsilon, b2):
         unbiased = np.asarray(moment, float) / (1 - b2**count)
         roots[name] = np.sqrt(unbiased) + epsilon
     squares = np.concatenate([root.ravel() ** 2 for root in roots.values()])
-    return {name: np.sqrt(squares.mean()) / root for name, root in roots.items()}
+    root_mean_square = np.sqrt(squares.mean())
+    return {name: root_mean_square / root for name, root in roots.items()}
 
 
 @pytest.fixture(scope="module")
 def adaptive():
-    """A training with the factors of Adam, and its data."""
+    """Return a training with the factors of Adam, and its data."""
     training = private_training(make_plan(**PLAN), loss, optax.adam(0.1), scale=adam_scale(epsilon=1e-3))
     return training, training.place(*rows())
 
@@ -99,10 +111,12 @@ def test_a_step_without_noise_is_the_written_out_step(strategy):
     (x, y), is_padding = whole_batch(training)
     state = training.init(PARAMS, jax.random.key(0))
     state, info = training.step_on(state, x, y, is_padding=is_padding)
-    kept = ~is_padding
-    mean, norms = mean_by_hand(PARAMS, FACTORS, x[kept], y[kept], 5.0, plan.expected_batch_size)
-    assert 0 < int((norms > 5).sum()) < kept.sum(), "some rows are clipped and others are not"
-    np.testing.assert_allclose(info.norms[kept], norms, rtol=1e-5)
+
+    is_real = ~is_padding
+    mean, norms = mean_by_hand(PARAMS, FACTORS, x[is_real], y[is_real], 5.0, plan.expected_batch_size)
+    num_clipped = int((norms > 5).sum())
+    assert 0 < num_clipped < is_real.sum(), "some rows are clipped and others are not"
+    np.testing.assert_allclose(info.norms[is_real], norms, rtol=1e-5)
     for name, leaf in mean.items():
         np.testing.assert_allclose(PARAMS[name] - state.params[name], leaf, rtol=1e-4, atol=1e-6)
 
@@ -114,7 +128,10 @@ def test_steps_of_adam_are_the_written_out_steps():
     training = private_training(plan, loss, optimizer, scale=adam_scale(epsilon=0.01, b2=0.9))
     (x, y), is_padding = whole_batch(training)
     state = training.init(PARAMS, jax.random.key(0))
-    params, moments = PARAMS, optimizer.init(PARAMS)
+
+    # The same steps by hand, of which the first has no moments yet.
+    params = PARAMS
+    moments = optimizer.init(PARAMS)
     factors = jax.tree.map(jnp.ones_like, PARAMS)
     update = jax.jit(optimizer.update)
     for step in range(1, 5):
@@ -149,7 +166,7 @@ def test_factors_of_one_change_nothing(ones):
 
 
 def test_the_noise_of_each_coordinate():
-    """Its standard deviation is noise multiplier x clip norm / (factor x expected batch size)."""
+    """The noise of a coordinate has standard deviation noise_multiplier C / (factor x expected batch size)."""
     factors = jnp.repeat(jnp.array([0.01, 1.0, 50.0]), 4000)
     training = private_training(make_plan(**PLAN), linear, optax.sgd(1.0), scale=lambda _: {"w": factors})
     x = np.zeros((N, 12000), np.float32)
@@ -161,22 +178,25 @@ def test_the_noise_of_each_coordinate():
 
 
 def test_one_example_moves_the_scaled_sum_by_the_clip_norm_at_most():
-    """The same keys on data with and without one example, which has a long gradient; the factors differ a lot."""
+    """An example with a long gradient moves the scaled sum by C at most, though its factors differ a lot."""
     plan = make_plan(**PLAN | {"num_steps": 1, "expected_batch_size": 30})
     placed = private_training(plan, linear, optax.sgd(1.0)).place
 
     @jax.jit
     def parameters_after_a_step(factors, key, data):
         training = private_training(plan, linear, optax.sgd(1.0), scale=lambda _: {"w": factors})
-        state, _ = training.step(training.init({"w": jnp.zeros(D)}, key), data)
+        state = training.init({"w": jnp.zeros(D)}, key)
+        state, _ = training.step(state, data)
         return state.params["w"]
 
     distances = []
     for seed in range(6):
-        draw = np.random.default_rng(seed)
-        factors = np.exp(draw.normal(scale=3, size=D)).astype(np.float32)
+        generator = np.random.default_rng(seed)
+        factors = np.exp(generator.normal(scale=3, size=D)).astype(np.float32)
         x, y = rows()
-        x[-1] = 1e4 * draw.normal(size=D)
+        x[-1] = 1e4 * generator.normal(size=D)
+
+        # The same key on data with and without the last example.
         key = jax.random.key(seed)
         with_it = parameters_after_a_step(factors, key, placed(x, y))
         without = parameters_after_a_step(factors, key, placed(x[:-1], y[:-1]))
@@ -216,7 +236,9 @@ def test_a_wrong_factor_makes_the_step_nan():
     def step_with(factor, key):
         factors = {"w": jnp.stack([1.0, factor, 1.0]), "b": 1.0}
         training = private_training(plan, loss, optax.sgd(0.1), scale=lambda _: factors)
-        return training.step(training.init(PARAMS, key), data)[0]
+        state = training.init(PARAMS, key)
+        state, _ = training.step(state, data)
+        return state
 
     for factor in (1.0, 0.0, -1.0, np.nan, np.inf, 1e-40):
         state = step_with(np.float32(factor), jax.random.key(0))
@@ -227,7 +249,7 @@ def test_a_wrong_factor_makes_the_step_nan():
 
 
 def test_frozen_leaves():
-    """They stay as they are, and do not enter the mean of Adam's factors."""
+    """Frozen leaves stay as they are, and do not enter the mean of Adam's factors."""
     plan = make_plan(**PLAN)
     table = jnp.array([2.0, 0.5, -1.0])
     scale = adam_scale(epsilon=1e-3)
@@ -248,7 +270,7 @@ def test_frozen_leaves():
 
 
 def test_leaves_that_are_not_trained_need_no_factor():
-    """What stands there for integers and frozen leaves is not looked at."""
+    """The factors of integers and frozen leaves are not looked at."""
 
     def with_index(params, x, y):
         return loss(params, x[params["index"]] * params["table"], y)
@@ -271,26 +293,30 @@ def test_leaves_that_are_not_trained_need_no_factor():
 
 
 def test_the_mean_square_of_the_reciprocals_is_one():
-    """So the noise of the mean has the same total variance as without factors, also with frozen leaves."""
+    """The noise of the mean has the same total variance as without factors, also with frozen leaves."""
     optimizer = optax.adamw(0.1)
     params = {"a": jnp.zeros(50), "frozen": jnp.zeros(7), "c": jnp.zeros((3, 4))}
     state = optimizer.init(params)
     scale = jax.jit(adam_scale(epsilon=0.1))
     for factor in jax.tree.leaves(scale(state)):
         np.testing.assert_array_equal(factor, 1)
-    draw = np.random.default_rng(0)
+
+    generator = np.random.default_rng(0)
     update = jax.jit(optimizer.update)
     for _ in range(5):
         gradients = {
-            "a": draw.normal(size=50),
+            "a": generator.normal(size=50),
             "frozen": np.zeros(7),
             "c": np.full((3, 4), 3.0),
         }
         _, state = update(jax.tree.map(np.float32, gradients), state, params)
+
+    # Over the two leaves that have gradients.
     factors = jax.tree.map(np.asarray, scale(state))
     np.testing.assert_array_equal(factors["frozen"], 1)
-    squares = np.concatenate([np.ravel(factors[name]) ** -2.0 for name in ("a", "c")])
-    assert squares.mean() == pytest.approx(1, rel=1e-5)
+    flat_factors = np.concatenate([np.ravel(factors["a"]), np.ravel(factors["c"])])
+    squared_reciprocals = flat_factors**-2.0
+    assert squared_reciprocals.mean() == pytest.approx(1, rel=1e-5)
     assert float(factors["c"].max()) < float(factors["a"].min())
     moments = {name: state[0].nu[name] for name in ("a", "c")}
     by_hand = adam_factors(moments, 5, 0.1, 0.999)
@@ -299,16 +325,16 @@ def test_the_mean_square_of_the_reciprocals_is_one():
 
 def test_noise_alone_keeps_its_size_and_the_norms_of_gradients():
     """With epsilon at the size of the noise, moments that are noise give factors near 1."""
-    draw = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     optimizer = optax.adam(0.1)
     params = jnp.zeros(5000)
     state = optimizer.init(params)
     scale = jax.jit(adam_scale(epsilon=1.0))
     update = jax.jit(optimizer.update)
-    gradient = draw.normal(size=5000)
+    gradient = generator.normal(size=5000)
     for step in range(6):
         factors = np.asarray(scale(state), float)
-        noise = draw.normal(size=5000) / factors
+        noise = generator.normal(size=5000) / factors
         assert np.sqrt(np.mean(noise**2)) == pytest.approx(1, rel=0.1)
         largest_growth = 1.5 if step else 1.0001
         assert np.linalg.norm(factors * gradient) < largest_growth * np.linalg.norm(gradient)
@@ -322,16 +348,21 @@ def test_a_sweep_is_one_program(adaptive, tmp_path):
     def run(noise, epsilon, key):
         swept_plan = training.plan.replace(noise_multiplier=noise)
         swept = private_training(swept_plan, loss, optax.adam(0.1), scale=adam_scale(epsilon=epsilon))
-        return swept.run_steps(swept.init(PARAMS, key), data, 6)[0].params
+        state = swept.init(PARAMS, key)
+        state, _ = swept.run_steps(state, data, 6)
+        return state.params
 
     # The second of these runs has the numbers of `adaptive`.
-    noise, epsilon = jnp.array([1.0, 2.0]), jnp.array([0.5, 1e-3])
+    noise = jnp.array([1.0, 2.0])
+    epsilon = jnp.array([0.5, 1e-3])
     keys = jax.random.split(jax.random.key(5), 2)
     together = jax.jit(jax.vmap(run))(noise, epsilon, keys)
     assert not np.allclose(together["w"][0], together["w"][1])
+
     alone = start_run(tmp_path / "alone", training, PARAMS, data, key=keys[1])
     finished(alone, 2)
     np.testing.assert_allclose(together["w"][1], alone.state.params["w"], rtol=1e-4, atol=1e-5)
+
     with pytest.raises(ValueError, match="share one noise key"):
         jax.vmap(run, (None, 0, None))(1.0, epsilon, keys[0])
 
@@ -341,7 +372,7 @@ def is_private_state(node):
 
 
 def test_the_factors_do_not_see_the_noise_key():
-    """They are made of the optimizer's own state, which holds neither key nor ledger."""
+    """The factors are made of the optimizer's own state, which holds neither key nor ledger."""
     seen = []
 
     def scale(optimizer_state):
@@ -372,8 +403,9 @@ def sgd_with_spread():
 
 def test_correlated_noise_is_that_of_the_scaled_space():
     """On data without gradient the steps, times their factors, are those of the same run without factors."""
-    epochs = {name: value for name, value in PLAN.items() if name != "num_steps"} | {"epochs": 2}
-    plan = make_plan(**epochs, correlation=correlated.bisr(3))
+    arguments = PLAN | {"epochs": 2, "correlation": correlated.bisr(3)}
+    del arguments["num_steps"]
+    plan = make_plan(**arguments)
 
     def scale(state):
         return 1.0 + state["spread"] * (state["count"] % 2)
@@ -386,33 +418,42 @@ def test_correlated_noise_is_that_of_the_scaled_space():
         private_state, optimizer_state = state.opt_state
         optimizer_state = optimizer_state | {"spread": jnp.float32(spread)}
         state = state._replace(opt_state=(private_state, optimizer_state))
+
+        # The differences of the weights are what was released.
         weights = [np.zeros(D)]
         for _ in range(plan.max_steps):
             state, _ = training.step(state, data)
             weights.append(np.asarray(state.params["w"]))
         released.append(np.diff(weights, axis=0))
-    factors = np.where(np.arange(plan.max_steps) % 2, 10.0, 1.0)[:, None]
+
+    # The factors of every second step are 10.
+    is_odd = np.arange(plan.max_steps) % 2
+    factors = np.where(is_odd, 10.0, 1.0)[:, None]
     np.testing.assert_allclose(released[1] * factors, released[0], rtol=1e-3, atol=1e-4)
 
 
 def test_a_run_goes_on_with_the_same_factors(adaptive, tmp_path):
-    """The moments are the checkpoint's, bit for bit; and factors are another program under the same key."""
+    """A resumed run has the moments of its checkpoint, bit for bit, and factors are another program under one key."""
     training, data = adaptive
     key = jax.random.key(8)
-    committed(start_run(tmp_path / "one", training, PARAMS, data, key=key)).advance(2)
-    run = resume_run(tmp_path / "one", training, PARAMS, data)
-    finished(run, 2)
+    interrupted = committed(start_run(tmp_path / "one", training, PARAMS, data, key=key))
+    interrupted.advance(2)
+    resumed = resume_run(tmp_path / "one", training, PARAMS, data)
+    finished(resumed, 2)
+
     whole = start_run(tmp_path / "two", training, PARAMS, data, key=key)
     finished(whole, 2)
     for name in PARAMS:
-        np.testing.assert_array_equal(run.state.params[name], whole.state.params[name])
+        np.testing.assert_array_equal(resumed.state.params[name], whole.state.params[name])
+
+    # The key was used for a run with factors.
     plain = private_training(training.plan, loss, optax.adam(0.1))
     with pytest.raises(ValueError, match=r"for another run \(other program\)"):
         start_run(tmp_path / "three", plain, PARAMS, data, key=key)
 
 
 def test_the_statement():
-    """Only its first line tells of the factors; the figures are those of the plan."""
+    """The first line of the statement tells of the factors, and the others are those of the plan."""
     plan = make_plan(**PLAN)
     optimizer = optax.adam(0.1)
     with_factors = private_training(plan, loss, optimizer, scale=adam_scale(epsilon=0.1))
@@ -441,8 +482,9 @@ def test_the_statement():
 )
 def test_refusals(optimizer, scale, message):
     """Factors that do not fit the parameters, and an optimizer without the moments, are refused before a step."""
+    plan = make_plan(**PLAN)
     with pytest.raises(ValueError, match=message):
-        private_training(make_plan(**PLAN), loss, optimizer, scale=scale).init(PARAMS, jax.random.key(0))
+        private_training(plan, loss, optimizer, scale=scale).init(PARAMS, jax.random.key(0))
 
 
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": -1.0}, {"epsilon": np.nan}, {"b2": 1.0}, {"b2": 0}])

@@ -56,7 +56,7 @@ def rows_of(norms, is_padding):
 
 
 def times_taken(infos, num_rows, steps=7):
-    """How often each row took part in each step, [epochs, steps, rows], of the steps of some `Info`."""
+    """Return how often each row took part in each step, [epochs, steps, rows], by the `Info` of the steps."""
     norms = np.concatenate([np.atleast_2d(info.norms) for info in infos])
     is_padding = np.concatenate([np.atleast_2d(info.is_padding) for info in infos])
     taken = np.zeros((len(norms), num_rows), int)
@@ -112,7 +112,7 @@ def test_a_plan_meets_its_target_by_the_upper_end(target):
     ],
 )
 def test_bad_plans(changes, message):
-    """What shuffled batches do not have is refused."""
+    """A field that shuffled batches do not have is refused."""
     given = {name: value for name, value in (PLAN | changes).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         make_plan(**given)

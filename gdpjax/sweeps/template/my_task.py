@@ -1,4 +1,4 @@
-"""What is trained: the data, the model with its loss, and the optimizer. Replace each by your own."""
+"""A task to train: the data, the model with its loss, and the optimizer. Replace each by your own."""
 
 import jax
 import jax.numpy as jnp
