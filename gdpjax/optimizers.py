@@ -74,7 +74,7 @@ def dpsgd(
     >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
     >>> tx = dpsgd(0.1, 1.0, noise_multiplier=1.0, batches=batches, key=jax.random.key(0))
     >>> params = jnp.zeros(2)
-    >>> updates, state = jax.jit(tx.update)(jnp.ones((5, 2)), tx.init(params), params)
+    >>> updates, state = jax.jit(tx.update)(jnp.ones((batches.capacity, 2)), tx.init(params), params)
     >>> updates.shape
     (2,)
     """
@@ -136,7 +136,7 @@ def dpadam(
     >>> batches = gdpjax.sampling.Poisson(num_examples=100, expected_batch_size=10, num_steps=20)
     >>> tx = dpadam(1e-3, 1.0, noise_multiplier=1.0, batches=batches, key=jax.random.key(0))
     >>> params = jnp.zeros(2)
-    >>> updates, state = jax.jit(tx.update)(jnp.ones((5, 2)), tx.init(params), params)
+    >>> updates, state = jax.jit(tx.update)(jnp.ones((batches.capacity, 2)), tx.init(params), params)
     >>> updates.shape
     (2,)
     """

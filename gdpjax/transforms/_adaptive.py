@@ -70,6 +70,7 @@ from gdpjax.transforms._noise import (
     noise_stddev,
     noisy_mean,
     noisy_tree,
+    refuse_other_rows,
     scheduled,
     unshared,
 )
@@ -153,7 +154,7 @@ def privatize_adaptive(
     >>> tx = privatize_adaptive(initial_l2_clip_norm=1.0, noise_multiplier=1.0, count_stddev=2.0, batches=batches,
     ...                         key=jax.random.key(0))
     >>> params = jnp.zeros(2)
-    >>> batch = jnp.array([[3.0, 4.0], [0.0, 0.5]])
+    >>> batch = jnp.ones((batches.capacity, 2))  # a gradient for each row; those of padding are zero
     >>> noisy_mean, state = jax.jit(tx.update)(batch, tx.init(params), params)
     >>> noisy_mean.shape, round(float(state.ledger.noise_multiplier[0]), 4)
     ((2,), 0.9701)
@@ -218,7 +219,7 @@ def clip_norm_of(opt_state: PyTree) -> Array:
     ...     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), clip_norm_of(state), return_info=True)
     ...     clipped_sum, info = grad_fn(params, batch, is_padding=is_padding)
     ...     return tx.update(clipped_sum, state, params, clipped_by=grad_fn, norms=info.norms)
-    >>> batch, is_padding = jnp.array([[3.0, 4.0], [0.0, 0.5]]), jnp.array([False, True])
+    >>> batch, is_padding = jnp.ones((batches.capacity, 2)), jnp.arange(batches.capacity) >= 10
     >>> noisy_mean, state = step(tx.init(params), batch, is_padding)
     >>> noisy_mean.shape, clip_norm_of(state).shape
     ((2,), ())
@@ -369,6 +370,8 @@ class _AdaptiveTransform:
             rule = Flat(state.l2_clip_norm)
             clipped = clip_rows(updates, params, rule, self.trainable, self.max_batch_size)
             check_leaves(clipped.total, params)
+            if self.batches is not None:
+                refuse_other_rows(len(clipped.norms), self.batches)
             is_trained = broadcast_trainable(self.trainable, params)
             return _BoundedSum(clipped.total, clipped.norms, is_trained, jnp.ones(()))
 

@@ -313,23 +313,36 @@ def check_clip(clip: Any) -> None:
 def check_origin(clip: Any, updates: PyTree, batches: Poisson | None) -> None:
     """Raise ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed.
 
-    The sum of a batch that ``batches`` draws has a mask of its padding.
+    The sum of a batch that ``batches`` draws has its rows and a mask of its padding.
     """
     provenance = getattr(clip, "provenance", None)
     if isinstance(provenance, Provenance):
         recorded = provenance.take(updates, current_trace())
-        _refuse_without_mask(recorded, batches)
+        _refuse_other_batches(recorded, batches)
 
 
-def _refuse_without_mask(recorded: RecordedSum | None, batches: Poisson | None) -> None:
-    """Raise ValueError for a sum of drawn rows whose padding was not named; one of another trace is believed."""
-    if batches is None or recorded is None or recorded.has_mask:
+def _refuse_other_batches(recorded: RecordedSum | None, batches: Poisson | None, num_microbatches: int = 1) -> None:
+    """Raise ValueError for a sum that is of no batch that ``batches`` draws; one of another trace is believed."""
+    if batches is None or recorded is None:
         return
-    raise ValueError(
-        "batches= draws batches that are padded to their capacity, with rows of examples that are not in them, and "
-        "this sum counted all its rows. Give the mask that comes with the indices, grad_fn(params, x, y, "
-        "is_padding=is_padding); if every row is an example of the batch, say so: is_padding=jnp.zeros(len(x), bool)"
-    )
+    if not recorded.has_mask:
+        raise ValueError(
+            "batches= draws batches that are padded to their capacity, with rows of examples that are not in them, and "
+            "this sum counted all its rows. Give the mask that comes with the indices, grad_fn(params, x, y, "
+            "is_padding=is_padding)"
+        )
+    refuse_other_rows(recorded.num_rows * num_microbatches, batches)
+
+
+def refuse_other_rows(num_rows: int, batches: Poisson) -> None:
+    """Raise ValueError unless a batch that ``batches`` draws has that many rows, padding included."""
+    if num_rows != batches.capacity:
+        raise ValueError(
+            f"batches= draws batches of {batches.capacity} rows, padding included (its capacity), and this sum is of "
+            f"{num_rows}: give all rows of batches.sample(key, step), or of batches.host_batches(key)[step]. Batches "
+            "that a loader makes otherwise have another epsilon: say how they are drawn, by sampling= and "
+            "sampling_prob= in the place of batches="
+        )
 
 
 class Accumulation:
@@ -377,7 +390,7 @@ class Accumulation:
                 )
 
         recorded = provenance.take(self._clipped_sum, self._trace)
-        _refuse_without_mask(recorded, batches)
+        _refuse_other_batches(recorded, batches, self._num_microbatches)
         self.charge = charge_of_sum(
             clip,
             self._clipped_sum,
@@ -502,8 +515,8 @@ def privatize(
 
     Raises:
       ValueError: values out of range, batches beside the numbers that they stand for, a clip without ``sensitivity``,
-        updates that are no sum of this clip, or were changed since, or (with batches) made without is_padding,
-        params=None, a leaf whose shape is not its
+        updates that are no sum of this clip, or were changed since, or (with batches) made without is_padding or of
+        another number of rows than a drawn batch has, params=None, a leaf whose shape is not its
         parameter's, masked leaves, a key shared under vmap or that is a constant of a loop (`jax.lax.map`, scan) or of
         a shard_map over hyperparameters, a pair of sampling and relation without a bound.
 

@@ -324,21 +324,31 @@ NO_BUG = "the stand-in for clipping, which is sound"
 
 
 @pytest.fixture(scope="module")
-def cases_with():
-    """Return the worst cases of a step with a bug; one compiled program has all bugs."""
-    names = [*BUGS, NO_BUG]
+def step_with_all_bugs():
+    """Return a step with all bugs, and its worst cases."""
     step = FaultyStep([*(bug for bug, _ in BUGS.values()), bounded_by(finite_clip)])
     with pytest.MonkeyPatch.context() as patch:
         step.install(patch)
         cases = _worst_cases.worst_cases()
-        # The network would be a second program.
-        del cases["mislabeled"]
 
-        def cases_with(name):
-            place = names.index(name)
-            return {of_case: step.case_with(place, case) for of_case, case in cases.items()}
+    # The network would be a second program.
+    del cases["mislabeled"]
+    return step, cases
 
-        yield cases_with
+
+@pytest.fixture
+def cases_with(step_with_all_bugs, monkeypatch):
+    """Return the worst cases of a step with a bug; one compiled program has all bugs."""
+    step, cases = step_with_all_bugs
+    # The program is traced in the first test that runs it.
+    step.install(monkeypatch)
+    names = [*BUGS, NO_BUG]
+
+    def cases_with(name):
+        place = names.index(name)
+        return {of_case: step.case_with(place, case) for of_case, case in cases.items()}
+
+    return cases_with
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -319,3 +319,45 @@ def test_bounds_of_groups_that_are_rounded_stay_within_the_whole_bound(num_leave
             grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(jnp.concatenate(w), x), gdpjax.PerLeaf(bound))
             total = np.linalg.norm(flat(fast(grad_fn)(params, rows)))
             assert 1 - 1e-5 < total <= 1
+
+
+def bounds_by_group():
+    """A rule of two groups, and a function that makes its bounds ten times as large where the caller holds them."""
+    bounds = {"a": 0.6, "b": 0.8}
+
+    def change():
+        bounds.update(a=6.0, b=8.0)
+
+    return gdpjax.PerGroup({"w": "a", "v": "b"}, bounds), change
+
+
+def array_of(make):
+    """A rule made of an array of NumPy that holds 1, and a function that sets it to 10."""
+    bound = np.array(1.0)
+
+    def change():
+        bound[()] = 10.0
+
+    return make(bound), change
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        bounds_by_group,
+        lambda: array_of(lambda bound: bound),
+        lambda: array_of(gdpjax.PerLeaf),
+        lambda: array_of(Smooth),
+        lambda: array_of(lambda bound: gdpjax.PerGroup({"w": "a", "v": "b"}, {"a": bound, "b": 1e-3})),
+    ],
+    ids=["dict", "number", "rule", "own rule", "number in a dict"],
+)
+def test_what_the_caller_changes_later_changes_no_bound(made):
+    """The noise is scaled to the bound when the transform is made, and the sum is clipped when it is computed."""
+    clip, change = made()
+    grad_fn = gdpjax.clipped_grad(lambda params, x: x * (params["w"] + params["v"]).sum(), clip)
+    before = grad_fn.sensitivity(ADD)
+    change()
+    total = grad_fn({"w": jnp.zeros(2), "v": jnp.zeros(2)}, jnp.full(1, 1e3))
+    assert grad_fn.sensitivity(ADD) == before
+    assert np.linalg.norm([total["w"], total["v"]]) <= before

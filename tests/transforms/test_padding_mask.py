@@ -66,8 +66,28 @@ def test_adaptive_clipping_needs_it_too():
     assert update.shape == (3,)
 
 
-def test_each_microbatch_needs_it():
+@pytest.mark.parametrize("num_rows", [2, 3, 5, 100])
+def test_a_drawn_batch_has_all_its_rows(num_rows):
+    """A batch of another size was not drawn by ``batches``, whatever its mask says."""
+    tx = private(batches=BATCHES)
+    rows = jnp.ones((num_rows, 3))
+    total = grad_fn(PARAMS, rows, is_padding=jnp.zeros(num_rows, bool))
+    with pytest.raises(ValueError, match=f"batches of 4 rows.* this sum is of {num_rows}: give all rows"):
+        tx.update(total, tx.init(PARAMS), PARAMS)
+
+
+def test_microbatches_have_all_rows_together():
+    """Two microbatches of four rows are no batch of four."""
     tx = gdpjax.accumulate_clipped(private(batches=BATCHES), 2)
+    total = grad_fn(PARAMS, ROWS, is_padding=PADDING)
+    with pytest.raises(ValueError, match="this sum is of 8"):
+        tx.update(total, tx.init(PARAMS), PARAMS)
+
+
+def test_each_microbatch_needs_it():
+    """A microbatch is a part of a drawn batch, padding included."""
+    batches = Poisson(num_examples=100, expected_batch_size=2, num_steps=5, capacity=8)
+    tx = gdpjax.accumulate_clipped(private(batches=batches), 2)
     state = tx.init(PARAMS)
     with pytest.raises(ValueError, match=MESSAGE):
         tx.update(grad_fn(PARAMS, ROWS), state, PARAMS)

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("cheap_noise")
 KEY = jax.random.key(3)
 SUM = gdpjax.Sensitivity(1.0)
 PARAMS = {"w": jnp.arange(3.0)}
-ROWS = {"w": jnp.ones((4, 3))}
 BATCHES = Poisson(num_examples=1000, expected_batch_size=64, num_steps=100, capacity=100)
+ROWS = {"w": jnp.ones((BATCHES.capacity, 3))}
 
 
 def long_form(batches=BATCHES):
