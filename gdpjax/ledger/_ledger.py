@@ -41,6 +41,17 @@ def _event_from_dict(description: dict[str, Any]) -> AnyEvent:
     if kind not in EVENT_TYPES:
         raise ValueError(f"the type of an event must be one of {', '.join(EVENT_TYPES)}, got {shown(kind)}")
     fields = {name: value for name, value in description.items() if name != "type"}
+
+    # The default in the place of a number that was lost, such as no overflow or one epoch, would cost less.
+    expected = {field.name for field in dataclasses.fields(EVENT_TYPES[kind])} - {"announced"}
+    missing = expected - fields.keys()
+    if missing:
+        raise ValueError(
+            f"expected all fields of an event of type {kind}, got none for {', '.join(sorted(missing))}; give what "
+            "Ledger.to_json made"
+        )
+    if None in fields.values():
+        raise ValueError(f"expected a value for each field of an event of type {kind}, got null for one of them")
     return EVENT_TYPES[kind](**fields)
 
 

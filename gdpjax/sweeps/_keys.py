@@ -1,7 +1,8 @@
 """Make a key for each use of randomness.
 
 Without a seed every use has its own key from the system's entropy. With one they are derived from it, and anyone
-who knows the seed can compute the noise and subtract it: reproducible, therefore not private against them.
+who knows the seed can compute the noise and subtract it. Two trainings with one seed and the same settings on data that
+differ have the same noise, which their difference does not have. So seeded trainings are reproducible, not private.
 """
 
 import hashlib
@@ -13,7 +14,10 @@ import jax
 
 from gdpjax._core.keys import fresh_key
 
-SEED_NOTICE = "seeded run: it is reproducible, and therefore NOT private against anyone who knows the seed"
+SEED_NOTICE = (
+    "seeded run: it is reproducible, and therefore NOT private against anyone who knows the seed, or who sees what the "
+    "same seed and settings gave on other data (the noise is the same)"
+)
 
 
 class Keys(NamedTuple):

@@ -35,7 +35,7 @@ _SETTINGS = (
     "jax_numpy_dtype_promotion",
 )
 """Settings of JAX that change the bits of a program whose text is the same, or the text itself."""
-_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TF_CUDNN_DETERMINISTIC", "XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TF_CUDNN_DETERMINISTIC", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "PJRT_NPROC", "NPROC")
 """Variables of the environment that do."""
 
 
@@ -49,6 +49,13 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.split(":")[1].strip()
     return platform.processor()
+
+
+def _num_processors() -> int | None:
+    """Return how many processors this process may use: the parts into which XLA cuts a sum depend on it."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def environment() -> dict[str, Any]:
@@ -66,7 +73,7 @@ def environment() -> dict[str, Any]:
         "process_count": jax.process_count(),
         "machine": platform.machine(),
         "cpu": _processor(),
-        "cpu_count": os.cpu_count(),
+        "cpu_count": _num_processors(),
         **{name.lower(): os.environ.get(name, "") for name in _VARIABLES},
         **settings,
     }

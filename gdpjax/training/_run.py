@@ -109,6 +109,8 @@ class Run:
         # The lengths of chunks that are on record and whose outcome is not.
         self._pending: list[int] = []
         self._saves = 0
+        # Digests of the keys that this run has had.
+        self._own_keys = {_digest_of_keys(state)}
         self._is_advancing = False
         self._take_over(lock)
 
@@ -398,6 +400,11 @@ class Run:
 
         With the old keys they would be made again, on other parameters, with the same noise.
         """
+        if _digest_of_keys(self.state) not in self._own_keys:
+            raise ValueError(
+                "run.state was set to a state with keys that this run never had: it is the state of another run, whose "
+                "steps would be made again with the same noise. Begin a run of its own with start_run"
+            )
         if self._pending or self.step == self._records.end:
             return
         if self._training.plan.correlation is not None:
@@ -410,14 +417,18 @@ class Run:
                 f"run.state is charged for {self.step} steps, but this run has {self._records.end} on record: it is "
                 "the state of another run"
             )
-        self.state = _with_new_keys(self._training, self.state, self._records.end - self.step)
+        self._take_new_keys(self._records.end - self.step)
 
     def _pay_for_lost(self) -> None:
         """Charge all that is on record, and go on from there with new keys."""
-        num_lost = self._records.end - self.step
-        self.state = _with_new_keys(self._training, self.state, num_lost)
+        self._take_new_keys(self._records.end - self.step)
         self._pending = []
         self.save()
+
+    def _take_new_keys(self, num_lost: int) -> None:
+        """Charge ``num_lost`` steps, and go on with new keys."""
+        self.state = _with_new_keys(self._training, self.state, num_lost)
+        self._own_keys.add(_digest_of_keys(self.state))
 
     def _paid(self, num_lines: int) -> int:
         """Return how many steps the first lines of the journal pay for."""
@@ -443,6 +454,12 @@ def _is_private_state(node: Any) -> bool:
 def _private_states(state: State) -> list[Any]:
     """Return the leaves of the optimizer's state, in which that of the private transform is one."""
     return jax.tree.leaves(state.opt_state, is_leaf=_is_private_state)
+
+
+def _digest_of_keys(state: State) -> str:
+    """Return the SHA-256 of the keys of noise and sampling."""
+    key_data = [node.key_data for node in _private_states(state) if _is_private_state(node)]
+    return digest_of(*key_data, jax.random.key_data(state.sampling_key))
 
 
 def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
@@ -606,6 +623,7 @@ def resume_run(
     _check_plan_file(folder / PLAN, training)
 
     run.state = _checkpoint.restore(folder, index, template)
+    run._own_keys = {_digest_of_keys(run.state)}
     if int(run.step) != index.step:
         raise CheckpointError(
             f"the checkpoint in {folder} is damaged: its ledger has {run.step} steps, its index {index.step}"

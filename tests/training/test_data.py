@@ -47,6 +47,16 @@ def test_parameters_do_not_change_with_the_array_that_they_came_from():
     assert float(state.params["weights"].min()) == 1
 
 
+def test_the_processors_of_a_process_are_in_its_environment(monkeypatch):
+    """XLA cuts a sum into a part for each processor that the process may use, not for each that there is."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
+    before = environment()
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {2}, raising=False)
+    assert environment() == before | {"cpu_count": 1}
+    monkeypatch.setenv("PJRT_NPROC", "1")
+    assert environment() == before | {"cpu_count": 1, "pjrt_nproc": "1"}
+
+
 def test_settings_that_change_bits_change_the_environment(monkeypatch):
     """The same program text is compiled to other roundings then; an interrupted chunk must not be repeated."""
     before = environment()

@@ -157,6 +157,7 @@ def test_a_state_that_is_put_back_is_charged_and_gets_new_keys(small, tmp_path):
     again = resume_run(run.folder, *small, scan=False)
     assert (again.step, keys_of(again)) == (9, keys_of(run))
     other = start_run(tmp_path / "other", *small, key=jax.random.key(12), scan=False)
+    other.advance(7)
     other.state = earlier
     with pytest.raises(ValueError, match="the state of another run"):
         other.advance(1)
