@@ -1,5 +1,7 @@
 """Events and ledgers: validation, JSON, the joint event."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpjax import Event, Ledger, NeighboringRelation
-from gdpjax.ledger import init_ledger, ledger_from_state, record_step
+from gdpjax.ledger import (
+    AllocationEvent,
+    ApproximateDPEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    RandomizedResponseEvent,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+    init_ledger,
+    ledger_from_state,
+    record_step,
+)
 
 EVENTS = st.builds(
     Event,
@@ -91,6 +106,35 @@ def test_a_name_twice_in_json_is_refused():
     assert twice != text
     with pytest.raises(ValueError, match="'num_steps' twice"):
         Ledger.from_json(twice)
+
+
+ALL_EVENTS = [
+    Event(1.0, 0.1, 1000, overflow=1e-3),
+    AllocationEvent(1.0, 10, 3, 2, missing_steps=1),
+    ShuffledEvent(1.0, 10, 3),
+    TruncatedPoissonEvent(1.0, 0.1, 10, 100, 30),
+    CorrelatedGaussianEvent(2.0, 100, max_participations=4, min_separation=25),
+    CyclicPoissonEvent(1.0, 0.1, 10, 5),
+    GaussianEvent(1.0, 3),
+    LaplaceEvent(0.1, 3),
+    RandomizedResponseEvent(0.1, 3, 3),
+    ApproximateDPEvent(0.1, 1e-6, 3),
+]
+
+
+@pytest.mark.parametrize("event", ALL_EVENTS, ids=lambda event: type(event).__name__)
+def test_a_field_that_was_lost_from_json_is_refused(event):
+    """Its default, such as no overflow or a single epoch, would cost less than what was run."""
+    text = Ledger([event]).to_json()
+    assert Ledger.from_json(text) == Ledger([event])
+    written = json.loads(text)
+    fields = written["events"][0]
+    for name in fields.keys() - {"type", "announced"}:
+        without = {kept: value for kept, value in fields.items() if kept != name}
+        with pytest.raises(ValueError, match=f"expected all fields .*{name}"):
+            Ledger.from_json(json.dumps(written | {"events": [without]}))
+        with pytest.raises(ValueError, match="expected"):
+            Ledger.from_json(json.dumps(written | {"events": [fields | {name: None}]}))
 
 
 def test_events_from_an_iterator_are_kept():
