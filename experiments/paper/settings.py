@@ -92,7 +92,7 @@ EXPERIMENTS: dict[str, tuple[Row, ...]] = {
         _mnist_row(0.5, 0.25, 1.5, 100, (0.980, 4.78, 31.12, 32.40), chosen=CHOSEN),
     ),
     "adult": (Row("adult", PRESETS["adult"], {"mu_clt": 2.03}, seeds=3),),
-    "imdb": (Row("imdb", PRESETS["imdb"], {"test_accuracy": 0.84, "mu_clt": 2.07}, seeds=3),),
+    "imdb": (Row("imdb", PRESETS["imdb"], {"test_accuracy": 0.84, "mu_clt": 2.07}, seeds=8),),
     "movielens": (
         Row(
             "movielens",
