@@ -739,6 +739,29 @@ TRAPS = {
         ),
         "strategies of more bands than there are groups are accepted by privatize: the first of these fails",
     ),
+    77: Trap(
+        "A whole data set, or the batch of a shuffled loader, is noised and accounted for as a drawn Poisson batch.",
+        (
+            "tests/transforms/test_padding_mask.py::test_a_drawn_batch_has_all_its_rows",
+            "tests/transforms/test_padding_mask.py::test_microbatches_have_all_rows_together",
+        ),
+        "the number of rows is not compared with the capacity: both fail",
+    ),
+    78: Trap(
+        "A clip rule's numbers are changed after the noise was scaled to them.",
+        ("tests/clipping/test_own_rules.py::test_what_the_caller_changes_later_changes_no_bound",),
+        "rules keep the caller's arrays: four of its five cases fail",
+    ),
+    79: Trap(
+        "A number that was lost from the file of a ledger is replaced by a default that costs less.",
+        ("tests/test_ledger.py::test_a_field_that_was_lost_from_json_is_refused",),
+        "missing fields and null take their defaults, as before: all of its cases fail",
+    ),
+    80: Trap(
+        "A run goes on from the state of another one, and takes its steps again with the same noise.",
+        ("tests/training/test_run_folder.py::test_a_state_that_is_put_back_is_charged_and_gets_new_keys",),
+        "the keys of a state are not compared with those of the run: it fails",
+    ),
 }
 
 
