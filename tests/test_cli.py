@@ -37,6 +37,15 @@ def run(capsys, *arguments):
     return captured.out
 
 
+@pytest.mark.parametrize("command", ["account", "calibrate", "sweep"])
+def test_help_names_options_as_they_are_given(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = capsys.readouterr().out.partition("--input: a CSV")[0]
+    for name in ("NUM_EXAMPLES", "num_examples", "batch_size", " BATCH_SIZE"):
+        assert name not in said
+
+
 def test_account_json(capsys):
     result = json.loads(run(capsys, "account", "--noise-multiplier", "1.3", *MNIST, "--delta", "1e-5", "--json"))
     assert list(result) == KEYS
