@@ -37,7 +37,7 @@ def run(config: CorrelatedFigureConfig) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
     path = config.output / "correlated_noise.png"
     with look({"axes.titlesize": 8}, font_size=8):
-        save(draw(), path, dpi=120)
+        save(draw(), path, dpi=100)
     print(f"Figure: {path}")
 
 

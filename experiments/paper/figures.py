@@ -87,7 +87,7 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
 def _save(figure: Figure, path: Path) -> None:
     """Write a PNG file of few colours, which is a third of the size and looks the same."""
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=130, bbox_inches="tight")
+    figure.savefig(drawn, dpi=97, bbox_inches="tight")
     plt.close(figure)
 
     # The same picture with few colours.
