@@ -56,6 +56,16 @@ def lines_by_quantity(table):
     return {line.split()[0]: line for line in table.splitlines()}
 
 
+@pytest.mark.parametrize("command", ["account", "calibrate", "sweep"])
+def test_help_names_options_as_they_are_given(capsys, command):
+    """Metavars and texts say max_examples and expected_batch_size, as the options do."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = capsys.readouterr().out.partition("--input: a CSV")[0]
+    for name in ("NUM_EXAMPLES", "num_examples", "batch_size", " BATCH_SIZE"):
+        assert name not in said
+
+
 def test_account_json(capsys):
     """The figures are those of the Python functions, and in their order."""
     result = run_json(capsys, "account", "--noise-multiplier", "1.3", *MNIST, "--delta", "1e-5")

@@ -93,8 +93,9 @@ def test_values(name, text, expected):
         ("--num-steps", "1000.5", "num_steps must be a whole number >= 1, got 1000.5"),
         ("--delta", "1", "delta must be a number in"),
         ("--sampling-prob", "1.5", "sampling_prob must be a number in [0, 1], got 1.5"),
-        ("--epochs", "3", "either num_steps or epochs"),
-        ("--batch-size", "3", "either sampling_prob, or both"),
+        ("--num-examples", "0.5", "max_examples must be a whole number >= 1, got 0"),
+        ("--epochs", "3", "either --num-steps or --epochs"),
+        ("--batch-size", "3", "either --sampling-prob, or both"),
         ("--noise-multiplier", "1:2:1000001", "a range has 2 to"),
         ("--delta", "1e-6:1e-5:130000", "at most 1000000"),
         ("--output", "out.txt", "must end in .csv or .parquet"),
@@ -231,6 +232,19 @@ def test_a_full_disk_is_one_sentence_that_says_how_to_go_on(tmp_path, capsys, mo
     assert error.count("\n") == 1
     assert "No space left on device" in error
     assert "--resume" in error
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "must give either --sampling-prob, or both --max-examples and --expected-batch-size; got --noise-mul"),
+        (["--max-examples", "9", "--batch-size", "10"], "--expected-batch-size must be above 0 and at most"),
+    ],
+)
+def test_without_a_file_messages_name_the_options(tmp_path, capsys, fake_accountant, given, message):
+    run = ["--noise-multiplier", "1", "--num-steps", "10", "--delta", "1e-5"]
+    assert sweep(*run, *given, "--output", tmp_path / "out.csv") == 2
+    assert message in capsys.readouterr().err
 
 
 def test_bad_rows_in_json(tmp_path, capsys, fake_accountant):

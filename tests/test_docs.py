@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import pathlib
 import re
+import runpy
 import types
 
 import pytest
@@ -142,3 +143,14 @@ def test_every_public_name_is_in_the_api_reference():
     accounting = (DOCS / "api" / "accounting.md").read_text()
     for name in gdpjax.accounting.__all__:
         assert re.search(rf"`(accounting\.)?{name}`", accounting), f"accounting.{name} is not in docs/api/accounting.md"
+
+
+def test_formulas_of_the_site_are_mathml():
+    pytest.importorskip("latex2mathml")
+    mathml = runpy.run_path(str(DOCS / "hooks" / "formulas.py"))["mathml"]
+    assert "<mtext>arg</mtext><mspace" in mathml(r"\psi = \arg r")
+    assert "<msub><mo>max</mo>" in mathml(r"\max_i x_i")
+    for page in DOCS.rglob("*.md"):
+        prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)
+        for formula in re.findall(r"(?<!\\)\$([^$]+)\$", prose):
+            assert "\\" not in mathml(formula), (page.name, formula)

@@ -110,12 +110,15 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
 
         rates, widths = zip(*bracket_curve(result), strict=True)
         colour = STANDINGS["bracket"].colour
-        axes.plot(rates, widths, marker=".", color=colour, lw=1.0, label="bracket, rtol 1e-2 to 1e-6")
+        axes.plot(
+            rates, widths, marker=".", color=colour, lw=1.0, label="gdpjax bracket, rtol 1e-2 to 1e-6, one a call"
+        )
 
         for point in labels(found):
             _write_label(axes, point)
-        axes.set(xlabel="configurations per second, one core", xscale="log")
-        axes.set(ylabel="median over configurations", yscale="log")
+        xlabel = "configurations per second, one core (gdpjax in bold: many in a call; all others: one a call)"
+        axes.set(xlabel=xlabel, xscale="log")
+        axes.set(ylabel="relative width, excess or error,\nmedian over configurations", yscale="log")
         axes.margins(0.08, 0.12)
         axes.grid(color="0.92", zorder=0)
         figure.legend(loc="outside upper center", ncols=2, frameon=False)

@@ -28,7 +28,7 @@ PEER_STYLES = (
     Style(">", "#8fa3d6"),
 )
 STYLES = dict(zip(OWN, OWN_STYLES, strict=True)) | dict(zip(PEERS, PEER_STYLES, strict=True))
-TARGET = "target"
+TARGET = "target of this project"
 ORDER = (*STYLES, TARGET)
 """Of the legend."""
 
@@ -38,11 +38,11 @@ PANELS = {
 }
 """The label of each ratio that is drawn."""
 
-ROW_HEIGHT = 0.55
+ROW_HEIGHT = 0.65
 """Inches."""
-SPREAD = 0.06
+SPREAD = 0.1
 """How far apart the contenders of a model stand, in rows."""
-HALF_BAR = 0.36
+HALF_BAR = 0.44
 """Half the length of a target's bar, in rows."""
 
 
@@ -90,7 +90,7 @@ def _draw_contenders(axes: Any, models: dict[str, Any], ratio: str) -> None:
                 rows,
                 marker=style.marker,
                 color=style.colour,
-                s=30,
+                s=26,
                 label=name,
                 zorder=5 - number / 10,
             )

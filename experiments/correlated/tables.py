@@ -30,15 +30,16 @@ SETTINGS_HEAD = (
     "noise",
     "RMSE of sums",
 )
-SPACING = 1.03
+SPACING = 1.08
 """The methods stand side by side at each epsilon, a factor apart."""
 
 NOTES = """\
 Accuracy on the test data in percent: mean over the seeds, with a 95 % interval for the mean (Student's t). The epsilon
 is certified, at delta = {delta:g}, of ONE training with its settings fixed beforehand; neighbours differ by a null
-example (REPLACE_SPECIAL). Each method chose epochs and learning rate by itself, from {searched} trainings on held-out
-training data. Differences between methods that are smaller than the intervals mean nothing; all methods share one test
-set of {num_test} examples, whose own standard error is about {test_error:.2f} points."""
+example (REPLACE_SPECIAL).
+{choice}
+Differences between methods that are smaller than the intervals mean nothing; all methods share one test set of
+{num_test} examples, whose own standard error is about {test_error:.2f} points."""
 
 
 def result_of(
@@ -122,16 +123,27 @@ def markdown(result: dict[str, Any]) -> str:
     best = max(row["accuracy"]["mean"] for row in result["rows"])
     notes = NOTES.format(
         delta=result["delta"],
-        searched=result["searched_per_method"],
+        choice=_choice(result),
         num_test=result["num_test"],
         test_error=100 * math.sqrt(best * (1 - best) / result["num_test"]),
     )
     head = f"# Correlated noise: {result['task']['dataset']}, {result['task']['model']}, {result['seeds']} seeds"
     last = (
         "RMSE of sums: of the noise in the sum of all steps until now, in clip norms, divided by the batch size. It is "
-        "for the epochs that were chosen, and grows with them."
+        "for the epochs in its row, and grows with them."
     )
     return "\n\n".join([head, f"`{result['command']}`", accuracies, notes, settings, last]) + "\n"
+
+
+def _choice(result: dict[str, Any]) -> str:
+    """Return what was chosen for each method and epsilon, and from how many trainings."""
+    num_epsilons = len(result["task"]["epsilons"])
+    num_trainings = result["searched_per_method"] // num_epsilons
+    source = f"from {num_trainings} trainings on held-out training data"
+    epochs = result["task"]["epochs"]
+    if len(epochs) > 1:
+        return f"For each epsilon, each method chose epochs and learning rate by itself, {source}."
+    return f"For each epsilon, each method chose its learning rate by itself, {source}; all have the same epochs."
 
 
 def _accuracy(row: dict[str, Any]) -> str:
@@ -171,7 +183,9 @@ def _draw(result: dict[str, Any], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
-    axes.set(xlabel=f"certified epsilon (delta = {result['delta']:g})", ylabel="test accuracy (%)")
+    axes.set(
+        xlabel=f"certified epsilon (delta = {result['delta']:g}); the methods side by side", ylabel="test accuracy (%)"
+    )
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, path, dpi=130)
 

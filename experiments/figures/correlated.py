@@ -24,6 +24,8 @@ NUM_BANDS = 64
 PROMISE = MinSep(max_participations=8, min_separation=64)
 NUM_SHOWN = 24
 """Steps whose correlations are shown."""
+LARGEST_CORRELATION = 0.7
+"""Larger ones, such as that of a step with itself, have the same colour."""
 
 Strategy = BandedInverse | BandedToeplitz
 Line = dict[str, Any]
@@ -35,7 +37,7 @@ def run(config: CorrelatedFigureConfig) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
     path = config.output / "correlated_noise.png"
     with look({"axes.titlesize": 8}, font_size=8):
-        save(draw(), path, dpi=120)
+        save(draw(), path, dpi=100)
     print(f"Figure: {path}")
 
 
@@ -101,8 +103,8 @@ def draw() -> Figure:
         sums.plot(steps, deviations_of_sums(of_noise), label=name, **line)
 
     # What the colours mean, and what the lines are.
-    bar = upper_half.colorbar(image, ax=images, shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
-    bar.set_label("correlation")
+    bar = upper_half.colorbar(image, ax=images, extend="max", shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
+    bar.set_label("correlation\n(diagonal: 1)")
     sums.set(xlim=(0, NUM_STEPS), ylim=(0, None), xlabel="step", ylabel="stddev of the running sum")
     sums.legend(loc="center right", bbox_to_anchor=(1.0, 0.55))
     sums.grid(alpha=0.25, linewidth=0.5)
@@ -114,7 +116,7 @@ def _draw_correlations(axes: Axes, name: str, of_noise: Float[np.ndarray, "steps
     deviations = np.sqrt(of_noise.diagonal())
     correlations = of_noise / np.outer(deviations, deviations)
     shown = correlations[:NUM_SHOWN, :NUM_SHOWN]
-    image = axes.imshow(shown, cmap=SIGNED, vmin=-0.6, vmax=0.6)
+    image = axes.imshow(shown, cmap=SIGNED, vmin=-LARGEST_CORRELATION, vmax=LARGEST_CORRELATION)
     axes.set_title(name)
     axes.set_xlabel(f"stddev of one step: {deviations[-1]:.1f}")
     axes.set(xticks=[], yticks=[])

@@ -43,6 +43,12 @@ TOTAL_EPSILON = 1.5
 NOISE_OF_COUNTS = 40.0
 """Standard deviation of the noise of the histogram."""
 
+DASHED = (0, (5, 2))
+DASH_DOTTED = (0, (6, 2, 1, 2))
+DOTTED = (0, (1, 1.5))
+LONG_DASHED = (0, (9, 2, 1, 2, 1, 2))
+"""Lines are told apart by these, also where the page is printed in grey."""
+
 NORMAL_QUANTILE = 1.96
 """How many standard deviations a 95 % error bar is long, to each side."""
 
@@ -69,7 +75,7 @@ def _unit_squares(columns: int = 1, *, width: float = 3.4) -> tuple[Figure, list
     return figure, row
 
 
-def _draw_curve(axes: Axes, curve: Curve, *style: str, **options: Any) -> None:
+def _draw_curve(axes: Axes, curve: Curve, **options: Any) -> None:
     """Draw a trade-off curve: a polygon by its corners, any other on a grid."""
     points = ALPHA
     if isinstance(curve, PiecewiseLinear):
@@ -78,15 +84,23 @@ def _draw_curve(axes: Axes, curve: Curve, *style: str, **options: Any) -> None:
         at_most = 1.0 - float(curve.delta)
         corner = at_most / (1.0 + np.exp(float(curve.epsilon)))
         points = np.array([0.0, corner, at_most, 1.0])
-    axes.plot(points, curve(points), *style, **options)
+    axes.plot(points, curve(points), **options)
 
 
 def _gaussian_family() -> Figure:
     """Draw the Gaussian curves of several mu."""
     figure, (axes,) = _unit_squares()
-    colors = {0.5: BLUE, 1.0: GREEN, 3.0: ORANGE, 6.0: RED}
-    for mu, color in colors.items():
-        _draw_curve(axes, Gaussian(mu), color=color, clip_on=False, label=rf"$\mu = {mu:g}$")
+    lines = {
+        0.5: (BLUE, DOTTED),
+        1.0: (GREEN, DASH_DOTTED),
+        3.0: (ORANGE, DASHED),
+        6.0: (RED, "-"),
+    }
+    for mu, (color, line) in lines.items():
+        _draw_curve(axes, Gaussian(mu), color=color, linestyle=line, label=rf"$\mu = {mu:g}$")
+
+    # The last curve is all but zero: the axes stand beside it.
+    axes.set(xlim=(-0.03, 1), ylim=(-0.03, 1))
     axes.legend(title=r"$G_\mu$")
     return figure
 
@@ -95,13 +109,18 @@ def _tangents() -> Figure:
     """Draw G_1 as the upper envelope of its (epsilon, delta) bounds."""
     figure, (axes,) = _unit_squares()
     curve = Gaussian(1.0)
-    colors = {0.0: PURPLE, 0.5: BLUE, 1.0: GREEN, 2.0: ORANGE}
-    for epsilon, color in colors.items():
+    lines = {
+        0.0: (PURPLE, DOTTED),
+        0.5: (BLUE, DASH_DOTTED),
+        1.0: (GREEN, DASHED),
+        2.0: (RED, "-"),
+    }
+    for epsilon, (color, line) in lines.items():
         tangent_delta = delta(curve, epsilon)
         tangent = ApproximateDP(epsilon, tangent_delta)
         label = rf"$\varepsilon = {epsilon:g}$, $\delta = {tangent_delta:.3f}$"
-        _draw_curve(axes, tangent, color=color, linewidth=1, label=label)
-    _draw_curve(axes, curve, color="black", linewidth=1.6, label="$G_1$")
+        _draw_curve(axes, tangent, color=color, linestyle=line, linewidth=1.3, label=label)
+    _draw_curve(axes, curve, color="black", linewidth=1.8, label="$G_1$")
     axes.legend(fontsize=8)
     return figure
 
@@ -115,18 +134,18 @@ def _mechanisms() -> Figure:
     gaussian = GaussianMechanism(1.0).tradeoff()
     _draw_curve(axes, gaussian, color=BLUE, label="Gaussian, stddev 1")
     laplace = LaplaceMechanism(1.0).tradeoff()
-    _draw_curve(axes, laplace, "--", color=ORANGE, label=r"Laplace, $\varepsilon = 1$")
+    _draw_curve(axes, laplace, color=ORANGE, linestyle=DASHED, label=r"Laplace, $\varepsilon = 1$")
 
     # An answer that is sometimes another one.
-    for num_categories, line, color in ((2, "-.", GREEN), (10, ":", RED)):
+    for num_categories, line, color in ((2, DASH_DOTTED, GREEN), (10, DOTTED, RED)):
         response = RandomizedResponse(1.0, num_categories).tradeoff()
         label = rf"randomized response, $\varepsilon = 1$, $k = {num_categories}$"
-        _draw_curve(axes, response, line, color=color, label=label)
+        _draw_curve(axes, response, color=color, linestyle=line, label=label)
 
     # What every (epsilon, delta)-DP mechanism satisfies.
     approximate = ApproximateDP(1.0, 0.1)
     label = r"$f_{\varepsilon, \delta}$, (1, 0.1)"
-    _draw_curve(axes, approximate, color=PURPLE, linewidth=1, label=label)
+    _draw_curve(axes, approximate, color="black", linestyle=LONG_DASHED, linewidth=1, label=label)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
@@ -140,8 +159,8 @@ def _subsampling() -> Figure:
     added = inverse(removed)
     _draw_curve(axes, subsample(base, prob), color=BLUE, linewidth=3, alpha=0.35, label="$C_p(f)$")
     _draw_curve(axes, base, color="black", linewidth=1, label="$f = G_{1.8}$")
-    _draw_curve(axes, removed, "--", color=ORANGE, label="$f_p$ (remove)")
-    _draw_curve(axes, added, ":", color=RED, label="$f_p^{-1}$ (add)")
+    _draw_curve(axes, removed, color=ORANGE, linestyle=DASHED, label="$f_p$ (remove)")
+    _draw_curve(axes, added, color=RED, linestyle=DOTTED, label="$f_p^{-1}$ (add)")
     axes.legend(title="$p = 0.35$")
     return figure
 
@@ -153,11 +172,17 @@ def _composition() -> Figure:
         (left, "randomized response", ApproximateDP),
         (right, "Laplace", Laplace),
     )
+    lines = {
+        1: (RED, DOTTED),
+        4: (ORANGE, DASHED),
+        16: (GREEN, DASH_DOTTED),
+    }
     for axes, name, step in panels:
         # Certified compositions of a few steps.
-        for num_steps, color in ((1, RED), (4, ORANGE), (16, GREEN)):
+        for num_steps, (color, line) in lines.items():
             composed = compose(step(TOTAL_EPSILON / np.sqrt(num_steps)), times=num_steps)
-            _draw_curve(axes, composed.lower, color=color, linewidth=1.1, label=f"$n = {num_steps}$")
+            label = f"$n = {num_steps}$"
+            _draw_curve(axes, composed.lower, color=color, linestyle=line, linewidth=1.3, label=label)
 
         # Of very many steps the limit, and how far from it they may be.
         limit = berry_esseen(step(TOTAL_EPSILON / np.sqrt(400)), times=400)

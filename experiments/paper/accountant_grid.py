@@ -90,7 +90,7 @@ def relative_errors(table: Table) -> Table:
 def draw(table: Table) -> Figure:
     """Draw a column of heat maps for each accountant, a row for each sampling probability."""
     errors = relative_errors(table)
-    size = (7.8, 2.7 * len(PROB))
+    size = (7.1, 2.5 * len(PROB))
     figure, axes = plt.subplots(
         len(PROB),
         len(errors),
@@ -102,16 +102,16 @@ def draw(table: Table) -> Figure:
     )
     for column, (accountant, error) in enumerate(errors.items()):
         percent = 100 * error.reshape(len(NOISE), len(PROB), len(EPOCHS))
-        for row, prob in enumerate(PROB):
+        for row in range(len(PROB)):
             image = _draw_map(axes[row, column], percent[:, row])
-            axes[row, column].set_title(f"{accountant}, sampling probability {prob:.3g}", fontsize=9.5)
+        axes[0, column].set_title(accountant)
 
     # Labels at the left and at the bottom, and one bar of colours.
-    for left in axes[:, 0]:
-        left.set_ylabel(r"noise multiplier $\sigma$")
+    for left, prob in zip(axes[:, 0], PROB, strict=True):
+        left.set_ylabel(f"sampling probability {prob:.3g}\n" + r"noise multiplier $\sigma$")
     for lowest in axes[-1]:
         lowest.set_xlabel("epochs")
-    bar = figure.colorbar(image, ax=axes, extend="both", location="bottom", shrink=0.7, aspect=40)
+    bar = figure.colorbar(image, ax=axes, extend="both", location="bottom", pad=0.02, shrink=0.7, aspect=40)
     bar.set_label(r"$\varepsilon$ said / certified $\varepsilon$ - 1 (%); below 0 it is understated")
     return figure
 

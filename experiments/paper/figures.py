@@ -49,6 +49,9 @@ TRAINED = (
 )
 """The runs whose trade-off curves are drawn: experiment, row and title."""
 
+LEAST_ALPHA = 1e-10
+"""Where the trade-off curves begin: small enough for the CLT's to be below each certified band."""
+
 NUM_COLOURS = 64
 MARKS: dict[str, dict[str, Any]] = {
     CERTIFIED: {},
@@ -121,9 +124,11 @@ def figure4(results: Path) -> Figure:
         _draw_accuracy(by_epoch, rows, epochs, across="epoch")
         by_epoch.set_xlabel("epochs")
         by_epoch.set_title(f"{epochs} epochs, said to be ({epsilon}, 1e-5)-DP")
+        by_epoch.legend(loc="lower right", fontsize=8.5, frameon=True, framealpha=1, edgecolor="none")
 
+        # The lines are those of the axes above, whose legend is enough.
         _draw_accuracy(by_cost, rows, epochs, across="epsilon_upper")
-        by_cost.axvline(epsilon, color="0.4", linewidth=0.8)
+        _draw_promise(by_cost, epsilon)
         by_cost.set_xlabel(r"certified $\varepsilon$ spent")
         by_cost.set_title("accuracy for what was spent")
 
@@ -157,7 +162,21 @@ def _draw_accuracy(axes: Axes, rows: RowsByName, epochs: int, across: str) -> No
     # From below what the runs have after a fifth of the epochs, with room for the legend.
     axes.set_ylabel("test accuracy (%)")
     axes.set_ylim(min(early) - 9, max(highest) + 0.7)
-    axes.legend(loc="lower right", fontsize=8.5, frameon=True, framealpha=1, edgecolor="none")
+
+
+def _draw_promise(axes: Axes, epsilon: float) -> None:
+    """Draw a vertical line at the epsilon for which the noise was chosen, and write beside it what it is."""
+    axes.axvline(epsilon, color="0.4", linewidth=0.8)
+    just_left_of_it = (-4, 0)
+    axes.annotate(
+        "said to be spent",
+        (epsilon, 0.05),
+        just_left_of_it,
+        xycoords=axes.get_xaxis_transform(),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8.5,
+    )
 
 
 def _draw_epsilons(axes: Axes, epochs: int) -> None:
@@ -236,11 +255,11 @@ def print_at_equal_cost(results: Path, console: Console) -> None:
 
 def tradeoff(results: Path) -> Figure:
     """Draw the power of the best test against each trained model: what the CLT says, and the certified band."""
-    size = (2.7 * len(TRAINED), 2.9)
-    figure, row_of_axes = plt.subplots(1, len(TRAINED), figsize=size, layout="constrained")
-    for axes, (experiment, name, title) in zip(row_of_axes, TRAINED, strict=True):
+    size = (7.1, 7.0)
+    figure, grid = plt.subplots(2, 2, figsize=size, layout="constrained")
+    for axes, (experiment, name, title) in zip(grid.flat, TRAINED, strict=True):
         _draw_power(axes, read(results, experiment)[name], title)
-    row_of_axes[0].legend(loc="lower right")
+        axes.legend(loc="lower right")
     return figure
 
 
@@ -250,15 +269,16 @@ def _draw_power(axes: Axes, row: dict[str, Any], title: str) -> None:
     run = (cost["noise_multiplier"], cost["sampling_prob"], cost["num_steps"])
 
     # The power of a test is 1 - f(alpha).
-    alpha = np.geomspace(1e-6, 1, 40)
+    alpha = np.geomspace(LEAST_ALPHA, 1, 60)
     bounds = accounting.tradeoff_bounds(*run, alpha)
     least = 1 - np.asarray(bounds.upper)
     most = 1 - np.asarray(bounds.lower)
     estimated = 1 - np.asarray(accounting.gdp_tradeoff(alpha, cost["mu_clt"]))
 
-    axes.plot(alpha, alpha, color="0.75", linewidth=0.8)
-    axes.fill_between(alpha, least, most, color=BLUE, alpha=0.5, linewidth=1.4, label="certified")
-    axes.plot(alpha, estimated, "--", color=ORANGE, label="CLT")
+    # The band is so narrow that its edge is what is seen of it, also in the gaps of a thin dashed line above it.
+    axes.plot(alpha, alpha, ":", color="0.4", linewidth=1, label="perfect privacy")
+    axes.fill_between(alpha, least, most, color=BLUE, linewidth=2.6, label="certified band")
+    axes.plot(alpha, estimated, color="black", linewidth=1.1, linestyle=(0, (5, 4)), label="CLT")
 
     # What the model achieves, and what it costs.
     found = row["found"]
@@ -267,8 +287,8 @@ def _draw_power(axes: Axes, row: dict[str, Any], title: str) -> None:
         score = f"RMSE {found['test_rmse']['mean']:.3f}"
     epsilon = rounded_up(cost["epsilon_upper"], 2)
     axes.set_title(f"{title}, {score}\n$\\mu$ = {cost['mu_clt']:.2f}, $\\varepsilon \\leq$ {epsilon}")
-    axes.set(xlabel=r"type I error $\alpha$", xscale="log", xlim=(1e-6, 1))
-    axes.set(ylabel=r"power $1 - f(\alpha)$", yscale="log", ylim=(1e-6, 1.3), aspect="equal")
+    axes.set(xlabel=r"type I error $\alpha$", xscale="log", xlim=(LEAST_ALPHA, 1))
+    axes.set(ylabel=r"power $1 - f(\alpha)$", yscale="log", ylim=(LEAST_ALPHA, 1.3), aspect="equal")
 
 
 # ---- The accountants over a grid ----

@@ -4,7 +4,7 @@ import argparse
 import itertools
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from gdpjax._core.checks import COUNT, NONNEGATIVE, POSITIVE, UNIT, check
 from gdpjax._core.shown import shown
 from gdpjax.accounting._gdp import DELTA
-from gdpjax.cli._runs import PLAN_NAMES, RUN_OPTIONS, resolve_run
+from gdpjax.cli._runs import PLAN_NAMES, RUN_OPTIONS, option_of, resolve_run
 from gdpjax.cli._tables import BadRow, Cells, Table, listed, read_table
 
 QUANTITIES = ("noise_multiplier", *RUN_OPTIONS, "delta")
@@ -72,7 +72,7 @@ def parse_values(name: str, text: str) -> list[float]:
     for value_range in ranges:
         values.extend(value_range.values(whole=name in WHOLE))
     try:
-        check(name, values, DOMAINS[name])
+        check(PLAN_NAMES.get(name, name), values, DOMAINS[name])
     except ValueError as error:
         # The index is that of this list, which nobody wrote.
         message = str(error)
@@ -139,7 +139,9 @@ def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Gri
     table = read_table(path) if path else Table([], [Cells("", [])], [])
     columns = [_QUANTITY_OF_PLAN_NAME.get(column, column) for column in table.columns]
     columns.extend(options)
-    _check_columns(columns, str(path) if path else None)
+    # Messages name columns of a file, or options where there is no file.
+    spell = str if path else option_of
+    _check_columns(columns, str(path) if path else None, spell)
     size = len(table.rows) * math.prod(len(values) for values in options.values())
     if size > MOST_ROWS:
         raise ValueError(f"the grid has {size} rows; at most {MOST_ROWS} are computed in one sweep")
@@ -153,7 +155,7 @@ def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Gri
         for number, combination in enumerate(combinations, start=1):
             given = [*row.cells, *combination]
             try:
-                values = _resolve(columns, given)
+                values = _resolve(columns, given, spell)
             except ValueError as error:
                 place = row.place if path else f"combination {number}"
                 bad_rows.append(BadRow(place, str(error)))
@@ -190,7 +192,7 @@ def _row_cells(columns: list[str], given: list[str], derived: list[str], values:
     return cells
 
 
-def _resolve(columns: Sequence[str], cells: Sequence[str]) -> dict[str, float]:
+def _resolve(columns: Sequence[str], cells: Sequence[str], spell: Callable[[str], str]) -> dict[str, float]:
     """Return all the quantities of a row, given and derived; ValueError where it describes no run."""
     values: dict[str, float] = {}
     for name, cell in zip(columns, cells, strict=True):
@@ -200,35 +202,36 @@ def _resolve(columns: Sequence[str], cells: Sequence[str]) -> dict[str, float]:
             values[name] = float(cell)
         except ValueError:
             got = repr(cell) if cell else "an empty cell"
-            raise ValueError(f"{name} must be a number, got {got}") from None
-        check(name, values[name], DOMAINS[name])
-    sampling_prob, num_steps = resolve_run(values)
+            raise ValueError(f"{spell(name)} must be a number, got {got}") from None
+        check(spell(name), values[name], DOMAINS[name])
+    sampling_prob, num_steps = resolve_run(values, spell)
     values["sampling_prob"] = sampling_prob
     values["num_steps"] = num_steps
     return values
 
 
-def _check_columns(columns: Sequence[str], path: str | None) -> None:
+def _check_columns(columns: Sequence[str], path: str | None, spell: Callable[[str], str]) -> None:
     """Raise ValueError unless the columns describe runs; ``path`` is the file that they are from, if any."""
 
     def refuse(problem: str) -> NoReturn:
         where = f"the columns of {path} and the options" if path else "the options"
-        raise ValueError(f"{where} {problem}; got {listed(columns)}")
+        raise ValueError(f"{where} {problem}; got {listed([spell(name) for name in columns])}")
 
     for name in columns:
         if columns.count(name) > 1:
-            refuse(f"give {name} twice")
+            refuse(f"give {spell(name)} twice")
     for name in ("noise_multiplier", "delta"):
         if name not in columns:
-            refuse(f"must give {name}")
+            refuse(f"must give {spell(name)}")
 
     # How often the data are sampled: by one probability, or by two sizes.
     num_sizes = ("num_examples" in columns) + ("batch_size" in columns)
     num_expected = 0 if "sampling_prob" in columns else 2
     if num_sizes != num_expected:
-        refuse("must give either sampling_prob, or both num_examples and batch_size")
+        sizes = f"both {spell('num_examples')} and {spell('batch_size')}"
+        refuse(f"must give either {spell('sampling_prob')}, or {sizes}")
     if ("num_steps" in columns) == ("epochs" in columns):
-        refuse("must give either num_steps or epochs")
+        refuse(f"must give either {spell('num_steps')} or {spell('epochs')}")
 
 
 def _format(name: str, value: float) -> str:

@@ -10,9 +10,9 @@ from gdpjax.cli._report import require
 RUN_OPTIONS = {
     "num_examples": "size of the data set",
     "batch_size": "expected batch size",
-    "sampling_prob": "probability that an example joins a batch, instead of num_examples and batch_size",
-    "epochs": "passes over the data: num_steps = round(epochs num_examples / batch_size)",
-    "num_steps": "number of steps, instead of epochs",
+    "sampling_prob": "probability that an example joins a batch, instead of --max-examples and --expected-batch-size",
+    "epochs": "passes over the data: the number of steps is round(EPOCHS * MAX_EXAMPLES / EXPECTED_BATCH_SIZE)",
+    "num_steps": "number of steps, instead of --epochs",
 }
 
 PLAN_NAMES = {"num_examples": "max_examples", "batch_size": "expected_batch_size"}
@@ -29,7 +29,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group(required=True)
     for name, text in RUN_OPTIONS.items():
         group = length if name in ("epochs", "num_steps") else parser
-        group.add_argument(*spellings(name), dest=name, type=float, help=text)
+        metavar = PLAN_NAMES.get(name, name).upper()
+        group.add_argument(*spellings(name), dest=name, type=float, metavar=metavar, help=text)
 
 
 def spellings(name: str) -> list[str]:
@@ -40,13 +41,18 @@ def spellings(name: str) -> list[str]:
     return options
 
 
+def option_of(name: str) -> str:
+    """Return the option for a quantity, as messages have it.
+
+    >>> option_of("num_examples")
+    '--max-examples'
+    """
+    return spellings(name)[0]
+
+
 def run_of_options(arguments: argparse.Namespace) -> tuple[float, int]:
     """Return (sampling_prob, num_steps) of the run that the options of `add_run_options` describe."""
-
-    def spell(name: str) -> str:
-        return spellings(name)[0]
-
-    return resolve_run(vars(arguments), spell)
+    return resolve_run(vars(arguments), option_of)
 
 
 def resolve_run(values: Mapping[str, float | None], spell: Callable[[str], str] = str) -> tuple[float, int]:

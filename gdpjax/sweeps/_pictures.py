@@ -53,7 +53,7 @@ def _draw_front(axes: Axes, front: Sequence[Configuration], layout: Layout, righ
     name = "Pareto front"
     spread = None
     if any(configuration.stdev for configuration in front):
-        name = "Pareto front (mean and sd over seeds)"
+        name = "Pareto front: mean and standard deviation over seeds"
         spread = [shown_score(layout.score, configuration.stdev or 0.0) for configuration in front]
     axes.errorbar(
         epsilons,
