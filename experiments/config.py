@@ -273,7 +273,7 @@ class ReproduceConfig:
     figures: Path = Path("docs/figures")
     """Folder of the pictures."""
     seeds: int | None = None
-    """Seeds of every setting. Default: eight for IMDb and the first row of MNIST, one for its others, three elsewhere."""
+    """Seeds of every setting. Default: eight for IMDb and MNIST's first row, one for its others, three elsewhere."""
     rows: tuple[str, ...] = ()
     """Train only these lines of one experiment's table, by their names."""
     report: bool = False
