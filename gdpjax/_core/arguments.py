@@ -181,6 +181,9 @@ def check_array(name: str, value: Any, *, ndim: int | None = None, kinds: str = 
     expected = "an array of numbers"
     if ndim is not None:
         expected = f"an array of numbers with {ndim} axes"
+    # JAX would compute with the numbers under the mask.
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must be {expected}, got one with masked elements: fill them, or leave them out")
 
     array = value
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
