@@ -149,6 +149,14 @@ def check_path(name: str, value: Any) -> pathlib.Path:
     return pathlib.Path(text)
 
 
+def check_target(path: pathlib.Path) -> None:
+    """Raise ValueError unless a file can stand at ``path``: asked before the work whose results go there."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}; make it, or choose another")
+
+
 def check_callable(name: str, value: Any, what: str = "a function") -> Any:
     """Return ``value`` if it can be called."""
     if not callable(value):

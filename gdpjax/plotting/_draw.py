@@ -3,12 +3,13 @@
 import contextlib
 import logging
 import os
+import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_instance
+from gdpjax._core.arguments import check_flag, check_instance, check_target
 from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown as shown_value
 from gdpjax._core.types import FAILURE
@@ -158,7 +159,7 @@ def save_figure(figure: "Figure", path: "str | os.PathLike[str]") -> None:
         path: ends in .png, .pdf or .svg; an existing file is replaced.
 
     Raises:
-        ValueError: another suffix.
+        ValueError: another suffix, a folder that there is not.
     """
     check_instance("path", path, (str, os.PathLike))
     if not callable(getattr(figure, "savefig", None)):
@@ -179,6 +180,7 @@ def check_path(path: "str | os.PathLike[str]") -> str:
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _METADATA:
         raise ValueError(f"{path} must end in one of {', '.join(_METADATA)}")
+    check_target(pathlib.Path(path))
     _matplotlib()
     return suffix
 
