@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import NUMBER_KINDS, POSITIVE, REAL, Domain, check, is_traced, number_kind
+from gdpjax._core.checks import NUMBER_KINDS, POSITIVE, REAL, Domain, check, has_truth_values, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
@@ -197,6 +197,8 @@ def check_array(name: str, value: Any, *, ndim: int | None = None, kinds: str = 
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         try:
             array = jnp.asarray(value) if is_traced(value) else np.asarray(value)
+            if "b" not in kinds and has_truth_values(value):
+                raise TypeError("truth values among numbers")
         except Exception as error:
             raise ValueError(f"{name} must be {expected}, got {shown(value)}") from error
 

@@ -104,6 +104,14 @@ def number_kind(dtype: Any) -> str:
     return "O"
 
 
+def has_truth_values(value: Any) -> bool:
+    """Return whether there is a truth value in nested lists: among numbers NumPy takes it for 0 or 1."""
+    if not isinstance(value, list | tuple):
+        return False
+    items = jax.tree.leaves(value)
+    return any(isinstance(item, bool) or number_kind(getattr(item, "dtype", None)) == "b" for item in items)
+
+
 def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
     """Return the real numbers in ``value``; ValueError for texts, times, truth values and complex numbers."""
     # NumPy would compute with the numbers under the mask.
@@ -115,7 +123,7 @@ def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
         # Python integers beyond 64 bits are objects.
         if array.dtype == object:
             is_real = all(type(item) in (int, float) for item in array.flat)
-        if not is_real:
+        if not is_real or has_truth_values(value):
             raise TypeError(f"not real numbers: {array.dtype}")
         return array.astype(np.float64)
     except Exception as error:
