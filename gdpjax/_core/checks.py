@@ -45,6 +45,15 @@ REAL = Domain("a number", lambda x: abs(x) < np.inf)
 EXTENDED_NONNEGATIVE = Domain("a number >= 0 (inf allowed)", lambda x: x >= 0)
 NONNEGATIVE = Domain("a finite number >= 0", lambda x: (x >= 0) & (x < np.inf))
 POSITIVE = Domain("a finite number > 0", lambda x: (x > 0) & (x < np.inf))
+_FLOAT32 = np.finfo(np.float32)
+_RANGE = f"from {_FLOAT32.tiny:.2g} to {_FLOAT32.max:.2g}, the range of float32"
+POSITIVE_FLOAT32 = Domain(
+    f"a finite number > 0, {_RANGE}", lambda x: (x >= float(_FLOAT32.tiny)) & (x <= float(_FLOAT32.max))
+)
+"""A number of which noise in float32 is made: it neither vanishes there nor overflows."""
+NONNEGATIVE_FLOAT32 = Domain(
+    f"a finite number >= 0, being 0 or {_RANGE}", lambda x: (x == 0) | POSITIVE_FLOAT32.predicate(x)
+)
 UNIT = Domain("a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 OPEN_UNIT = Domain("a number strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 HALF_OPEN_UNIT = Domain("a number in [0, 1)", lambda x: (x >= 0) & (x < 1))
@@ -178,11 +187,14 @@ def check_scalar(name: str, value: Any, domain: Domain) -> None:
 
 
 def checked_scalar(name: str, value: Any, domain: Domain) -> Any:
-    """Return ``value`` after `check_scalar`; a tracer outside the domain becomes NaN, so that it shows."""
+    """Return ``value`` after `check_scalar`; a tracer outside the domain becomes NaN, so that it shows.
+
+    Python's whole numbers become floats: JAX takes them for int32.
+    """
     check_scalar(name, value, domain)
     if is_traced(value):
         return jnp.where(domain.contains(value), value, jnp.nan)
-    return value
+    return float(value) if isinstance(value, int) else value
 
 
 def check_static(name: str, value: Any) -> None:
