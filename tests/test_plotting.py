@@ -285,6 +285,23 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, steps):
         plotting.plot_epsilon(steps)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("certified", Bounds(np.datetime64("2026-01-01"), np.ones(12))),
+        ("certified", Bounds(np.ones(12), 1.0)),
+        ("delta", np.array(["2026-01-01"], "datetime64")),
+        ("clt", None),
+    ],
+)
+def test_curves_with_a_field_that_is_none_are_refused(steps, tradeoff, name, value):
+    """The field is named."""
+    with pytest.raises(ValueError, match=f"curves.{name} must be an array of numbers"):
+        plotting.plot_epsilon(steps._replace(**{name: value}))
+    with pytest.raises(ValueError, match=r"curves\.curve must be an array of numbers"):
+        plotting.plot_tradeoff(tradeoff._replace(curve=value))
+
+
 DRAW = """
 import sys
 import numpy as np

@@ -65,13 +65,13 @@ def check_expected_batch_size(value: Any, num_examples: int) -> float:
 
 
 def check_static_size(name: str, size: Any) -> None:
-    """Raise ValueError unless ``size`` is None or a whole number >= 1 that is known before compiling."""
-    if size is None or (_is_whole(size) and size >= 1):
+    """Raise ValueError unless ``size`` is None or a whole number in [1, MOST_INDEX], known before compiling."""
+    if size is None or (_is_whole(size) and 1 <= size <= MOST_INDEX):
         return
     advice = ""
     if isinstance(size, jax.Array):
         advice = f"; it decides shapes and rounding, so under optax.inject_hyperparams list {name} in static_args"
-    raise ValueError(f"{name} must be a whole number >= 1, got {shown(size)}{advice}")
+    raise ValueError(f"{name} must be a whole number >= 1, at most {MOST_INDEX}, got {shown(size)}{advice}")
 
 
 def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_instance, check_target
+from gdpjax._core.arguments import check_array, check_flag, check_instance, check_target
 from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown as shown_value
-from gdpjax._core.types import FAILURE
+from gdpjax._core.types import FAILURE, Bounds
 from gdpjax.plotting._curves import EpsilonCurves, TradeoffCurves
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
     6
     """
     check_instance("curves", curves, TradeoffCurves, "made by tradeoff_curves")
+    _check_fields(curves, one_number=("epsilon", "delta", "mu_upper", "mu_clt"), may_lack=("gaussian_clt", "mu_clt"))
     log = check_flag("log", log)
     with _figure(3.75) as (figure, axes):
         shown = (curves.alpha > 0) & (curves.alpha < 1) if log else slice(None)
@@ -127,6 +128,7 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     'number of steps'
     """
     check_instance("curves", curves, EpsilonCurves, "made by epsilon_curves")
+    _check_fields(curves, one_number=("delta",))
     log = check_flag("log", log)
     with _figure(3.0) as (figure, axes):
         steps = curves.num_steps
@@ -149,6 +151,15 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
         axes.grid(alpha=0.25, linewidth=0.4)
         figure.legend(list(labels), list(labels.values()), loc="outside upper left", borderaxespad=0.2)
     return figure
+
+
+def _check_fields(curves: Any, one_number: tuple[str, ...], may_lack: tuple[str, ...] = ()) -> None:
+    """Raise ValueError unless the fields of curves are numbers, arrays with one axis where they are not one each."""
+    for name, field in curves._asdict().items():
+        if field is None and name in may_lack:
+            continue
+        for part in field if isinstance(field, Bounds) else (field,):
+            check_array(f"curves.{name}", part, ndim=0 if name in one_number else 1)
 
 
 def save_figure(figure: "Figure", path: "str | os.PathLike[str]") -> None:

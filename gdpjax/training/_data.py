@@ -120,6 +120,14 @@ def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
     return not np.any(overflows(values if np.isinf(ends).any() else ends))
 
 
+def check_data(data: Any) -> None:
+    """Raise ValueError unless ``data`` are arrays that were placed."""
+    check_instance("data", data, Data, "which training.place(...) returned")
+    check_instance("data.arrays", data.arrays, tuple)
+    for index, array in enumerate(data.arrays):
+        check_array(f"array {index} of the data", array, kinds="biufc")
+
+
 def rows_of(array: Array, indices: Array) -> Array:
     """Return array[indices], spread over the devices of the mesh that the array is on."""
     sharding: Any = jax.typeof(array).sharding
