@@ -82,6 +82,7 @@ def test_values(name, text, expected):
         ("--noise-multiplier", "1:2:1", "a range has 2 to"),
         ("--noise-multiplier", "0:2:log4", "above 0"),
         ("--noise-multiplier", "1:inf:4", "finite"),
+        ("--noise-multiplier", "-1e308:1e308:3", "a finite width"),
         ("--noise-multiplier", "0:2:3", "noise_multiplier must be a finite number > 0, got 0.0"),
         ("--noise-multiplier", "nan", "noise_multiplier must be a finite number > 0, got nan"),
         ("--noise-multiplier", "1,,2", "'' is not a number"),

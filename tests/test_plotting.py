@@ -260,6 +260,7 @@ def test_command_writes_the_picture_and_its_numbers(tmp_path, capsys, monkeypatc
     ("arguments", "message"),
     [
         (["tradeoff", *RUN_OPTIONS, "--delta", "1e-5", "--output", "x.jpg"], "must end in one of .png, .pdf, .svg"),
+        (["steps", *RUN_OPTIONS, "--delta", "2", "--output", "no_folder/x.png"], "there is no folder no_folder"),
         (["tradeoff", *RUN_OPTIONS, "--delta", "2", "--output", "x.png"], "delta must be"),
         (["steps", *RUN_OPTIONS[:-2], "--delta", "1e-5", "--output", "x.png"], "one of the arguments"),
         (["circle"], "invalid choice"),
@@ -282,6 +283,23 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, steps):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"pip install 'gdpjax\[plot\]'"):
         plotting.plot_epsilon(steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("certified", Bounds(np.datetime64("2026-01-01"), np.ones(12))),
+        ("certified", Bounds(np.ones(12), 1.0)),
+        ("delta", np.array(["2026-01-01"], "datetime64")),
+        ("clt", None),
+    ],
+)
+def test_curves_with_a_field_that_is_none_are_refused(steps, tradeoff, name, value):
+    """The field is named."""
+    with pytest.raises(ValueError, match=f"curves.{name} must be an array of numbers"):
+        plotting.plot_epsilon(steps._replace(**{name: value}))
+    with pytest.raises(ValueError, match=r"curves\.curve must be an array of numbers"):
+        plotting.plot_tradeoff(tradeoff._replace(curve=value))
 
 
 DRAW = """

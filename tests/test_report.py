@@ -250,6 +250,14 @@ def test_the_command(capsys, tmp_path):
     assert "nothing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("name", "message"), [("no_folder/card.html", "there is no folder"), (".", "is a folder")])
+def test_a_card_that_cannot_be_written_is_not_computed(capsys, monkeypatch, tmp_path, name, message):
+    """The command refuses the place before the work."""
+    monkeypatch.setattr("gdpjax.cli._report_card.report", lambda *runs, **options: pytest.fail("computed"))
+    assert main(["report", "1.3,0.004,3516", "--output", str(tmp_path / name)]) == 2
+    assert message in capsys.readouterr().err
+
+
 def one_line(card):
     """Return the text of a card without its line breaks."""
     return " ".join(str(card).split())

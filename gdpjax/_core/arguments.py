@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import NUMBER_KINDS, POSITIVE, REAL, Domain, check, is_traced, number_kind
+from gdpjax._core.checks import NUMBER_KINDS, POSITIVE, REAL, Domain, check, has_truth_values, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
@@ -65,13 +65,13 @@ def check_expected_batch_size(value: Any, num_examples: int) -> float:
 
 
 def check_static_size(name: str, size: Any) -> None:
-    """Raise ValueError unless ``size`` is None or a whole number >= 1 that is known before compiling."""
-    if size is None or (_is_whole(size) and size >= 1):
+    """Raise ValueError unless ``size`` is None or a whole number in [1, MOST_INDEX], known before compiling."""
+    if size is None or (_is_whole(size) and 1 <= size <= MOST_INDEX):
         return
     advice = ""
     if isinstance(size, jax.Array):
         advice = f"; it decides shapes and rounding, so under optax.inject_hyperparams list {name} in static_args"
-    raise ValueError(f"{name} must be a whole number >= 1, got {shown(size)}{advice}")
+    raise ValueError(f"{name} must be a whole number >= 1, at most {MOST_INDEX}, got {shown(size)}{advice}")
 
 
 def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:
@@ -149,6 +149,14 @@ def check_path(name: str, value: Any) -> pathlib.Path:
     return pathlib.Path(text)
 
 
+def check_target(path: pathlib.Path) -> None:
+    """Raise ValueError unless a file can stand at ``path``: asked before the work whose results go there."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}; make it, or choose another")
+
+
 def check_callable(name: str, value: Any, what: str = "a function") -> Any:
     """Return ``value`` if it can be called."""
     if not callable(value):
@@ -181,11 +189,16 @@ def check_array(name: str, value: Any, *, ndim: int | None = None, kinds: str = 
     expected = "an array of numbers"
     if ndim is not None:
         expected = f"an array of numbers with {ndim} axes"
+    # JAX would compute with the numbers under the mask.
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must be {expected}, got one with masked elements: fill them, or leave them out")
 
     array = value
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         try:
             array = jnp.asarray(value) if is_traced(value) else np.asarray(value)
+            if "b" not in kinds and has_truth_values(value):
+                raise TypeError("truth values among numbers")
         except Exception as error:
             raise ValueError(f"{name} must be {expected}, got {shown(value)}") from error
 

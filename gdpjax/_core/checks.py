@@ -45,6 +45,15 @@ REAL = Domain("a number", lambda x: abs(x) < np.inf)
 EXTENDED_NONNEGATIVE = Domain("a number >= 0 (inf allowed)", lambda x: x >= 0)
 NONNEGATIVE = Domain("a finite number >= 0", lambda x: (x >= 0) & (x < np.inf))
 POSITIVE = Domain("a finite number > 0", lambda x: (x > 0) & (x < np.inf))
+_FLOAT32 = np.finfo(np.float32)
+_RANGE = f"from {_FLOAT32.tiny:.2g} to {_FLOAT32.max:.2g}, the range of float32"
+POSITIVE_FLOAT32 = Domain(
+    f"a finite number > 0, {_RANGE}", lambda x: (x >= float(_FLOAT32.tiny)) & (x <= float(_FLOAT32.max))
+)
+"""A number of which noise in float32 is made: it neither vanishes there nor overflows."""
+NONNEGATIVE_FLOAT32 = Domain(
+    f"a finite number >= 0, being 0 or {_RANGE}", lambda x: (x == 0) | POSITIVE_FLOAT32.predicate(x)
+)
 UNIT = Domain("a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 OPEN_UNIT = Domain("a number strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 HALF_OPEN_UNIT = Domain("a number in [0, 1)", lambda x: (x >= 0) & (x < 1))
@@ -104,6 +113,14 @@ def number_kind(dtype: Any) -> str:
     return "O"
 
 
+def has_truth_values(value: Any) -> bool:
+    """Return whether there is a truth value in nested lists: among numbers NumPy takes it for 0 or 1."""
+    if not isinstance(value, list | tuple):
+        return False
+    items = jax.tree.leaves(value)
+    return any(isinstance(item, bool) or number_kind(getattr(item, "dtype", None)) == "b" for item in items)
+
+
 def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
     """Return the real numbers in ``value``; ValueError for texts, times, truth values and complex numbers."""
     # NumPy would compute with the numbers under the mask.
@@ -115,7 +132,7 @@ def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
         # Python integers beyond 64 bits are objects.
         if array.dtype == object:
             is_real = all(type(item) in (int, float) for item in array.flat)
-        if not is_real:
+        if not is_real or has_truth_values(value):
             raise TypeError(f"not real numbers: {array.dtype}")
         return array.astype(np.float64)
     except Exception as error:
@@ -170,11 +187,14 @@ def check_scalar(name: str, value: Any, domain: Domain) -> None:
 
 
 def checked_scalar(name: str, value: Any, domain: Domain) -> Any:
-    """Return ``value`` after `check_scalar`; a tracer outside the domain becomes NaN, so that it shows."""
+    """Return ``value`` after `check_scalar`; a tracer outside the domain becomes NaN, so that it shows.
+
+    Python's whole numbers become floats: JAX takes them for int32.
+    """
     check_scalar(name, value, domain)
     if is_traced(value):
         return jnp.where(domain.contains(value), value, jnp.nan)
-    return value
+    return float(value) if isinstance(value, int) else value
 
 
 def check_static(name: str, value: Any) -> None:

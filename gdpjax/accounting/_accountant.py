@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core import gdp
+from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import (
     EXTENDED_NONNEGATIVE,
     NONNEGATIVE,
@@ -166,6 +167,9 @@ def _zero_scalar(shape: tuple[int, ...] = ()) -> Tally:
 
 
 def _check_state(state: Tally, num_orders: int | None = None) -> None:
+    if isinstance(state, Tally):
+        check_array("state.high", state.high)
+        check_array("state.low", state.low)
     if not isinstance(state, Tally) or np.shape(state.high) != np.shape(state.low):
         raise ValueError(f"state must come from accountant.init() or accountant.step(), got {type(state).__name__}")
     if num_orders is not None and np.shape(state.high)[-1:] != (num_orders,):

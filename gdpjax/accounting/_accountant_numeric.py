@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import (
     COUNT,
     NONNEGATIVE,
@@ -114,6 +115,8 @@ def _check_state(state: Phases, capacity: int) -> None:
     """Raise ValueError unless the state is one of an accountant of this capacity."""
     if not isinstance(state, Phases):
         raise ValueError(f"state must come from accountant.init() or accountant.step(), got {type(state).__name__}")
+    for name, part in state._asdict().items():
+        check_array(f"state.{name}", part, kinds="biuf")
     shape = np.shape(state.noise_multiplier)
     if shape[-1:] != (capacity,):
         raise ValueError(f"state must belong to an accountant of capacity {capacity}, got shape {shape}")

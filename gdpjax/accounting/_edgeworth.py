@@ -161,7 +161,7 @@ def edgeworth_delta(
 
 def _check_order(order: int) -> None:
     """Raise ValueError for any order of the expansion but 1 and 2."""
-    if order not in (1, 2):
+    if isinstance(order, bool) or order not in (1, 2):
         raise ValueError(f"order must be 1 or 2, got {shown(order)}")
 
 

@@ -34,6 +34,7 @@ SHAPE = Domain("a finite number > -1", lambda x: (x > -1) & (x < np.inf))
 MEAN_ABOVE_ONE = Domain("a number in (1, 1e6]", lambda x: (x > 1) & (x <= 1e6))
 
 _SAMPLED_MEAN = Domain("a number in (0, 600]", lambda x: (x > 0) & (x <= 600))
+_SMALLEST_NORMAL = 2.0**-1022
 _SMALLEST_GAMMA = 2.0**-1000
 _LARGEST_GAMMA = 1 - 2.0**-53
 _SMALLEST_START = -690.0  # log P of the first value must be representable
@@ -52,7 +53,7 @@ def mean_num_runs(eta: Array, gamma: Array) -> Array:
         gamma: number strictly between 0 and 1; smaller means more runs.
 
     Returns:
-        mean > 1, of the broadcast shape; exact.
+        mean > 1, of the broadcast shape; exact; inf for gamma below 2^-1022, the smallest normal number.
 
     Raises:
         ValueError: an argument outside its range, or shapes that do not broadcast.
@@ -185,7 +186,7 @@ def check_parameters(
 
 
 def mean_kernel(eta: Array, gamma: Array) -> Array:
-    """Return `mean_num_runs` without its checks."""
+    """Return `mean_num_runs` without its checks, never NaN and never too small."""
     # x / (1 - e^{-x}) at x = eta log(1/gamma), by its series near 0.
     rate = -jnp.log(gamma)
     x = eta * rate
@@ -195,7 +196,10 @@ def mean_kernel(eta: Array, gamma: Array) -> Array:
     factor = jnp.where(is_near_zero, series, -safe_x / jnp.expm1(-safe_x))
 
     # log(1/gamma) = -log1p(-(1 - gamma)): the quotient tends to 1 as gamma does.
-    return (1 - gamma) / gamma * factor / rate
+    mean = (1 - gamma) / gamma * factor / rate
+
+    # Devices take a gamma below the smallest normal number for 0, at which the quotients are NaN.
+    return jnp.where(gamma < _SMALLEST_NORMAL, jnp.inf, mean)
 
 
 @float64_function(high=WHOLE, low=WHOLE, eta=SHAPE, gamma=OPEN_UNIT)

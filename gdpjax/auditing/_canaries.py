@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.arguments import check_array, check_callable, check_count, check_positions, check_tree
-from gdpjax._core.checks import POSITIVE, REAL, check_scalar
+from gdpjax._core.checks import POSITIVE, REAL, check_scalar, checked_scalar
 from gdpjax._core.keys import as_key, bits, one_key_at_a_time, split
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import num_elements, wide_dtype
@@ -225,8 +225,8 @@ def out_of_distribution(
     (4, 28, 28)
     """
     num_canaries = check_count("num_canaries", num_canaries)
-    check_scalar("low", low, REAL)
-    check_scalar("high", high, REAL)
+    low = checked_scalar("low", low, REAL)
+    high = checked_scalar("high", high, REAL)
     if not low < high:
         raise ValueError(f"expected low < high, got {low} and {high}")
     example_shape = [check_count("shape", size, least=0) for size in check_positions("shape", shape)]

@@ -119,8 +119,8 @@ def _parse_range(piece: str) -> _Range:
     count = int(digits) if len(digits) < 20 else MOST_ROWS + 1
     if not 2 <= count <= MOST_ROWS:
         raise ValueError(f"a range has 2 to {MOST_ROWS} values")
-    if not (abs(low) < math.inf and abs(high) < math.inf):
-        raise ValueError("a range has finite ends")
+    if not (abs(low) < math.inf and abs(high) < math.inf and abs(high - low) < math.inf):
+        raise ValueError("a range has finite ends and a finite width")
     if logarithmic and not (low > 0 and high > 0):
         raise ValueError("a log range has ends above 0")
     return _Range(low, high, count, logarithmic)

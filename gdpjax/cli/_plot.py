@@ -53,7 +53,7 @@ def _steps(arguments: argparse.Namespace, run: tuple[float, float, int]) -> tupl
 
 def _plot(draw: Callable[..., tuple[Any, Any]], arguments: argparse.Namespace) -> int:
     """Draw a picture, save it, and print where it is or, with --json, the numbers in it."""
-    # A name that is not of a picture is refused before the work.
+    # A name that is not of a picture, or where none can be written, is refused before the work.
     check_path(arguments.output)
     sampling_prob, num_steps = run_of_options(arguments)
     run = (arguments.noise_multiplier, sampling_prob, num_steps)

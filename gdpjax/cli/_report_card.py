@@ -5,6 +5,7 @@ import json
 import pathlib
 from typing import Any
 
+from gdpjax._core.arguments import check_target
 from gdpjax.reporting import report
 
 FORMATS = ("text", "markdown", "latex", "json", "html")
@@ -35,6 +36,8 @@ def add_parser(commands: Any) -> None:
 
 def _report(arguments: argparse.Namespace) -> int:
     form = _form(arguments)
+    if arguments.output is not None:
+        check_target(arguments.output)
     runs = [_run(text) for text in arguments.runs]
     card = report(*runs, deltas=arguments.delta or None, names=arguments.name)
     text = getattr(card, f"to_{form}")()

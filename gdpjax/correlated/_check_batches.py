@@ -66,7 +66,11 @@ def _checked(batches: Iterable[Batch], participation: AbstractParticipation, num
     is_fixed = isinstance(participation, FixedEpochs)
     last_step: dict[int, int] = {}
     num_participations: dict[int, int] = {}
-    for step, batch in enumerate(batches):
+    try:
+        iterator = iter(batches)
+    except TypeError as error:
+        raise ValueError(f"batches must be what a loader gives, one batch a step, got {shown(batches)}") from error
+    for step, batch in enumerate(iterator):
         if step >= num_steps:
             raise ParticipationError(f"there is a batch after the {num_steps} steps that the sensitivity is for")
         examples = _examples_of(batch, step)

@@ -3,15 +3,16 @@
 import contextlib
 import logging
 import os
+import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_instance
+from gdpjax._core.arguments import check_array, check_flag, check_instance, check_target
 from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown as shown_value
-from gdpjax._core.types import FAILURE
+from gdpjax._core.types import FAILURE, Bounds
 from gdpjax.plotting._curves import EpsilonCurves, TradeoffCurves
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
     6
     """
     check_instance("curves", curves, TradeoffCurves, "made by tradeoff_curves")
+    _check_fields(curves, one_number=("epsilon", "delta", "mu_upper", "mu_clt"), may_lack=("gaussian_clt", "mu_clt"))
     log = check_flag("log", log)
     with _figure(3.75) as (figure, axes):
         shown = (curves.alpha > 0) & (curves.alpha < 1) if log else slice(None)
@@ -126,6 +128,7 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     'number of steps'
     """
     check_instance("curves", curves, EpsilonCurves, "made by epsilon_curves")
+    _check_fields(curves, one_number=("delta",))
     log = check_flag("log", log)
     with _figure(3.0) as (figure, axes):
         steps = curves.num_steps
@@ -150,6 +153,15 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     return figure
 
 
+def _check_fields(curves: Any, one_number: tuple[str, ...], may_lack: tuple[str, ...] = ()) -> None:
+    """Raise ValueError unless the fields of curves are numbers, arrays with one axis where they are not one each."""
+    for name, field in curves._asdict().items():
+        if field is None and name in may_lack:
+            continue
+        for part in field if isinstance(field, Bounds) else (field,):
+            check_array(f"curves.{name}", part, ndim=0 if name in one_number else 1)
+
+
 def save_figure(figure: "Figure", path: "str | os.PathLike[str]") -> None:
     """Write a figure to .png (300 dots an inch), .pdf or .svg (vectors, fonts included).
 
@@ -158,7 +170,7 @@ def save_figure(figure: "Figure", path: "str | os.PathLike[str]") -> None:
         path: ends in .png, .pdf or .svg; an existing file is replaced.
 
     Raises:
-        ValueError: another suffix.
+        ValueError: another suffix, a folder that there is not.
     """
     check_instance("path", path, (str, os.PathLike))
     if not callable(getattr(figure, "savefig", None)):
@@ -179,6 +191,7 @@ def check_path(path: "str | os.PathLike[str]") -> str:
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _METADATA:
         raise ValueError(f"{path} must end in one of {', '.join(_METADATA)}")
+    check_target(pathlib.Path(path))
     _matplotlib()
     return suffix
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 
-from gdpjax._core.arguments import check_callable, check_instance, check_number
+from gdpjax._core.arguments import check_callable, check_instance, check_number, check_tree
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.types import PyTree
 from gdpjax.training._data import Data
@@ -66,7 +66,8 @@ def choose_microbatch(
 
     # Shapes are enough to compile for.
     smallest = build(1)
-    shapes = jax.eval_shape(lambda tree: tree, (smallest.params_of(params), data))
+    params = check_tree("params", smallest.params_of(params))
+    shapes = jax.eval_shape(lambda tree: tree, (params, data))
     capacity = smallest.plan.capacity
     needs: dict[int, int] = {}
 

@@ -44,7 +44,8 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
       sharding: where the arrays go, as for `jax.device_put`; default: the first device.
 
     Raises:
-      ValueError: no arrays, unequal lengths, more rows than the maximum, fewer where the number is public.
+      ValueError: no arrays, unequal lengths, more rows than the maximum, fewer where the number is public; masked
+        elements; numbers of 64 bits that the type that JAX gives them does not hold.
 
     >>> plan = Plan(noise_multiplier=1.0, clip=1.0, max_examples=10, expected_batch_size=2, max_steps=5, delta=1e-5)
     >>> data = place(plan, np.ones((7, 3)))
@@ -53,7 +54,10 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
     """
     if not arrays:
         raise ValueError("place needs at least one array of examples")
-    arrays = tuple(check_array("every array of the data", array, kinds="biufc") for array in arrays)
+    names = [f"array {index} of the data" for index in range(len(arrays))]
+    arrays = tuple(check_array(name, array, kinds="biufc") for name, array in zip(names, arrays, strict=True))
+    for name, array in zip(names, arrays, strict=True):
+        _check_fits(name, array)
     lengths = [np.shape(array)[:1] for array in arrays]
     if () in lengths or len(set(lengths)) != 1:
         axes = [length[0] if length else None for length in lengths]
@@ -80,6 +84,48 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
 
     padded = tuple(placed(array) for array in arrays)
     return Data(padded, jnp.asarray(num_examples, jnp.int32))
+
+
+def _check_fits(name: str, array: Any) -> None:
+    """Raise ValueError where a number is beyond the type of 32 bits that JAX gives an array of 64 bits.
+
+    JAX wraps whole numbers around, and makes real ones infinite. Rounding is not refused, nor what was infinite before.
+    """
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if dtype == array.dtype or not np.size(array):
+        return
+    values = np.asarray(array)
+    parts = (np.real(values), np.imag(values)) if np.iscomplexobj(values) else (values,)
+    if all(_fits(part, np.real(np.zeros(0, dtype)).dtype) for part in parts):
+        return
+    raise ValueError(
+        f"{name} is {shown(array)} with numbers that {dtype} does not hold, the type that JAX gives it: scale or "
+        "renumber them and cast the array yourself, or switch on jax_enable_x64"
+    )
+
+
+def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
+    """Return whether a type holds all numbers but for rounding, those apart that are not finite already."""
+    # These two pass NaN over, and make no copy.
+    ends = (np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None))
+    if values.dtype.kind != "f":
+        limits = np.iinfo(dtype)
+        return limits.min <= int(ends[0]) and int(ends[1]) <= limits.max
+
+    def overflows(numbers: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return np.isfinite(numbers) & np.isinf(np.asarray(numbers).astype(dtype))
+
+    # Behind an infinite end there may be any number.
+    return not np.any(overflows(values if np.isinf(ends).any() else ends))
+
+
+def check_data(data: Any) -> None:
+    """Raise ValueError unless ``data`` are arrays that were placed."""
+    check_instance("data", data, Data, "which training.place(...) returned")
+    check_instance("data.arrays", data.arrays, tuple)
+    for index, array in enumerate(data.arrays):
+        check_array(f"array {index} of the data", array, kinds="biufc")
 
 
 def rows_of(array: Array, indices: Array) -> Array:

@@ -66,7 +66,9 @@ def plan_from_json(cls: Any, text: str) -> Any:
         raise ValueError(f"{error}; give what Plan.to_json made") from error
     if "gdpjax_plan" not in data:
         raise ValueError("expected the JSON text of a Plan (made by Plan.to_json), got other JSON")
-    if data.pop("gdpjax_plan") != FORMAT_VERSION:
+    # To Python true is 1, here and below.
+    version = data.pop("gdpjax_plan")
+    if version != FORMAT_VERSION or isinstance(version, bool):
         raise ValueError(f"expected a Plan of version {FORMAT_VERSION}; read it with the gdpjax that wrote it")
 
     # The fields, and what the text says follows from them.
@@ -88,7 +90,7 @@ def plan_from_json(cls: Any, text: str) -> Any:
 
     for name, value in stated.items():
         following = getattr(plan, name)
-        if value != following:
+        if value != following or isinstance(value, bool):
             raise ValueError(
                 f"the pieces of this plan disagree: {name} is {value!r} in the text, but its other fields give "
                 f"{following!r}"

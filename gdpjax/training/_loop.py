@@ -49,7 +49,7 @@ from gdpjax.sampling import (
     truncated_poisson_sample,
     uniform_sample,
 )
-from gdpjax.training._data import Data, place, rows_of
+from gdpjax.training._data import Data, check_data, place, rows_of
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.training._scale import Scale, factors_of, in_scaled_space, is_trained, origin, unscaled
@@ -556,11 +556,10 @@ def check_status(state: State) -> None:
 
 def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:
     """Raise ValueError unless the data were placed for this plan and this loss."""
-    if not isinstance(data, Data):
-        raise ValueError(f"data must be what training.place(...) returned, got {type(data).__name__}")
+    check_data(data)
     if len(data.arrays) != num_arrays:
         raise ValueError(f"an example has num_arrays={num_arrays} arrays, got data of {len(data.arrays)}")
-    rows = [array.shape[0] for array in data.arrays]
+    rows = [jnp.shape(array)[0] if jnp.shape(array) else None for array in data.arrays]
     if any(num_rows != plan.max_examples for num_rows in rows):
         raise ValueError(f"data of {rows} rows were placed for another plan than max_examples={plan.max_examples}")
 

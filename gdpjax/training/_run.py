@@ -37,14 +37,14 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
 from gdpjax.training._checkpoint import Index
-from gdpjax.training._data import Data
+from gdpjax.training._data import Data, check_data
 from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder
 from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, state_digest
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
-from gdpjax.training._plan import IN_EPOCHS
+from gdpjax.training._plan import IN_EPOCHS, Plan
 from gdpjax.training._processes import (
     beside,
     described_by_all,
@@ -560,7 +560,8 @@ def start_run(
     """
     folder = _folder(folder)
     check_instance("training", training, Training, "which private_training(...) returned")
-    check_instance("data", data, Data, "which training.place(...) returned")
+    check_instance("training.plan", training.plan, Plan)
+    check_data(data)
     scan = check_flag("scan", scan)
     if not folder.parts:
         raise ValueError("name a folder of its own for the run, got an empty name or the present folder")
@@ -601,7 +602,8 @@ def resume_run(
     """
     folder = _folder(folder)
     check_instance("training", training, Training, "which private_training(...) returned")
-    check_instance("data", data, Data, "which training.place(...) returned")
+    check_instance("training.plan", training.plan, Plan)
+    check_data(data)
     scan = check_flag("scan", scan)
     lock = _locked(folder, begin=False)
     index = _checkpoint.read_index(folder)

@@ -46,10 +46,10 @@ from gdpjax._core.checks import (
     HALF_OPEN_UNIT,
     NONNEGATIVE,
     POSITIVE,
+    POSITIVE_FLOAT32,
     UNIT,
     Domain,
     check,
-    check_scalar,
     checked_scalar,
     is_traced,
 )
@@ -164,7 +164,7 @@ def privatize_adaptive(
     low, high = l2_clip_norm_range
     within_range = Domain(f"within l2_clip_norm_range [{low}, {high}]", lambda x: (x >= low) & (x <= high))
     if not callable(noise_multiplier):
-        check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
+        noise_multiplier = checked_scalar("noise_multiplier", noise_multiplier, POSITIVE_FLOAT32)
     initial_l2_clip_norm = checked_scalar("initial_l2_clip_norm", initial_l2_clip_norm, within_range)
     sampled = resolve_batches(
         batches,
@@ -178,7 +178,7 @@ def privatize_adaptive(
         initial_l2_clip_norm=initial_l2_clip_norm,
         norm_range=norm_range,
         noise_multiplier=noise_multiplier,
-        count_stddev=checked_scalar("count_stddev", count_stddev, POSITIVE),
+        count_stddev=checked_scalar("count_stddev", count_stddev, POSITIVE_FLOAT32),
         sampling_prob=checked_sampling_prob(sampled.sampling_prob, sampling),
         expected_batch_size=checked_scalar("expected_batch_size", sampled.expected_batch_size, POSITIVE),
         target_quantile=checked_scalar("target_quantile", target_quantile, UNIT),
@@ -312,7 +312,7 @@ class _AdaptiveTransform:
         count = _bit_sum(bounded.norms, state.l2_clip_norm)
 
         # One key for the sum and one for the count, of this step and this configuration alone.
-        multiplier = scheduled("noise_multiplier", self.noise_multiplier, state.count, POSITIVE)
+        multiplier = scheduled("noise_multiplier", self.noise_multiplier, state.count, POSITIVE_FLOAT32)
         values = (bounded.total, bounded.norms, state.l2_clip_norm, self._hyperparameters(), multiplier)
         key_data, is_own_key = unshared(state.key_data, *values)
         valid = is_own_key * bounded.valid

@@ -30,8 +30,9 @@ from gdpjax._core.arguments import check_count, check_instance, check_tree
 from gdpjax._core.checks import (
     HALF_OPEN_UNIT,
     NONNEGATIVE,
+    NONNEGATIVE_FLOAT32,
     POSITIVE,
-    check_scalar,
+    POSITIVE_FLOAT32,
     checked_scalar,
     is_traced,
 )
@@ -416,7 +417,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     [1.0, 1.0]
     """
     if not callable(stddev):
-        check_scalar("stddev", stddev, NONNEGATIVE)
+        stddev = checked_scalar("stddev", stddev, NONNEGATIVE)
     key_data, impl = check_key(key)
 
     def init(params: PyTree) -> NoiseState:
@@ -532,7 +533,7 @@ def privatize(
     """
     check_clip(clip)
     if not callable(noise_multiplier):
-        check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
+        noise_multiplier = checked_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE_FLOAT32)
 
     # The batches and the correlation of the noise, each from what was given of it.
     sampled = resolve_batches(
@@ -605,7 +606,7 @@ def privatize(
         if asks_for_no_noise(noise_multiplier):
             multiplier = 0.0
         else:
-            multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE)
+            multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE_FLOAT32)
 
         # Each step and each leaf has a key of its own.
         data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)

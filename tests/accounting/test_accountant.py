@@ -360,6 +360,11 @@ def test_numeric_counts_steps_exactly():
         (lambda: numeric().mu(numeric().init(), 1.0), "failure must be"),
         (lambda: rdp().delta(rdp().init(), np.nan), "epsilon must be"),
         (lambda: gdp_clt().mu(Tally(-1.0, 0.0)), "high must be"),
+        (lambda: gdp_clt().mu(Tally([[1.0], [1.0, 2.0]], 0.0)), "state.high must be an array of numbers"),
+        (
+            lambda: numeric().epsilon(numeric().init()._replace(merged=np.array([object()])), 1e-5),
+            "state.merged must be an array of numbers",
+        ),
     ],
 )
 def test_bad_input(call, message):

@@ -185,6 +185,7 @@ def test_transformations():
         (lambda: edgeworth_epsilon(1.0, 0.1, 1.5, 1e-5), "num_steps must be a whole number >= 1"),
         (lambda: edgeworth_epsilon(1.0, 0.1, 10, 0.0), "delta must be"),
         (lambda: edgeworth_epsilon(1.0, 0.1, 10, 1e-5, order=3), "order must be 1 or 2, got 3"),
+        (lambda: edgeworth_delta(1.0, 0.1, 10, 0.5, order=True), "order must be 1 or 2, got True"),
         (lambda: edgeworth_delta(1.0, 0.1, 10, -1.0), "epsilon must be"),
         (lambda: edgeworth_delta(np.ones(2), np.ones(3), 10, 1.0), "must broadcast together"),
     ],

@@ -238,6 +238,15 @@ def test_mean_and_its_inverse():
     np.testing.assert_allclose(means, np.broadcast_to(target, (8, 4)), rtol=1e-9)
 
 
+@pytest.mark.parametrize("eta", [-0.9, 0.0, 0.5])
+@pytest.mark.parametrize("gamma", [1e-309, 5e-324])
+def test_a_gamma_that_devices_take_for_zero_is_infinitely_many_runs(eta, gamma):
+    """Below the smallest normal number nothing is claimed; the quotients of the formula are NaN there."""
+    assert mean_num_runs(eta, gamma) == np.inf
+    assert (tuning_rdp(0.1 * ORDERS, ORDERS, eta=eta, gamma=gamma) == np.inf).all()
+    assert tuning_epsilon(*RUN, 1e-5, eta=eta, gamma=gamma) == np.inf
+
+
 def negative_binomial_pmf(eta, gamma, size=40_000):
     """Return the probabilities of 0, 1, 2, ... runs, normalized over those below ``size``."""
     k = np.arange(1, size)

@@ -90,6 +90,7 @@ def test_noise_examples_fill_their_range():
     assert 2.95 < rows.max() <= 3
     with pytest.raises(ValueError, match="low < high"):
         auditing.out_of_distribution(KEY, 5, (2,), low=1.0, high=1.0)
+    assert auditing.out_of_distribution(KEY, 5, (2,), high=2**63).max() > 2.0**32
 
 
 def test_white_box_scores_are_inner_products_over_steps(canaries):

@@ -472,6 +472,10 @@ REFUSALS = {
         "constant_work must be True or False",
     ),
     "chunk zero": (dict(microbatch_size=0), "microbatch_size"),
+    "chunk beyond int32": (
+        dict(microbatch_size=2**63),
+        "microbatch_size must be .* at most 2147483647",
+    ),
     "largest batch": (
         dict(max_batch_size=1.5),
         "max_batch_size must be a whole number",

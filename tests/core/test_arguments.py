@@ -33,6 +33,7 @@ NO_NUMBERS = [
     None, True, np.True_, "1", b"1", ["1"], 1j, np.ones(2, complex), object(), _Broken(), {"a": 1}, {1: 2, "b": 3},
     np.datetime64("2026-01-01"), np.timedelta64(3, "s"), datetime.datetime(2026, 1, 1), decimal.Decimal("0.1"),
     10**400, [[1.0], [1.0, 2.0]], [True], [None], jax.random.key(0), lambda: 1, int, np.array(["x"]), _Name.A,
+    [1.0, True], [[1], [np.True_]],
 ]  # fmt: skip
 
 
@@ -40,6 +41,13 @@ NO_NUMBERS = [
 def test_what_is_no_real_number_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^epsilon must be a finite number >= 0, got "):
         checks.check("epsilon", value, checks.NONNEGATIVE)
+
+
+@pytest.mark.parametrize("value", [[1.0, True], (1, np.False_), [[1.0], [np.array(True)]], [1.0, jnp.array(True)]])
+def test_truth_values_among_numbers_are_no_array_of_numbers(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^x must be an array of numbers, got "):
+        arguments.check_array("x", value)
+    arguments.check_array("x", value, kinds="biufc")
 
 
 def test_numbers_of_every_kind_pass() -> None:

@@ -66,6 +66,8 @@ def test_it_is_the_definition(batches, most, separation):
 def test_what_is_no_batch_is_refused(batch):
     with pytest.raises(ValueError, match="whole numbers"):
         list(check_batches([batch], MinSep(1, 1), 3))
+    with pytest.raises(ValueError, match="batches must be what a loader gives"):
+        list(check_batches(np.timedelta64(3, "s"), MinSep(1, 1), 3))
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,11 @@ def test_a_model_that_does_not_fit_is_refused(needs):
         choose_microbatch(build, PARAMS, DATA, memory_bytes=needs[1] - 1)
 
 
-@pytest.mark.parametrize("wrong", [{"memory_bytes": 0}, {"memory_bytes": float("nan")}, {"data": (1, 2)}, {"build": 3}])
+@pytest.mark.parametrize(
+    "wrong", [{"memory_bytes": 0}, {"memory_bytes": float("nan")}, {"data": (1, 2)}, {"build": 3}, {"params": len}]
+)
 def test_what_makes_no_sense_is_refused(wrong):
     """The argument is named."""
-    arguments = {"build": build, "data": DATA, "memory_bytes": 10**9} | wrong
+    arguments = {"build": build, "params": PARAMS, "data": DATA, "memory_bytes": 10**9} | wrong
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        choose_microbatch(arguments["build"], PARAMS, arguments["data"], memory_bytes=arguments["memory_bytes"])
+        choose_microbatch(**arguments)

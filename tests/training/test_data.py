@@ -39,6 +39,51 @@ def test_data_do_not_change_with_the_array_that_they_came_from(spec):
     assert float(data.arrays[0].min()) == 1
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (2**40, np.int64),
+        (-(2**31) - 1, np.int64),
+        (2**32 + 1, np.uint64),
+        (1e300, np.float64),
+        (-1e300, np.float64),
+        (1e300j, np.complex128),
+    ],
+)
+@pytest.mark.parametrize("first", [0, np.nan, np.inf], ids=str)
+def test_numbers_that_32_bits_do_not_hold_are_refused(value, dtype, first):
+    """JAX wraps whole numbers around, 2^40 to 0, and makes real ones infinite."""
+    values = np.zeros(4096, dtype)
+    if values.dtype.kind in "fc":
+        values[0] = first
+    values[7] = value
+    with pytest.raises(ValueError, match=r"^array 1 of the data is an array of .* does not hold.* cast the array"):
+        TRAINING.place(np.ones((4096, 4), np.float32), values)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([2**31 - 1, -(2**31)]),
+        np.array([2**32 - 1], np.uint64),
+        np.array([0.1, 1e-300, 3.4028235e38]),
+        np.array([np.nan, np.inf, -np.inf, 1.0]),
+        np.array([True]),
+    ],
+    ids=str,
+)
+def test_what_is_rounded_or_not_finite_already_is_taken(values):
+    """Rows that are not finite add nothing to a clipped sum."""
+    placed = TRAINING.place(np.resize(values, 4096))
+    np.testing.assert_array_equal(placed.arrays[0][: values.size], values.astype(placed.arrays[0].dtype))
+
+
+def test_masked_elements_are_refused():
+    with pytest.raises(ValueError, match="array 0 of the data must be an array of numbers, got one with masked"):
+        TRAINING.place(np.ma.array(np.ones(4096), mask=np.arange(4096) == 3))
+
+
 def test_parameters_do_not_change_with_the_array_that_they_came_from():
     """They are copied too."""
     weights = aligned_ones((64, 64))

@@ -99,6 +99,17 @@ def test_pieces_that_disagree_are_refused(mnist, name, value):
         Plan.from_json(text)
 
 
+@pytest.mark.parametrize(("name", "value"), [("sampling_prob", True), ("overflow", False)])
+def test_truth_values_are_not_what_follows_from_a_plan(name, value):
+    """To Python they are 1 and 0, which are right here."""
+    content = json.loads(
+        make_plan(**BASE | dict(expected_batch_size=BASE["max_examples"]), num_steps=2, noise_multiplier=2.0).to_json()
+    )
+    assert content[name] == value
+    with pytest.raises(ValueError, match=f"disagree: {name} is {value}"):
+        Plan.from_json(json.dumps(content | {name: value}))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -107,6 +118,7 @@ def test_pieces_that_disagree_are_refused(mnist, name, value):
         ("{}", "other JSON"),
         ("[" * 100_000, "levels of nesting"),
         ('{"gdpjax_plan": 99}', "version 1"),
+        ('{"gdpjax_plan": true}', "version 1"),
         ('{"gdpjax_plan": 1, "delta": 1e-5}', "missing or unknown"),
     ],
 )

@@ -37,3 +37,10 @@ def test_what_is_no_training_is_refused(tmp_path):
         start_run(tmp_path / "run", None, {}, None, key=jax.random.key(0))
     with pytest.raises(ValueError, match=message):
         resume_run(tmp_path / "run", None, {}, None)
+
+    training, params, data = killed.build()
+    start_run(tmp_path / "run", training, params, data, key=gdpjax.fresh_key())
+    with pytest.raises(ValueError, match=r"training.plan must be a Plan"):
+        resume_run(tmp_path / "run", training._replace(plan={}), params, data)
+    with pytest.raises(ValueError, match="array 0 of the data must be"):
+        resume_run(tmp_path / "run", training, params, data._replace(arrays=(object(), *data.arrays[1:])))

@@ -353,6 +353,8 @@ REFUSALS = {
     "hardly negative noise": (dict(noise_multiplier=-1e-9), "noise_multiplier must be a finite number >= 0"),
     "negative noise": (dict(noise_multiplier=-1.0), "noise_multiplier must be"),
     "NaN noise": (dict(noise_multiplier=float("nan")), "noise_multiplier must be"),
+    "noise that float32 takes for 0": (dict(noise_multiplier=5e-324), "noise_multiplier must be .* range of float32"),
+    "noise that float32 takes for inf": (dict(noise_multiplier=1e39), "noise_multiplier must be .* range of float32"),
     "probability": (dict(sampling_prob=1.5), "sampling_prob must be a probability > 0 and at most 1"),
     "no probability": (dict(sampling_prob=64 // 1000), r"64 // 1000 is 0, 64 / 1000 is not"),
     "NaN probability": (dict(sampling_prob=float("nan")), "sampling_prob must be"),
@@ -381,6 +383,13 @@ def test_bad_input_is_refused(case):
     options, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "expected_batch_size"])
+def test_whole_numbers_of_python_beyond_those_of_jax_are_numbers(name):
+    params = {"w": jnp.zeros(3)}
+    whole, real = make(**{name: 2**63}), make(**{name: 2.0**63})
+    np.testing.assert_array_equal(first_release(whole, params)["w"], first_release(real, params)["w"])
 
 
 def test_the_message_for_a_jitted_clip_begins_with_what_to_do():
@@ -633,5 +642,5 @@ def test_a_concrete_noise_multiplier_of_zero_adds_nothing_and_is_recorded():
     for mean, state in steps_of((0, 0.0, np.float32(0))):
         np.testing.assert_array_equal(mean["w"], np.arange(4.0) / 2)
         assert gdpjax.ledger_of(state)[0].noise_multiplier == 0.0
-    for mean, _ in steps_of((1e-40, lambda step: 0.0 * step)):
+    for mean, _ in steps_of((2e-38, lambda step: 0.0 * step)):
         assert np.isnan(mean["w"]).all()
