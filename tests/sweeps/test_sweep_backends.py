@@ -158,7 +158,7 @@ def test_ray_that_is_not_installed_is_named_before_anything_runs(tmp_path, monke
     Path("sweep.toml").write_text(SMALL)
     assert cli.main(["sweep", "sweep.toml", "--backend", "ray"]) == 2
     assert "--backend ray needs Ray" in (said := capsys.readouterr().err)
-    assert "pip install 'gdpjax[distributed]'" in said
+    assert "pip install '.[distributed]'" in said
     assert cli.main(["sweep", "sweep.toml", "--ray-address", "127.0.0.1:6379"]) == 2
     assert "--ray-address is for --backend ray" in capsys.readouterr().err
     assert not Path("runs").exists()
