@@ -244,7 +244,7 @@ class SweepConfig:
     """Memory that the compiled programs which run side by side may need, by the compiler's own account; with Ray, each
     of them."""
     backend: Literal["local", "ray"] = "local"
-    """local: on this machine. ray: chunks of trials as tasks of a Ray cluster (pip install 'gdpjax[distributed]')."""
+    """local: on this machine. ray: chunks of trials as tasks of a Ray cluster (pip install '.[distributed]')."""
     ray_address: str | None = None
     """Address of the cluster's head, such as 10.0.0.1:6379. Default: the cluster that this machine belongs to."""
 

@@ -403,7 +403,7 @@ def test_parquet_rows_are_reported_by_number(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert sweep(*GRID, "--output", tmp_path / "out.parquet") == 2
-    assert "pip install 'gdpjax[parquet]'" in capsys.readouterr().err
+    assert "pip install '.[parquet]'" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):

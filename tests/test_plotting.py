@@ -281,7 +281,7 @@ def test_bad_options(tmp_path, monkeypatch, capsys, arguments, message):
 def test_without_matplotlib_it_says_what_to_install(monkeypatch, steps):
     """Without matplotlib the error names the extra to install."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install 'gdpjax\[plot\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[plot\]'"):
         plotting.plot_epsilon(steps)
 
 

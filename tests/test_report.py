@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,15 @@ import pytest
 import gdpjax
 from gdpjax import Event, Ledger, accounting, report
 from gdpjax.cli import main
-from gdpjax.ledger import AllocationEvent, LaplaceEvent, ShuffledEvent
+from gdpjax.ledger import (
+    AllocationEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
+    LaplaceEvent,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+)
+from gdpjax.reporting._runs import describe_run
 from gdpjax.tradeoff import Laplace, compose
 
 RUN = (2.0, 0.02, 50)
@@ -83,15 +92,113 @@ def test_several_runs_are_one_table(cards):
     assert bare["not_private"]
     assert cards.to_text().count("NOT PRIVATE") == 1
     assert document["runs"][1]["figures"]["epsilon_moments_accountant"] is None
-    latex = cards.to_latex().splitlines()
-    rows = [line for line in latex if line.endswith(r"\\")]
-    assert len(rows) == 4
-    num_columns = {row.replace(r"\&", "").count("&") for row in rows}
-    assert len(num_columns) == 1
-
     # A bracket after a line break would be an argument of it.
-    for row in rows:
-        assert not row.startswith("[")
+    assert not any(row.startswith("[") for row in table_rows(cards.to_latex()))
+
+
+def table_rows(latex):
+    return [line for line in latex.splitlines() if line.endswith(r"\\")]
+
+
+def cells_of(row):
+    """The cells of a row, each with its number of columns."""
+    cells = row.removesuffix(r"\\").replace(r"\&", "").split(" & ")
+    spans = [re.match(r"\\multicolumn\{(\d)\}", cell) for cell in cells]
+    return [(cell.strip(), int(span[1]) if span else 1) for cell, span in zip(cells, spans, strict=True)]
+
+
+@pytest.mark.parametrize("num_runs", [1, 2, 3, 4, 7])
+def test_latex_fits_a_page(num_runs):
+    runs = [Event(0.0, 0.1, 3, overflow=1e-9, announced=True), *[Ledger([LaplaceEvent(0.5)])] * 6]
+    latex = report(*runs[:num_runs], deltas=1e-5).to_latex()
+    shown = [line for line in latex.splitlines() if not line.startswith("%")]
+    (columns,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", latex)
+    assert len(columns) == 2 + min(num_runs, 3)
+    assert shown[-1] == r"\end{tabular}"
+    assert shown[0].startswith(r"\begin{tabular}")
+    for row in table_rows(latex):
+        assert sum(span for _, span in cells_of(row)) == len(columns), row
+        assert all(len(re.sub(r"\\\w+|[{}]", "", cell)) <= 34 for cell, _ in cells_of(row)), row
+        assert len(row) <= 110, row
+    assert sum(row.startswith("mu, failure") for row in table_rows(latex)) == -(-num_runs // 3)
+    # What was done, in full, is in comments.
+    assert "% run 1: Gaussian steps on Poisson batches: noise multiplier 0, sampling probability 0.1" in latex
+
+
+def test_latex_has_what_was_done_in_short_cells(card):
+    rows = [[cell for cell, _ in cells_of(row)] for row in table_rows(card.to_latex())]
+    assert rows[0] == ["quantity", "run 1", "standing"]
+    assert ["batches", "Poisson", "given"] in rows
+    assert ["noise multiplier", "2", "given"] in rows
+    assert ["sampling probability", "0.02", "given"] in rows
+    assert ["steps", "50", "given"] in rows
+    assert ["neighbours", "add or remove one", "given"] in rows
+
+
+def test_latex_says_once_what_the_runs_share():
+    cards = report(Event(1.0, 0.1, 3), Event(2.0, 0.1, 3), names=["a", "b"], deltas=1e-5)
+    rows = table_rows(cards.to_latex())
+    assert r"batches & \multicolumn{2}{c}{Poisson} & given \\" in rows
+    assert r"noise multiplier & 1 & 2 & given \\" in rows
+    assert any(row.startswith("epsilon at delta") and row.endswith(r"& certified, upper \\") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("event", "batches"),
+    [
+        (Event(0.0, 0.1, 3, "uniform"), "uniform"),
+        (AllocationEvent(0.0, 10), "allocation, 1 of 10"),
+        (ShuffledEvent(0.0, 10, 3), "shuffled, 10 an epoch"),
+        (CyclicPoissonEvent(0.0, 0.1, 20, 4), "cyclic Poisson, 4 groups"),
+        (TruncatedPoissonEvent(1.0, 0.1, 2, 100, 10), "Poisson, at most 10"),
+        (CorrelatedGaussianEvent(1.0, 3, 8, 2, 4), "2 times, 4 apart"),
+    ],
+)
+def test_every_scheme_in_short_cells(event, batches):
+    described = describe_run(event, None, "run")
+    facts = dict(described.facts)
+    assert facts["batches"] == batches
+    assert facts["noise multiplier"] == f"{event.noise_multiplier:g}"
+    assert facts["steps"] == str(event.num_steps)
+    assert all(len(text) <= 26 for text in facts.values())
+
+
+def test_figures_can_be_chosen(card, cards):
+    chosen = ["mu", "epsilon_at_delta_1e-05"]
+    rows = table_rows(card.to_latex(figures=chosen))
+    assert [row.split(" & ")[0] for row in rows[-2:]] == ["mu, failure 1e-10", "epsilon at delta 1e-05"]
+    assert "advantage" not in card.to_latex(figures=chosen) + card.to_markdown(figures=chosen)
+    text = card.to_text(figures="mu")
+    assert "mu, failure" in text
+    assert "noise multiplier 2" in text
+    assert "epsilon" not in text
+    assert cards.to_markdown(figures=chosen).splitlines()[0].endswith("| mu, failure 1e-10 | epsilon at delta 1e-05 |")
+    with pytest.raises(
+        ValueError, match=r"figures must be names among epsilon_at.*got 'advantages'; did you mean 'adv"
+    ):
+        card.to_latex(figures=["advantages"])
+    for wrong in ([], ["mu", "mu"], 3, [3]):
+        with pytest.raises(ValueError, match="figures must be"):
+            card.to_text(figures=wrong)
+
+
+def test_a_run_without_noise_has_no_certified_line():
+    """Nothing may read as if something was guaranteed: of a plan nothing is known, of a ledger a little."""
+    plan = gdpjax.make_plan(
+        epsilon=math.inf, clip=1.0, max_examples=1000, expected_batch_size=20, num_steps=50, delta=1e-5
+    )
+    for text in (report(plan, deltas=[1e-5]).to_text(), report(plan, deltas=[1e-5]).to_markdown()):
+        assert "NOT PRIVATE" in text
+        assert "no guarantee" in text
+        assert "certified" not in text
+    assert "NOT PRIVATE: no guarantee, since noise_multiplier = 0 adds no noise at all" in str(report(plan))
+    latex = report(plan, deltas=[1e-5]).to_latex()
+    assert "run 1 (NOT PRIVATE) &" in latex
+    assert "certified" not in latex
+    bare = str(report(Event(0.0, 0.1, 3), deltas=1e-5)).splitlines()
+    assert [line.split("  ")[-1].strip() for line in bare if line.startswith(("epsilon at", "mu"))] == [
+        "no guarantee"
+    ] * 2
 
 
 def test_names_are_escaped(cards):
@@ -101,8 +208,7 @@ def test_names_are_escaped(cards):
     assert page.count("run &lt;b&gt;&amp;") == 2
 
     latex = cards.to_latex()
-    row = next(line for line in latex.splitlines() if line.startswith("run \\textless"))
-    name = row.split(" & ")[0]
+    name = table_rows(latex)[0].split(" & ")[1]
     assert name.endswith(r"\#\textbar{}\textbackslash{}")
     for character in "&$%#_":
         assert character not in name.replace("\\" + character, "")
@@ -193,7 +299,7 @@ def test_a_plan_without_privacy_says_so():
     card = report(plan, deltas=[1e-5])
     assert card.figure("epsilon_at_delta_1e-05") == (0, math.inf)
     assert card.figure("advantage") == (0, 1)
-    assert "NOT PRIVATE: noise_multiplier = 0.05 is too small" in card.to_text()
+    assert "NOT PRIVATE: no guarantee, since noise_multiplier = 0.05 is too small" in card.to_text()
     assert "nan" not in card.to_html()
 
 

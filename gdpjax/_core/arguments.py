@@ -266,14 +266,15 @@ def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **ren
 def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that a keyword it does not know, or one that is missing, is a ValueError with a guess.
 
-    ``renamed`` maps names of other libraries to those that are meant, where no spelling is close.
+    ``renamed`` maps names of other libraries to those that are meant, where no spelling is close. An ``__init__`` is
+    called by the name of its class.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
-        names = tuple(signature.parameters)
+        names = tuple(name for name in signature.parameters if name != "self")
         listing = ", ".join(names)
-        title = getattr(function, "__name__", "the function")
+        title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         takes_names_only = kinds <= {inspect.Parameter.KEYWORD_ONLY}
 
@@ -285,7 +286,10 @@ def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]
             except TypeError as error:
                 if args and takes_names_only:
                     raise ValueError(f"{title} takes its arguments by name: {listing}") from error
-                raise ValueError(f"{title}: {error}") from error
+                advice = (
+                    " (one such as gdpjax.fresh_key())" if "missing" in str(error) and "'key'" in str(error) else ""
+                )
+                raise ValueError(f"{title}: {error}{advice}") from error
             return function(*args, **kwargs)
 
         return wrapper

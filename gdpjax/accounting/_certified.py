@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gdpjax._core.arguments import keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _correlated, _numeric, _overflow, _shuffled, _truncated
@@ -55,6 +56,7 @@ def _refuse_uniform(family: Family) -> None:
         )
 
 
+@keyword_checked(sigma="noise_multiplier", noise="noise_multiplier", sample_rate="sampling_prob")
 def epsilon_bounds(
     noise_multiplier: Array | Ledger | AnyEvent,
     sampling_prob: Array | None = None,

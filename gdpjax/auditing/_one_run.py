@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from gdpjax._core.arguments import keyword_checked
 from gdpjax._core.checks import COUNT, check
 from gdpjax._core.keys import as_key
 from gdpjax._core.shown import shown
@@ -82,6 +83,7 @@ def count_correct(scores: Array, included: Array, num_guesses: int, key: Array) 
     return int(coins[highest].sum()) + int((~coins[lowest]).sum())
 
 
+@keyword_checked(seed="key")
 def audit_one_run(
     scores: Array,
     included: Array,

@@ -172,5 +172,7 @@ def _pyarrow() -> Any:
         import pyarrow.csv
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("Parquet files need pyarrow: pip install 'gdpjax[parquet]', or use .csv") from error
+        raise ValueError(
+            "Parquet files need pyarrow, the extra parquet: in a clone, pip install '.[parquet]'; or use .csv"
+        ) from error
     return pyarrow

@@ -134,5 +134,5 @@ def _console() -> Any:
     try:
         from rich.console import Console
     except ImportError as error:
-        raise ValueError("trainings and sweeps need more packages: pip install 'gdpjax[sweeps]'") from error
+        raise ValueError("trainings and sweeps need the extra sweeps: in a clone, pip install '.[sweeps]'") from error
     return Console()

@@ -112,7 +112,10 @@ def check_padding(is_padding: Any, batch_size: int) -> Array | None:
 def check_loss_value(value: Any) -> None:
     """Refuse a loss of one example that is not a real scalar."""
     if isinstance(value, tuple):
-        raise ValueError("loss_fn returned a tuple; if it is (loss, aux), set has_aux=True and return_info=True")
+        raise ValueError(
+            "loss_fn returned a tuple: return the loss alone; only gdpjax.clipped_grad takes (loss, aux), with "
+            "has_aux=True and return_info=True"
+        )
     if not hasattr(value, "shape") or value.shape != ():
         shape = getattr(value, "shape", type(value).__name__)
         raise ValueError(

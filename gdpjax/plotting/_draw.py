@@ -217,7 +217,7 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ValueError("pictures need matplotlib: pip install 'gdpjax[plot]'") from error
+        raise ValueError("pictures need matplotlib, the extra plot: in a clone, pip install '.[plot]'") from error
     return matplotlib
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from gdpjax._core.arguments import check_number, check_text, keyword_checked
+from gdpjax._core.arguments import check_number, check_text, did_you_mean, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
@@ -51,17 +51,44 @@ class Report:
             raise ValueError(f"key must be one of {', '.join(found)}, got {shown(key)}")
         return found[key]
 
-    def to_text(self) -> str:
-        """A table for a terminal."""
-        return _tables.as_text(self._rows(), many=self._many())
+    def to_text(self, *, figures: Any = None) -> str:
+        """A table for a terminal, of all figures or of those named in ``figures``, as in `to_latex`."""
+        chosen = self._chosen(figures)
+        return _tables.as_text(_tables.rows_of(self._runs, chosen), _tables.note_of(chosen))
 
-    def to_markdown(self) -> str:
-        """A Markdown table."""
-        return _tables.as_markdown(self._rows(), many=self._many())
+    def to_markdown(self, *, figures: Any = None) -> str:
+        """A Markdown table, of all figures or of those named in ``figures``, as in `to_latex`."""
+        chosen = self._chosen(figures)
+        return _tables.as_markdown(_tables.rows_of(self._runs, chosen), _tables.note_of(chosen))
 
-    def to_latex(self) -> str:
-        r"""A LaTeX table with booktabs rules; the preamble needs ``\usepackage{booktabs}``."""
-        return _tables.as_latex(self._rows(), many=self._many())
+    def to_latex(self, *, figures: Any = None) -> str:
+        r"""A LaTeX table with booktabs rules, narrow enough for a page; the preamble needs ``\usepackage{booktabs}``.
+
+        Figures are lines and runs are columns, three side by side and further ones below them. Of several runs the
+        cells of certified figures are upper ends. What was done stands in short cells, and in full in comments.
+
+        Args:
+            figures: which figures, in this order, by their names in `figure` and `to_json`; by default all.
+
+        Raises:
+            ValueError: a name that is no figure's, none, or one twice.
+
+        >>> from gdpjax import report
+        >>> card = report((2.0, 0.02, 50), (1.0, 0.02, 50), names=["ours", "theirs"], deltas=[1e-5])
+        >>> print("\n".join(card.to_latex(figures=["epsilon_at_delta_1e-05"]).splitlines()[4:]))
+        \toprule
+        quantity & ours & theirs & standing \\
+        \midrule
+        batches & \multicolumn{2}{c}{Poisson} & given \\
+        noise multiplier & 2 & 1 & given \\
+        sampling probability & \multicolumn{2}{c}{0.02} & given \\
+        steps & \multicolumn{2}{c}{50} & given \\
+        neighbours & \multicolumn{2}{c}{add or remove one} & given \\
+        epsilon at delta 1e-05 & 0.2893 & 1.146 & certified, upper \\
+        \bottomrule
+        \end{tabular}
+        """
+        return _tables.as_latex(self._runs, self._chosen(figures))
 
     def to_json(self) -> str:
         """A JSON text: every figure of every run, brackets as [lower, upper], with its standing."""
@@ -77,13 +104,23 @@ class Report:
     def to_html(self) -> str:
         """One HTML page with the table and the trade-off curves, which needs no other file."""
         curves = [picture_points(run.curve) for run in self._runs]
-        return _tables.as_html(self._rows(), picture(self.names, curves), many=self._many())
+        rows = _tables.rows_of(self._runs, self._figures)
+        return _tables.as_html(rows, picture(self.names, curves), _tables.note_of(self._figures))
 
-    def _many(self) -> bool:
-        return len(self._runs) > 1
-
-    def _rows(self) -> _tables.Rows:
-        return _tables.rows_of(self._runs, self._figures)
+    def _chosen(self, keys: Any) -> list[list[Figure]]:
+        """The figures of each run that have these names, in their order; all of them for None."""
+        if keys is None:
+            return self._figures
+        keys = [keys] if isinstance(keys, str) else keys
+        known = [figure.key for figure in self._figures[0]]
+        if not isinstance(keys, list | tuple) or not keys or len(set(map(str, keys))) < len(keys):
+            raise ValueError(f"figures must be names among {', '.join(known)}, each once, got {shown(keys)}")
+        for key in keys:
+            if key not in known:
+                names = ", ".join(known)
+                raise ValueError(f"figures must be names among {names}, got {shown(key)}{did_you_mean(key, known)}")
+        places = [known.index(key) for key in keys]
+        return [[own[place] for place in places] for own in self._figures]
 
 
 @keyword_checked(delta="deltas", name="names")

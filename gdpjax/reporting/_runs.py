@@ -47,6 +47,7 @@ class Described(NamedTuple):
         scheme: what was done, in words.
         neighbours: which data sets are neighbours, in words.
         curve: its certified curve.
+        facts: the same scheme and neighbours in short cells, each a label and a text.
         event: its steps, where all of them are alike: what other accountants can be asked about.
         not_private: why nothing is guaranteed; empty where something is.
         delta: the one that a plan was made for.
@@ -56,6 +57,7 @@ class Described(NamedTuple):
     scheme: str
     neighbours: str
     curve: CertifiedCurve
+    facts: tuple[tuple[str, str], ...] = ()
     event: AnyEvent | None = None
     not_private: str = ""
     delta: float | None = None
@@ -70,7 +72,7 @@ def describe_run(run: Any, name: str | None, default: str) -> Described:
     if isinstance(run, Plan):
         return _of_plan(run, name)
     if isinstance(run, CertifiedCurve):
-        return Described(name, "a certified curve", "as the curve's", run)
+        return Described(name, "a certified curve", "as the curve's", run, (("scheme", "certified curve"),))
     if isinstance(run, tuple | list) and len(run) == len(NUMBERS):
         domains = (NONNEGATIVE, UNIT, COUNT)
         numbers = [check_number(*triple) for triple in zip(NUMBERS, run, domains, strict=True)]
@@ -99,12 +101,14 @@ def _read(path: Path) -> Plan | Ledger:
 def _of_plan(plan: Plan, name: str) -> Described:
     described = _of_ledger(plan.event, name)
     neighbours = f"{_RELATIONS[plan.neighboring_relation]} {plan.unit}"  # pyright: ignore[reportArgumentType]
+    facts = (*described.facts, ("unit", plan.unit))
     if plan.group_size > 1:
         neighbours = f"add or remove one group of up to {plan.group_size} {plan.unit}s"
+        facts = (*described.facts, ("unit", f"up to {plan.group_size} {plan.unit}s"))
     # The other accountants are asked about one unit.
     event = described.event if plan.is_private and plan.group_size == 1 else None
     reason = "" if plan.is_private else str(plan.without_privacy())
-    return Described(name, described.scheme, neighbours, plan.curve, event, reason, plan.delta)
+    return Described(name, described.scheme, neighbours, plan.curve, facts, event, reason, plan.delta)
 
 
 def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
@@ -117,7 +121,47 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
     bare = bare or any(isinstance(e, _ALWAYS_DRAWN) and e.noise_multiplier == 0 for e in events)
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
-    return Described(name, scheme or "nothing is released", neighbours, certified(run), event, reason)
+    facts = (*_facts(events), ("neighbours", neighbours))
+    return Described(name, scheme or "nothing is released", neighbours, certified(run), facts, event, reason)
+
+
+def _facts(events: tuple[AnyEvent, ...]) -> list[tuple[str, str]]:
+    """The numbers of `_words`, each a cell of its own."""
+    steps = f"{math.fsum(event.num_steps for event in events):.0f}"
+    if len(events) != 1:
+        return [("scheme", f"{len(events)} events"), ("steps", steps)]
+    (event,) = events
+    if not hasattr(event, "noise_multiplier"):
+        return [("scheme", type(event).__name__.removesuffix("Event")), ("releases", steps)]
+    facts = [("noise multiplier", f"{event.noise_multiplier:.6g}")]  # pyright: ignore[reportAttributeAccessIssue]
+    if hasattr(event, "sampling"):
+        facts.insert(0, ("batches", _batches(event)))
+    if isinstance(event, AllocationEvent):
+        facts.insert(1, ("drawn", "in each epoch" if event.bins == "fresh" else "once"))
+    if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
+        facts.append(("noise", "correlated"))
+    if isinstance(event, Event | TruncatedPoissonEvent | CyclicPoissonEvent):
+        facts.append(("sampling probability", f"{event.sampling_prob:.6g}"))
+    facts.append(("steps", steps))
+    if getattr(event, "overflow", 0.0):
+        facts.append(("overflow", f"{event.overflow:.2g}"))  # pyright: ignore[reportAttributeAccessIssue]
+    return facts
+
+
+def _batches(event: AnyEvent) -> str:
+    """How batches were drawn, in a few words."""
+    if isinstance(event, TruncatedPoissonEvent):
+        return f"Poisson, at most {event.capacity}"
+    if isinstance(event, AllocationEvent):
+        return f"allocation, {event.num_selected} of {event.steps_per_epoch}"
+    if isinstance(event, ShuffledEvent):
+        return f"shuffled, {event.steps_per_epoch} an epoch"
+    if isinstance(event, CorrelatedGaussianEvent):
+        return f"{event.max_participations} times, {event.min_separation} apart"
+    if isinstance(event, CyclicPoissonEvent):
+        return f"cyclic Poisson, {event.num_groups} groups"
+    sampling = event.sampling  # pyright: ignore[reportAttributeAccessIssue]
+    return "Poisson" if sampling == "poisson" else sampling
 
 
 def _words(event: AnyEvent) -> str:

@@ -1,8 +1,10 @@
 """A report as text, Markdown, LaTeX and HTML: one table, from the same cells.
 
 One run is a table of its figures, a line each, with both ends of every bracket and its standing. Several runs are a
-line each, and a column for every figure; a cell is then the upper end, what privacy costs at most. Lower ends are
-rounded down and upper ends up, so that whatever is copied is true.
+line each, and a column for every figure; a cell is then the upper end, what privacy costs at most. In LaTeX, where a
+page is narrow, figures are lines always and runs are columns, `SIDE_BY_SIDE` of them and then again from the top; what
+was done is a few short cells, and in full a comment. Lower ends are rounded down and upper ends up, so that whatever is
+copied is true.
 """
 
 import html
@@ -18,16 +20,20 @@ DIGITS = 4
 UNKNOWN = "-"
 NOT_PRIVATE = "NOT PRIVATE"
 GIVEN, NO_GUARANTEE = "given", "no guarantee"
-MANY_RUNS = (
-    "Certified figures are upper ends of brackets, rounded up: the truth is at most this. The moments accountant is an "
-    "upper bound. CLT figures are asymptotic estimates and may understate. The last column is the smallest and the "
-    "largest that epsilon can exceed the CLT's by."
-)
+SIDE_BY_SIDE = 3
+_MANY_RUNS = {
+    CERTIFIED: "Certified figures are upper ends of brackets, rounded up: the truth is at most this.",
+    UPPER_BOUND: "The moments accountant is an upper bound.",
+    ESTIMATE: "CLT figures are asymptotic estimates and may understate.",
+    COMPARISON: '"epsilon less the CLT\'s" is the smallest and the largest difference that is possible.',
+}
+"""What the cells of several runs are, by standing."""
 _STANDINGS = {
     CERTIFIED: "certified: the truth is in between",
     UPPER_BOUND: "upper bound: a guarantee, not tight",
     ESTIMATE: "asymptotic estimate: may understate; not a guarantee",
 }
+_SHORT = {CERTIFIED: "certified", UPPER_BOUND: "upper bound", ESTIMATE: "estimate", COMPARISON: "certified"}
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -61,8 +67,8 @@ def rows_of(runs: Sequence[Described], figures: Sequence[Sequence[Figure]]) -> R
         run = runs[0]
         lines = [["scheme", run.scheme, GIVEN], ["neighbours", run.neighbours, GIVEN]]
         if run.not_private:
-            lines.insert(0, [NOT_PRIVATE, run.not_private, NO_GUARANTEE])
-        lines += [[figure.label, interval(figure.value), _standing(figure)] for figure in figures[0]]
+            lines.insert(0, [NOT_PRIVATE, f"{NO_GUARANTEE}, since {run.not_private}", NO_GUARANTEE])
+        lines += [[figure.label, interval(figure.value), _standing(run, figure)] for figure in figures[0]]
         return [["quantity", run.name, "standing"], *lines]
     head = ["run", "scheme", "neighbours", *(figure.label for figure in figures[0])]
     lines = []
@@ -72,7 +78,24 @@ def rows_of(runs: Sequence[Described], figures: Sequence[Sequence[Figure]]) -> R
     return [head, *lines]
 
 
-def _standing(figure: Figure) -> str:
+def note_of(figures: Sequence[Sequence[Figure]]) -> str:
+    """What the cells of several runs are; nothing for one run, whose lines say it."""
+    if len(figures) == 1:
+        return ""
+    standings = {figure.standing for figure in figures[0]}
+    return " ".join(sentence for standing, sentence in _MANY_RUNS.items() if standing in standings)
+
+
+def _is_vacuous(run: Described, figure: Figure) -> bool:
+    """Whether a figure of a run that is not private excludes nothing. The regret is that of an infinite mu."""
+    if not run.not_private or not isinstance(figure.value, Bounds) or figure.standing != CERTIFIED:
+        return False
+    return figure.key == "regret" or figure.value.upper >= 1
+
+
+def _standing(run: Described, figure: Figure) -> str:
+    if _is_vacuous(run, figure):
+        return NO_GUARANTEE
     if isinstance(figure.value, Bounds) and figure.standing == COMPARISON:
         return _comparison(figure.value)
     return _STANDINGS[figure.standing] if figure.value is not None else "not known for this scheme"
@@ -84,40 +107,89 @@ def _comparison(excess: Bounds) -> str:
     return "certified: the CLT overstates" if excess.upper < 0 else "the CLT is inside the bracket"
 
 
-def as_text(rows: Rows, *, many: bool) -> str:
+def as_text(rows: Rows, note: str) -> str:
     """Columns of fixed width for a terminal."""
     rows = [[_one_line(value) for value in row] for row in rows]
-    words = [] if many else [row for row in rows if row[2] in (GIVEN, NO_GUARANTEE)]
+    words = [] if note else [row for row in rows if row[2] == GIVEN or row[0] == NOT_PRIVATE]
     rows = [row for row in rows if row not in words]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
     above = [f"{label}: {value}" for label, value, _ in words]
-    return "\n".join([*above, *([""] if above else []), *lines, *(["", MANY_RUNS] if many else [])])
+    return "\n".join([*above, *([""] if above else []), *lines, *(["", note] if note else [])])
 
 
-def as_markdown(rows: Rows, *, many: bool) -> str:
+def as_markdown(rows: Rows, note: str) -> str:
     """A pipe table."""
     lines = ["| " + " | ".join(map(_markdown, row)) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join([*lines, *(["", MANY_RUNS] if many else [])])
+    return "\n".join([*lines, *(["", note] if note else [])])
 
 
-def as_latex(rows: Rows, *, many: bool) -> str:
-    """A booktabs tabular; the preamble needs ``\\usepackage{booktabs}``."""
-    columns = "l" * len(rows[0]) if not many else "lll" + "r" * (len(rows[0]) - 3)
-    lines = [" & ".join(map(latex, row)) + r" \\" for row in rows]
-    body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-    note = [f"% {MANY_RUNS}"] if many else []
-    return "\n".join([*note, *body, r"\end{tabular}"])
+def as_latex(runs: Sequence[Described], figures: Sequence[Sequence[Figure]]) -> str:
+    """A booktabs tabular that fits a page; the preamble needs ``\\usepackage{booktabs}``."""
+    width = min(len(runs), SIDE_BY_SIDE)
+    columns = "lll" if width == 1 else f"l{'r' * width}l"
+    comments = [*([f"% {note_of(figures)}"] if note_of(figures) else []), *map(_comment, runs)]
+    blocks = []
+    for start in range(0, len(runs), width):
+        some = slice(start, start + width)
+        blocks += [
+            r"\midrule" if start else r"\toprule",
+            *_latex_block(runs[some], figures[some], width, len(runs) > 1),
+        ]
+    # Comments are inside, so that nothing that follows the table is one.
+    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *comments, *blocks, r"\bottomrule", r"\end{tabular}"])
 
 
-def as_html(rows: Rows, picture: str, *, many: bool) -> str:
+def _comment(run: Described) -> str:
+    """What was done, in full, as a line that LaTeX leaves out."""
+    private = f" {NOT_PRIVATE}: {NO_GUARANTEE}, since {run.not_private}." if run.not_private else ""
+    return _one_line(f"% {run.name}: {run.scheme}; neighbours: {run.neighbours}.{private}")
+
+
+def _latex_block(runs: Sequence[Described], figures: Sequence[Sequence[Figure]], width: int, many: bool) -> list[str]:
+    """The lines of the runs that stand side by side; columns without a run are empty."""
+    names = [f"{run.name} ({NOT_PRIVATE})" if run.not_private else run.name for run in runs]
+    lines = [_latex_line("quantity", names, width, "standing"), r"\midrule"]
+    facts = [dict(run.facts) for run in runs]
+    for label in dict.fromkeys(label for own in facts for label in own):
+        texts = [own.get(label, UNKNOWN) for own in facts]
+        lines.append(_latex_line(label, texts, width, GIVEN, shared=len(runs) > 1 and len(set(texts)) == 1))
+    for own in zip(*figures, strict=True):
+        texts = [cell(figure) if many else interval(figure.value) for figure in own]
+        lines.append(_latex_line(own[0].label, texts, width, _short_standing(runs, own, many)))
+    return lines
+
+
+def _latex_line(label: str, texts: list[str], width: int, standing: str, *, shared: bool = False) -> str:
+    cells = [latex(text) for text in texts]
+    if shared:
+        cells = [rf"\multicolumn{{{len(cells)}}}{{c}}{{{cells[0]}}}"]
+    empty = [""] * (width - len(texts))
+    return " & ".join([latex(label), *cells, *empty, standing]) + r" \\"
+
+
+def _short_standing(runs: Sequence[Described], figures: Sequence[Figure], many: bool) -> str:
+    known = [(run, figure) for run, figure in zip(runs, figures, strict=True) if figure.value is not None]
+    if not known:
+        return "not known"
+    if all(_is_vacuous(run, figure) for run, figure in known):
+        return NO_GUARANTEE
+    figure = known[0][1]
+    if many:
+        return "certified, upper" if figure.standing == CERTIFIED else _SHORT[figure.standing]
+    if isinstance(figure.value, Bounds) and figure.standing == COMPARISON:
+        return _comparison(figure.value).removeprefix("certified: ")
+    return _SHORT[figure.standing]
+
+
+def as_html(rows: Rows, picture: str, note: str) -> str:
     """One page that needs nothing else: the table and the picture."""
     head = "".join(f"<th>{html.escape(value)}</th>" for value in rows[0])
     body = "\n".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in rows[1:])
-    note = f"<p>{html.escape(MANY_RUNS)}</p>" if many else ""
-    return _PAGE.format(head=head, body=body, note=note, picture=picture)
+    paragraph = f"<p>{html.escape(note)}</p>" if note else ""
+    return _PAGE.format(head=head, body=body, note=paragraph, picture=picture)
 
 
 def _html_cell(text: str) -> str:

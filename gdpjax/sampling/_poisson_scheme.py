@@ -23,7 +23,7 @@ from typing import final
 
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_count, check_expected_batch_size
+from gdpjax._core.arguments import check_count, check_expected_batch_size, keyword_checked
 from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import as_key, fold_in, refuse_key_of_a_loop
 from gdpjax._core.types import Array
@@ -76,6 +76,7 @@ class Poisson:
     num_steps: int
     capacity: int
 
+    @keyword_checked(batch_size="expected_batch_size")
     def __init__(
         self,
         num_examples: int,

@@ -28,7 +28,7 @@ from gdpjax.sweeps._worker import Chunk, Result, Worker
 
 RETRIES = 3
 """How often a chunk may lose its worker before it is held to be at fault (out of memory, say)."""
-EXTRA = "pip install 'gdpjax[distributed]'"
+EXTRA = "the extra distributed: in a clone, pip install '.[distributed]'"
 _SAME = (
     "jax",
     "jaxlib",
@@ -113,7 +113,7 @@ def import_ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise UserError(f"--backend ray needs Ray ({error}); run: {EXTRA}") from error
+        raise UserError(f"--backend ray needs Ray ({error}), {EXTRA}") from error
     return ray
 
 

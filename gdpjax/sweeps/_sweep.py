@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gdpjax.sweeps._run import Backend, Observer
 
-EXTRA = "pip install 'gdpjax[sweeps]'"
+EXTRA = "the extra sweeps: in a clone, pip install '.[sweeps]'"
 MOST_SLOTS = 8
 """The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
 BackendFor = Callable[[Task, Examples, "Observer"], "Backend"]
@@ -322,7 +322,7 @@ def require_extra() -> None:
         import pyarrow  # noqa: F401
         import rich  # noqa: F401
     except ImportError as error:
-        raise UserError(f"sweeps need a package that is not installed ({error}); run: {EXTRA}") from error
+        raise UserError(f"sweeps need a package that is not installed ({error}), {EXTRA}") from error
 
 
 def backend_of(

@@ -126,7 +126,9 @@ def _orbax() -> Any:
     try:
         import orbax.checkpoint
     except ImportError as error:
-        raise ImportError("checkpoints are written by orbax: pip install 'gdpjax[checkpoints]'") from error
+        raise ImportError(
+            "checkpoints are written by orbax, the extra checkpoints: in a clone, pip install '.[checkpoints]'"
+        ) from error
     return orbax.checkpoint
 
 

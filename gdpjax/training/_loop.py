@@ -32,7 +32,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_array, check_callable, check_count, check_flag, check_instance, check_tree
+from gdpjax._core.arguments import (
+    check_array,
+    check_callable,
+    check_count,
+    check_flag,
+    check_instance,
+    check_tree,
+    keyword_checked,
+)
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
@@ -117,6 +125,7 @@ class Training(NamedTuple):
         return statement if self.scale is None else with_scale(statement)
 
 
+@keyword_checked(batch_argnums="num_arrays")
 def private_training(
     plan: Plan,
     loss_fn: Callable[..., Any],

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_instance
+from gdpjax._core.arguments import check_flag, check_instance, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
@@ -534,6 +534,7 @@ def _refuse_used_key(key: Array, run: Run) -> None:
         )
 
 
+@keyword_checked(seed="key")
 def start_run(
     folder: str | Path,
     training: Training,

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdpjax._core.arguments import check_count, check_instance, check_tree
+from gdpjax._core.arguments import check_count, check_instance, check_tree, keyword_checked
 from gdpjax._core.checks import (
     HALF_OPEN_UNIT,
     NONNEGATIVE,
@@ -449,6 +449,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     return optax.GradientTransformation(init, update)
 
 
+@keyword_checked(seed="key", rng="key", sigma="noise_multiplier", batch_size="expected_batch_size")
 def privatize(
     clip: Any,
     *,

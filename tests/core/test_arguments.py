@@ -3,13 +3,16 @@
 import datetime
 import decimal
 import enum
+import inspect
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gdpjax
+from gdpjax import accounting, auditing, sampling, training
 from gdpjax._core import arguments, checks
 from gdpjax._core.shown import shown
 
@@ -115,6 +118,61 @@ def test_unknown_keywords_are_guessed() -> None:
         made(clip=1.0, steps_total=2)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="made: missing a required"):
         made()  # type: ignore[call-arg]
+
+
+def test_keywords_of_a_class_are_guessed_under_its_name() -> None:
+    class Kept:
+        @arguments.keyword_checked(batch_size="rows")
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+    assert Kept(3).rows == Kept(rows=3).rows == 3
+    assert list(inspect.signature(Kept).parameters) == ["rows"]
+    with pytest.raises(ValueError, match=r"^Kept has no argument 'batch_size'; did you mean 'rows'"):
+        Kept(batch_size=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"^Kept has no argument 'other'; it takes rows$"):
+        Kept(3, other=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"^Kept: missing a required"):
+        Kept()  # type: ignore[call-arg]
+
+
+WRONG_CALLS = [
+    (lambda: accounting.epsilon_bounds(sigma=1.0), "epsilon_bounds has no argument 'sigma'.*'noise_multiplier'"),
+    (lambda: accounting.epsilon_bounds(delta=1e-5), "epsilon_bounds: missing a required argument: 'noise_multiplier'"),
+    (lambda: gdpjax.privatize(1, noise_multiplier=1.0, seed=0), "privatize has no argument 'seed'.*'key'"),
+    (lambda: gdpjax.privatize(1, noise_multiplier=1.0), "privatize: missing a required.*'key'.*fresh_key"),
+    (
+        lambda: sampling.Poisson(100, batch_size=10, num_steps=1),
+        "Poisson has no argument 'batch_size'.*'expected_batch",
+    ),
+    (lambda: training.private_training(1, 2, 3, batch_argnums=1), "no argument 'batch_argnums'.*'num_arrays'"),
+    (lambda: training.private_training(1, 2, 3, has_aux=True), "private_training has no argument 'has_aux'; it takes"),
+    (lambda: training.start_run("x", 1, 2, 3), "start_run: missing a required.*'key'.*fresh_key"),
+    (lambda: auditing.audit_one_run([1.0], [True], delta=0.1), "audit_one_run: missing a required.*'key'.*fresh_key"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG_CALLS, ids=[message.split()[0] for _, message in WRONG_CALLS])
+def test_wrong_keywords_of_public_functions_are_value_errors(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_signatures_are_those_that_were_written() -> None:
+    names = list(inspect.signature(gdpjax.privatize).parameters)
+    assert names[:3] == ["clip", "noise_multiplier", "key"]
+    assert list(inspect.signature(sampling.Poisson).parameters)[:2] == ["num_examples", "expected_batch_size"]
+    assert inspect.signature(accounting.epsilon_bounds).return_annotation is not inspect.Signature.empty
+
+
+def test_a_loss_that_returns_a_tuple_is_told_to_return_the_loss_alone() -> None:
+    plan = gdpjax.make_plan(
+        noise_multiplier=2.0, clip=1.0, max_examples=8, expected_batch_size=4, num_steps=1, delta=1e-5
+    )
+    loop = training.private_training(plan, lambda w, x: ((w * x).sum(), x), optax.sgd(0.1), num_arrays=1)
+    state = loop.init(np.ones(2, np.float32), gdpjax.fresh_key())
+    with pytest.raises(ValueError, match="loss_fn returned a tuple: return the loss alone"):
+        loop.step(state, loop.place(np.ones((8, 2), np.float32)))
 
 
 def test_shown_never_raises_is_short_and_prints_no_data() -> None:

@@ -196,7 +196,7 @@ def test_ray_that_is_not_installed_is_named_before_anything_runs(tmp_path, monke
     assert cli.main(["sweep", "sweep.toml", "--backend", "ray"]) == 2
     complaint = capsys.readouterr().err
     assert "--backend ray needs Ray" in complaint
-    assert "pip install 'gdpjax[distributed]'" in complaint
+    assert "pip install '.[distributed]'" in complaint
 
     # Options of Ray belong to its backend.
     assert cli.main(["sweep", "sweep.toml", "--ray-address", "127.0.0.1:6379"]) == 2
