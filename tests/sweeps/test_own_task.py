@@ -143,6 +143,11 @@ def test_a_whole_hyperparameter_has_a_program_for_each_value(tmp_path):
     programs = read_programs(result.folder)
     assert [program["constants"] for program in programs] == [{"width": 1}, {"width": 2}]
     assert len({row["rmse"] for row in result.rows}) == 4
+
+    # The user's own width is a column of that name; how many trials are side by side is a figure of the programs.
+    page = result.report.read_text()
+    assert "<th>width</th>" in page
+    assert page.count("<th>trials side by side</th>") == 1
     with pytest.raises(UserError, match="one_program = true promises one compiled program, but each value of width"):
         sweeps.run_sweep(TASK, spec_with(width=[1, 2]) | {"one_program": True}, tmp_path / "other")
 
