@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_the_template_trains(project, tmp_path, capsys):
     assert main(["train", str(project / "train.toml"), "--out", str(out)]) == 2
     assert "already holds a run: add --resume" in capsys.readouterr().err
     assert main(["train", str(project / "train.toml"), "--out", str(out), "--resume"]) == 0
+
+
+def test_what_only_the_owner_may_know_is_on_the_standard_error(capsys, monkeypatch):
+    result = types.SimpleNamespace(private_warning="PRIVATE: all of them")
+    monkeypatch.setattr("gdpjax.sweeps.train", lambda *arguments, **options: result)
+    monkeypatch.setattr("gdpjax.sweeps.print_training", lambda console, result: None)
+    assert main(["train", "train.toml", "--out", "run"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "gdpjax train: PRIVATE: all of them\n"
+    assert said.out == ""
 
 
 @pytest.mark.slow

@@ -243,9 +243,22 @@ def load_examples(task: Task, hold_out: float | None = None) -> Examples:
     lengths = [len(array) for array in examples.train]
     if len(set(lengths)) != 1 or lengths[0] == 0:
         raise UserError(f"the arrays of the training data must have one row per example, got {lengths} rows")
+    _refuse_infinite("training", examples.train)
+    _refuse_infinite("evaluation", examples.evaluation)
     if hold_out is None:
         return examples
     return examples.hold_out(hold_out)
+
+
+def _refuse_infinite(part: str, arrays: tuple[np.ndarray, ...]) -> None:
+    """Raise UserError for numbers that are not finite; it tells their owner, who runs this, that there are some."""
+    for number, array in enumerate(arrays):
+        if not jnp.issubdtype(array.dtype, jnp.inexact) or np.isfinite(array).all():
+            continue
+        raise UserError(
+            f"load returned {part} data with NaN or an infinity in array {number}; every number must be finite, since "
+            "an example without a finite gradient trains nothing: replace those numbers, or leave their rows out"
+        )
 
 
 def _examples_of(loaded: Any) -> Examples:

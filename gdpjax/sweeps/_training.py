@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,6 +66,8 @@ class TrainingResult:
       seeded: whether it can be repeated, and is not private against anybody who knows the seed.
       scores: of the final model, not of the best epoch.
       scored_on: the data that the scores are on, in words.
+      private_warning: for the owner of the data, where most losses or gradients were not finite; else None. It is
+        private, and in no file but the diagnostics.
     """
 
     out: Path
@@ -76,6 +79,7 @@ class TrainingResult:
     seeded: bool
     scores: dict[str, float]
     scored_on: str
+    private_warning: str | None = None
 
     @property
     def params(self) -> Any:
@@ -120,7 +124,8 @@ def train(
       out: folder of the run.
       resume: continue the run in ``out`` from its last checkpoint, bit for bit.
       diagnostics: write training losses and gradient norms to a file that is outside epsilon and not for release.
-      console: a `rich.console.Console` for progress; by default nothing is printed.
+      console: a `rich.console.Console` for progress; by default nothing is printed. A ``private_warning`` of the result
+        is a Python warning then.
       how_to_resume: the command that continues the run, for the message of an interruption.
 
     Returns:
@@ -142,7 +147,10 @@ def train(
     scored_on = PUBLIC if checked.hold_out is None else HELD_OUT
     job = Job(checked.task, examples, trial, folder, resume, diagnostics, scored_on, how_to_resume)
     if console is None:
-        return run_job(job, SilentTraining())
+        result = run_job(job, SilentTraining())
+        if result.private_warning is not None:
+            warnings.warn(result.private_warning, stacklevel=2)
+        return result
     require_extra()
     from gdpjax.sweeps._training_progress import TrainingProgress
 
@@ -231,6 +239,9 @@ class _Recorder:
         self._scores = make_scores(blueprint)
         self.epochs = int(settings["epochs"])
         self.ends = [epoch_end(settings, num_examples, epoch) for epoch in range(1, self.epochs + 1)]
+        # Private: of the batches so far.
+        self.num_rows = 0
+        self.num_not_finite = 0
         self.logs = [records.METRICS]
         if job.diagnostics:
             self.logs.append(records.DIAGNOSTICS)
@@ -267,6 +278,9 @@ class _Recorder:
         run = resume_run(self.out, self.training, self.params, self.data, scan=False)
         kept_records = {name: records.rewind(self.out, name, run.step) for name in self.logs}
         history = kept_records[records.METRICS]
+        for record in kept_records.get(records.DIAGNOSTICS, []):
+            self.num_rows += record.get("batch_size", 0)
+            self.num_not_finite += record.get("num_not_finite", 0)
 
         # There is a record of each epoch, in order. Only an epoch that a move to another machine has cost has none.
         recorded = [record["step"] for record in history]
@@ -288,6 +302,9 @@ class _Recorder:
             record.update(self.record(run))
             record["steps_per_second"] = (run.step - first) / seconds
             records.append(self.out, records.METRICS, [record])
+            for info in infos:
+                self.num_rows += int((~np.asarray(info.is_padding)).sum())
+                self.num_not_finite += num_not_finite(info)
             if self.job.diagnostics:
                 clip_norm = self.trial.settings["l2_clip_norm"]
                 rows = [summarize(info, step, clip_norm) for step, info in enumerate(infos, start=first + 1)]
@@ -320,6 +337,7 @@ class _Recorder:
             seeded=self.trial.seed is not None,
             scores=self.scores(state),
             scored_on=self.job.scored_on,
+            private_warning=self._private_warning(),
         )
         records.save_model(self.out, state.params)
         privacy = dataclasses.asdict(result.cost)
@@ -336,6 +354,17 @@ class _Recorder:
         records.write_json(self.out / records.RESULT, summary)
         return result
 
+    def _private_warning(self) -> str | None:
+        """Return a sentence for the owner where more than half of the losses or gradients were not finite."""
+        if 2 * self.num_not_finite <= self.num_rows:
+            return None
+        return (
+            f"PRIVATE: the losses or gradients of {self.num_not_finite} of {self.num_rows} examples were not "
+            "finite, and such a gradient is dropped: the model and its scores are little more than noise. Look for NaN "
+            "and infinities in the loss and the data. This number is itself private information, which epsilon does "
+            "not cover: keep it to yourself"
+        )
+
     def _seed_notice(self) -> dict[str, str]:
         """Return the notice for a file that holds the seed; nothing without a seed."""
         if self.trial.seed is None:
@@ -346,13 +375,19 @@ class _Recorder:
         return cost_of(state.opt_state, self.trial.delta)
 
 
+def num_not_finite(info: Info) -> int:
+    """Return how many examples of a batch had a loss or a gradient that is not finite."""
+    is_broken = np.asarray(info.is_dropped) | ~np.isfinite(np.asarray(info.losses))
+    return int(is_broken.sum())
+
+
 def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
     """Return one line of private diagnostics."""
     # The rows of the batch that are examples.
     is_example = ~np.asarray(info.is_padding)
     losses = np.asarray(info.losses)[is_example]
     norms = np.asarray(info.norms)[is_example]
-    row: dict[str, Any] = {"step": step, "batch_size": int(is_example.sum())}
+    row: dict[str, Any] = {"step": step, "batch_size": int(is_example.sum()), "num_not_finite": num_not_finite(info)}
     if not is_example.any():
         return row
 

@@ -301,6 +301,18 @@ def test_wrong_loaders_are_refused():
             load_examples(task)
 
 
+@pytest.mark.parametrize("part", ["training", "evaluation"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_refused(part, value):
+    """Examples without a finite gradient train nothing, and nobody would see it."""
+    train, evaluation = own_task.load()
+    changed = (train if part == "training" else evaluation)[1]
+    changed[3] = value
+    task = dataclasses.replace(TASK, load=lambda: (train, evaluation))
+    with pytest.raises(UserError, match=f"load returned {part} data with NaN or an infinity in array 1"):
+        load_examples(task)
+
+
 def test_a_name_that_means_something_else_is_refused():
     with pytest.raises(UserError, match="build has a parameter epsilon"):
         Task(own_task.load, lambda example, epsilon=1.0: None, own_task.optimizer)  # type: ignore[return-value]

@@ -18,6 +18,7 @@ from gdpjax.sweeps import _training, records
 from gdpjax.sweeps._keys import make_keys
 from gdpjax.sweeps._program import Blueprint
 from gdpjax.sweeps._spec import spec_of_mapping
+from gdpjax.training import Info
 from tests.experiments.conftest import Silent
 from tests.sweeps.sweeps import examples_of, made_once
 
@@ -123,6 +124,32 @@ def test_private_diagnostics_are_apart_and_marked(whole):
         assert 0 <= row["batch_size"] <= result.plan.capacity
         assert 0 <= row["fraction_clipped"] <= 1
         assert row["norm_quantiles"]["0.1"] <= row["norm_quantiles"]["0.9"]
+
+
+def test_the_owner_is_told_that_most_gradients_were_dropped(whole, tmp_path, small_config, small_digits):
+    """Only the owner: neither the result nor the public records say it."""
+    assert whole[0].private_warning is None
+    without_numbers = np.full_like(small_digits.train_inputs, np.nan)
+    broken = dataclasses.replace(small_digits, train_inputs=without_numbers)
+    config = dataclasses.replace(small_config, run=RunConfig())
+    result = train(config, broken, tmp_path / "run", Silent())
+    _, *rows = lines(tmp_path / "run", records.DIAGNOSTICS)
+    num_examples = sum(row["batch_size"] for row in rows)
+    assert sum(row["num_not_finite"] for row in rows) == num_examples > 0
+    assert f"of {num_examples} of {num_examples} examples were not finite" in result.private_warning
+    assert "is itself private" in result.private_warning
+    for name in (records.RESULT, records.METRICS, records.CONFIG):
+        text = (tmp_path / "run" / name).read_text()
+        assert "finite" not in text
+        assert "dropped" not in text
+
+    # A loss may be NaN under a gradient of zeros, which is finite.
+    nothing = np.zeros(2)
+    finite = Info(losses=nothing, norms=nothing, is_padding=nothing == 1, is_dropped=nothing == 1)
+    assert _training.num_not_finite(finite) == 0
+    assert _training.num_not_finite(finite._replace(losses=np.array([np.nan, 1.0]))) == 1
+    again = train(with_run(config, resume=True), broken, tmp_path / "run", Silent())
+    assert again.private_warning == result.private_warning
 
 
 def test_model_file_holds_the_final_parameters(whole):
