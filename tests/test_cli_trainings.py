@@ -89,6 +89,8 @@ WRONG = {
     'data = "my_task:lood"': r"line 2: data: .*my_task.py has no function lood; did you mean 'load'\?",
     'data = "my_tusk:load"': r"line 2: there is no module my_tusk in ",
     'data = "my_task"': r'line 2: data must be "module:function", got \'my_task\'',
+    'data = "my_task.py:load"': r'line 2: data names a module, not its file: write "my_task:load"',
+    'optimizer = ["sgd", "adam"]': r"line 4: optimizer must be a text, got .*; only numbers can be searched",
     'optimizer = "sdg"': r"line 4: optimizer must be one of sgd, adam, adamw, or \"module:function\", got 'sdg'",
     "epochs = 0": r"line 12: epochs must be a whole number from 1",
     "epochs = [1, 2]": r"line 12: train takes one value of epochs; for several there is sweep-trainings",
@@ -119,6 +121,33 @@ def test_an_error_in_the_users_module_names_its_line(tmp_path, capsys, project):
     said = capsys.readouterr().err
     assert "load failed: NameError: name 'undefined_name' is not defined" in said
     assert "broken_module.py, line 2" in said
+
+
+def test_a_module_that_is_not_python_names_its_line_alone(tmp_path, capsys, project):
+    (tmp_path / "unfinished_module.py").write_text("def load()\n    pass\n")
+    text = (project / "train.toml").read_text().replace("my_task", "unfinished_module")
+    (tmp_path / "train.toml").write_text(text)
+    assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    path = tmp_path / "unfinished_module.py"
+    assert f"importing unfinished_module failed: SyntaxError: expected ':' ({path}, line 1)" in said
+    assert "frozen" not in said
+
+
+def test_the_folders_of_a_missing_module_are_named_once(tmp_path, capsys, project, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (project / "train.toml").read_text().replace("my_task:load", "no_such_module:load")
+    (tmp_path / "train.toml").write_text(text)
+    assert main(["train", "train.toml", "--out", "run"]) == 2
+    assert capsys.readouterr().err.count(str(tmp_path)) == 1
+
+
+def test_a_score_that_there_is_not_is_refused_before_a_training(project, tmp_path, capsys):
+    spec = project / "scored.toml"
+    spec.write_text((project / "train.toml").read_text().replace("delta =", 'score = "auc"\ndelta =', 1))
+    assert main(["train", str(spec), "--out", str(tmp_path / "run")]) == 2
+    assert "line 5: score must be one of accuracy, got 'auc'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_module_of_another_folder_is_not_taken_for_this_one(project, tmp_path, capsys):

@@ -81,10 +81,15 @@ class Layout(msgspec.Struct, frozen=True):
         return -score if self.minimize else score
 
 
-def layout_of(spec: Spec, trials: list[Trial], scores: tuple[str, ...]) -> Layout:
-    """Return the layout of a sweep; UserError where the spec goes by a score that there is not."""
+def check_score(spec: Spec, scores: tuple[str, ...]) -> None:
+    """Raise UserError where the spec goes by a score that there is not."""
     if spec.score is not None and spec.score not in scores:
         spec.fail(("score",), f"score must be one of {', '.join(scores)}, got {spec.score!r}")
+
+
+def layout_of(spec: Spec, trials: list[Trial], scores: tuple[str, ...]) -> Layout:
+    """Return the layout of a sweep; UserError where the spec goes by a score that there is not."""
+    check_score(spec, scores)
     # A noise multiplier and its target have columns always, other hyperparameters if a trial has them.
     used = {"noise_multiplier", "epsilon"}
     for trial in trials:

@@ -1,10 +1,11 @@
 """Train one model privately in a folder, with records and checkpoints, as `gdpjax train` does."""
 
+import contextlib
 import dataclasses
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,12 +16,13 @@ from gdpjax._core.arguments import check_flag, check_path, check_text
 from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
+from gdpjax.sweeps._layout import check_score
 from gdpjax.sweeps._plans import epoch_end, plan_of
 from gdpjax.sweeps._privacy import Cost, cost_of
 from gdpjax.sweeps._program import blueprint_of
 from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._sweep import as_spec, check_console, require_extra
-from gdpjax.sweeps._task import Examples, Task, check_task, load_examples
+from gdpjax.sweeps._task import Examples, Task, check_task, load_examples, with_place
 from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
 from gdpjax.sweeps._worker import make_scores
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, resume_run, start_run
@@ -99,6 +101,7 @@ class Job:
     diagnostics: bool = True
     scored_on: str = PUBLIC
     how_to_resume: str = ""
+    spec: Spec | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def train(
     examples = load_examples(checked.task, checked.hold_out)
     refuse_large_batches(checked, [trial], examples.num_examples)
     scored_on = PUBLIC if checked.hold_out is None else HELD_OUT
-    job = Job(checked.task, examples, trial, folder, resume, diagnostics, scored_on, how_to_resume)
+    job = Job(checked.task, examples, trial, folder, resume, diagnostics, scored_on, how_to_resume, checked)
     if console is None:
         result = run_job(job, SilentTraining())
         if result.private_warning is not None:
@@ -190,16 +193,19 @@ class SilentTraining:
 def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
     """Train, or continue the run in the folder; Ctrl-C raises RunInterrupted."""
     plan = plan_of(job.trial.settings, job.trial.delta, job.examples.num_examples)
-    check_task(job.task, job.examples, job.trial.settings)
+    scores = check_task(job.task, job.examples, job.trial.settings)
+    if job.spec is not None:
+        check_score(job.spec, scores)
     settings = job.trial.settings | {"noise_multiplier": plan.noise_multiplier}
     job = dataclasses.replace(job, trial=dataclasses.replace(job.trial, settings=settings, plan=plan))
     # A resumed run goes on with its own keys.
     keys = make_keys(job.trial.seed, job.identity)
-    recorder = _Recorder(job, keys.init)
     history: list[dict[str, Any]] = []
     try:
-        enter = recorder.resume if job.resume else recorder.begin
-        run, history = enter(keys.training)
+        with naming_the_line("the training"):
+            recorder = _Recorder(job, keys.init)
+            enter = recorder.resume if job.resume else recorder.begin
+            run, history = enter(keys.training)
         observer.on_start(plan, run.step)
         if run.num_lost:
             observer.on_lost(run.num_lost)
@@ -218,6 +224,18 @@ def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
     if not history:
         history.append(recorder.record(run))
     return recorder.finish(run.state, history)
+
+
+@contextlib.contextmanager
+def naming_the_line(what: str) -> Iterator[None]:
+    """Turn what a function of the user raises into a UserError with its line; other errors stay."""
+    try:
+        yield
+    except Exception as error:
+        named = with_place(what, error)
+        if named is error:
+            raise
+        raise named from error
 
 
 class _Recorder:
