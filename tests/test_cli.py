@@ -24,8 +24,8 @@ from gdpjax.cli._report import rounded
 from gdpjax.tradeoff import NoGuarantee
 
 KEYS = [
-    "num_steps", "sampling_prob", "mu_clt", "epsilon_clt", "clt_reliable", "mu_upper", "mu_failure", "epsilon_lower",
-    "epsilon_upper", "epsilon_moments_accountant",
+    "num_steps", "sampling_prob", "delta", "mu_clt", "epsilon_clt", "clt_reliable", "mu_upper", "mu_failure",
+    "epsilon_lower", "epsilon_upper", "epsilon_moments_accountant",
 ]  # fmt: skip
 MNIST = ["--num-examples", "60000", "--batch-size", "256", "--epochs", "15"]
 
@@ -39,7 +39,8 @@ def run(capsys, *arguments):
 
 def test_account_json(capsys):
     result = json.loads(run(capsys, "account", "--noise-multiplier", "1.3", *MNIST, "--delta", "1e-5", "--json"))
-    assert list(result) == KEYS
+    assert list(result) == ["noise_multiplier", *KEYS]
+    assert (result["noise_multiplier"], result["delta"]) == (1.3, 1e-5)
     assert result["num_steps"] == 3516
     assert result["sampling_prob"] == 256 / 60_000
     assert result["mu_clt"] == clt_mu_poisson(1.3, 256 / 60_000, 3516)
@@ -57,7 +58,8 @@ def test_account_table_states_every_standing(capsys):
         capsys, "account", "--noise-multiplier", "1", "--sampling-prob", ".01", "--num-steps", "100", "--delta", "1e-5"
     )
     lines = {line.split()[0]: line for line in out.splitlines()}
-    assert list(lines) == ["quantity", *KEYS]
+    assert list(lines) == ["quantity", "noise_multiplier", *KEYS]
+    assert lines["delta"].split()[1] == "1e-05"
     assert all(CLT_CAVEAT in lines[key] for key in ("mu_clt", "epsilon_clt"))
     assert all("certified" in lines[key] for key in ("mu_upper", "epsilon_lower", "epsilon_upper"))
     assert "upper bound" in lines["epsilon_moments_accountant"]
@@ -76,7 +78,7 @@ def test_a_run_without_noise_is_said_not_to_be_private(capsys):
     lines = run(capsys, *arguments).splitlines()
     assert all("inf" in line and "NOT PRIVATE" in line for line in lines if line.startswith(("epsilon", "mu_clt")))
     result = json.loads(run(capsys, *arguments, "--json"), parse_constant=pytest.fail)
-    assert list(result) == KEYS
+    assert list(result) == ["noise_multiplier", *KEYS]
     assert result["epsilon_lower"] == result["epsilon_upper"] == result["mu_upper"] == "inf"
 
 
@@ -90,7 +92,8 @@ def test_the_names_of_a_plan_are_options_too(capsys):
 def test_calibrate(capsys, accountant):
     arguments = ["--epsilon", "2", "--delta", "1e-5", *MNIST, "--accountant", accountant]
     result = json.loads(run(capsys, "calibrate", *arguments, "--json"))
-    assert list(result) == ["noise_multiplier", *KEYS]
+    assert list(result) == ["noise_multiplier", "epsilon", *KEYS]
+    assert (result["epsilon"], result["delta"]) == (2.0, 1e-5)
     key = {"numeric": "epsilon_upper", "rdp": "epsilon_moments_accountant", "clt": "epsilon_clt"}[accountant]
     assert result[key] == pytest.approx(2.0, rel=1e-5)
     assert result["mu_upper"] is None, "it takes half a minute to compile, and nobody asked"
@@ -131,6 +134,7 @@ def test_rounded(digits):
 def test_calibrate_to_mu(capsys):
     result = json.loads(run(capsys, "calibrate", "--mu", "0.5", *MNIST, "--accountant", "clt", "--json"))
     assert result["mu_clt"] == pytest.approx(0.5)
+    assert (result["mu"], result["delta"]) == (0.5, None)
     assert result["epsilon_clt"] is None  # no delta was given
 
 
