@@ -29,6 +29,23 @@ def test_the_template_trains(project, tmp_path, capsys):
     result = json.loads((out / "result.json").read_text())
     assert result["privacy"]["epsilon_upper"] <= 3.0
     assert result["accuracy"] > 0.5
+
+    # What was left at the defaults of build and optimizer is on record, too, and so are the target and the spec.
+    config = json.loads((out / "config.json").read_text())
+    assert config["hyperparameters"] == result["hyperparameters"]
+    noise_multiplier = result["hyperparameters"].pop("noise_multiplier")
+    assert noise_multiplier == result["privacy"]["noise_multiplier"]
+    assert result["hyperparameters"] == {
+        "learning_rate": 0.1,
+        "l2_clip_norm": 1.0,
+        "epsilon": 3.0,
+        "batch_size": 50,
+        "epochs": 3,
+        "momentum": 0.9,
+        "label_smoothing": 0.0,
+        "width": 16,
+    }
+    assert (out / "spec.toml").read_text() == (project / "train.toml").read_text()
     assert main(["train", str(project / "train.toml"), "--out", str(out)]) == 2
     assert "already holds a run: add --resume" in capsys.readouterr().err
     assert main(["train", str(project / "train.toml"), "--out", str(out), "--resume"]) == 0

@@ -145,6 +145,15 @@ def parameters_of(function: Callable[..., Any], what: str) -> list[str]:
     return [parameter.name for parameter in _parameters(function, what)]
 
 
+def defaults_of(function: Callable[..., Any], *, skip: int, what: str) -> dict[str, Any]:
+    """Return the defaults of all parameters without the first ``skip``, those that JSON can hold."""
+    defaults = {}
+    for parameter in _parameters(function, what)[skip:]:
+        if isinstance(parameter.default, int | float | str | None):
+            defaults[parameter.name] = parameter.default
+    return defaults
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -43,6 +43,7 @@ from gdpjax.sweeps._hyperparameters import (
     RESERVED,
     STANDARD,
     Hyperparameter,
+    defaults_of,
     other_options,
     own_hyperparameters,
     takes_num_steps,
@@ -169,6 +170,13 @@ class Task:
         if takes_num_steps(self.optimizer):
             arguments[NUM_STEPS] = num_steps
         return self.optimizer(**arguments)
+
+    def complete(self, settings: Settings) -> dict[str, Any]:
+        """Return the settings with what they leave at the defaults of ``optimizer`` and ``build``, for a record."""
+        defaults = defaults_of(self.build, skip=1, what="build")
+        defaults |= defaults_of(self.optimizer, skip=0, what="optimizer")
+        left_out = {name: value for name, value in defaults.items() if name not in settings}
+        return {**settings, **left_out}
 
     def constants(self, settings: Settings) -> dict[str, Any]:
         """Return the whole hyperparameters of the user's own, which programs are compiled for."""

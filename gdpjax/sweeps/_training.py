@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_path, check_text
+from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
@@ -257,6 +258,7 @@ class _Recorder:
         self._scores = make_scores(blueprint)
         self.epochs = int(settings["epochs"])
         self.ends = [epoch_end(settings, num_examples, epoch) for epoch in range(1, self.epochs + 1)]
+        self.hyperparameters = job.task.complete(settings)
         # Private: of the batches so far.
         self.num_rows = 0
         self.num_not_finite = 0
@@ -272,7 +274,13 @@ class _Recorder:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from error
-        config = {"config": self.job.identity, "fingerprint": records.fingerprint()}
+        if self.job.spec is not None:
+            folders.write_spec(self.out, self.job.spec)
+        config = {
+            "config": self.job.identity,
+            "hyperparameters": self.hyperparameters,
+            "fingerprint": records.fingerprint(),
+        }
         config |= self._seed_notice()
         config["plan"] = json.loads(self.plan.to_json())
         records.write_json(self.out / records.CONFIG, config)
@@ -366,6 +374,7 @@ class _Recorder:
             "privacy": privacy,
             "seeded": result.seeded,
             "config": self.job.identity,
+            "hyperparameters": self.hyperparameters,
             "fingerprint": records.fingerprint(),
         }
         summary |= self._seed_notice()

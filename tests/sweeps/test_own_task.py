@@ -384,6 +384,18 @@ def test_what_cannot_be_searched_is_explained(message):
         spec_of_mapping(SPEC | {"hyperparameters": numbers | {"lr": 0.1} | ONLY_NUMBERS[message]}, task)
 
 
+def test_the_settings_of_a_training_are_complete():
+    """With the defaults of the functions, also those that are no numbers, if JSON has them."""
+    task = Task(own_task.load, own_task.build, optimizer_of_many_kinds)
+    assert task.complete({"lr": 0.1, "penalty": 0.5}) == {
+        "lr": 0.1,
+        "penalty": 0.5,
+        "kind": "sgd",
+        "momentum": 0.0,
+        "width": 1,
+    }
+
+
 def test_a_name_that_means_something_else_is_refused():
     with pytest.raises(UserError, match="build has a parameter epsilon"):
         Task(own_task.load, lambda example, epsilon=1.0: None, own_task.optimizer)  # type: ignore[return-value]
