@@ -50,6 +50,10 @@ class TrainingObserver(Protocol):
         """The run goes on elsewhere than where it was interrupted, and that many steps were charged in vain."""
         ...
 
+    def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
+        """The run was begun with other things of these names, such as ("program",), and may be finished."""
+        ...
+
     def on_epoch(self, record: dict[str, Any]) -> None:
         """An epoch is done and on record."""
         ...
@@ -187,6 +191,9 @@ class SilentTraining:
     def on_lost(self, num_steps: int) -> None:
         """Steps were charged in vain."""
 
+    def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
+        """The run was begun otherwise."""
+
     def on_epoch(self, record: dict[str, Any]) -> None:
         """An epoch is on record."""
 
@@ -208,6 +215,8 @@ def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
             enter = recorder.resume if job.resume else recorder.begin
             run, history = enter(keys.training)
         observer.on_start(plan, run.step)
+        if run.changes:
+            observer.on_changed(run.changes, run.finished)
         if run.num_lost:
             observer.on_lost(run.num_lost)
         while not run.finished:
