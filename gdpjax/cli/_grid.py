@@ -21,6 +21,13 @@ _RUN_COLUMNS = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
 _RESOLVED = ("sampling_prob", "num_steps")
 """The quantities that every row gets, whether they are given or derived."""
 _QUANTITY_OF_PLAN_NAME = {plan_name: name for name, plan_name in PLAN_NAMES.items()}
+
+
+def quantity_of(column: str) -> str:
+    """Return the quantity that a column holds, which may have the name that `gdpjax.make_plan` gives it."""
+    return _QUANTITY_OF_PLAN_NAME.get(column, column)
+
+
 WHOLE = ("num_examples", "num_steps")
 MOST_ROWS = 1_000_000
 DOMAINS = {
@@ -38,7 +45,7 @@ class Grid(NamedTuple):
     """The rows that can be computed.
 
     Attributes:
-        columns: names of the input columns, those that were derived last.
+        columns: names of the input columns, as the file has them, those that were derived last.
         cells: the text of each row in these columns.
         runs: float64 [n, 4]: noise_multiplier, sampling_prob, num_steps, delta.
         bad: the rows that were left out.
@@ -137,8 +144,7 @@ def _number(text: str) -> float:
 def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Grid:
     """Return every row of the file (one empty row without a file) with every combination of ``options``."""
     table = read_table(path) if path else Table([], [Cells("", [])], [])
-    columns = [_QUANTITY_OF_PLAN_NAME.get(column, column) for column in table.columns]
-    columns.extend(options)
+    columns = [*table.columns, *options]
     _check_columns(columns, str(path) if path else None)
     size = len(table.rows) * math.prod(len(values) for values in options.values())
     if size > MOST_ROWS:
@@ -183,7 +189,8 @@ def _combinations(options: dict[str, list[float]]) -> list[tuple[str, ...]]:
 def _row_cells(columns: list[str], given: list[str], derived: list[str], values: dict[str, float]) -> list[str]:
     """Return the cells of a row that was resolved: quantities as numbers, labels as they were."""
     cells = []
-    for name, cell in zip(columns, given, strict=True):
+    for column, cell in zip(columns, given, strict=True):
+        name = quantity_of(column)
         cells.append(_format(name, values[name]) if name in values else cell)
     for name in derived:
         cells.append(_format(name, values[name]))
@@ -193,16 +200,21 @@ def _row_cells(columns: list[str], given: list[str], derived: list[str], values:
 def _resolve(columns: Sequence[str], cells: Sequence[str]) -> dict[str, float]:
     """Return all the quantities of a row, given and derived; ValueError where it describes no run."""
     values: dict[str, float] = {}
-    for name, cell in zip(columns, cells, strict=True):
+    column_of: dict[str, str] = {}
+    for column, cell in zip(columns, cells, strict=True):
+        name = quantity_of(column)
         if name not in QUANTITIES:
             continue
         try:
             values[name] = float(cell)
         except ValueError:
             got = repr(cell) if cell else "an empty cell"
-            raise ValueError(f"{name} must be a number, got {got}") from None
-        check(name, values[name], DOMAINS[name])
-    sampling_prob, num_steps = resolve_run(values)
+            raise ValueError(f"{column} must be a number, got {got}") from None
+        check(column, values[name], DOMAINS[name])
+        column_of[name] = column
+
+    # Messages name a quantity as its column does.
+    sampling_prob, num_steps = resolve_run(values, lambda name: column_of.get(name, name))
     values["sampling_prob"] = sampling_prob
     values["num_steps"] = num_steps
     return values
@@ -215,19 +227,20 @@ def _check_columns(columns: Sequence[str], path: str | None) -> None:
         where = f"the columns of {path} and the options" if path else "the options"
         raise ValueError(f"{where} {problem}; got {listed(columns)}")
 
-    for name in columns:
-        if columns.count(name) > 1:
+    quantities = [quantity_of(column) for column in columns]
+    for name in quantities:
+        if quantities.count(name) > 1:
             refuse(f"give {name} twice")
     for name in ("noise_multiplier", "delta"):
-        if name not in columns:
+        if name not in quantities:
             refuse(f"must give {name}")
 
     # How often the data are sampled: by one probability, or by two sizes.
-    num_sizes = ("num_examples" in columns) + ("batch_size" in columns)
-    num_expected = 0 if "sampling_prob" in columns else 2
+    num_sizes = ("num_examples" in quantities) + ("batch_size" in quantities)
+    num_expected = 0 if "sampling_prob" in quantities else 2
     if num_sizes != num_expected:
-        refuse("must give either sampling_prob, or both num_examples and batch_size")
-    if ("num_steps" in columns) == ("epochs" in columns):
+        refuse("must give either sampling_prob, or both max_examples and expected_batch_size")
+    if ("num_steps" in quantities) == ("epochs" in quantities):
         refuse("must give either num_steps or epochs")
 
 
