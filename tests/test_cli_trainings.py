@@ -102,6 +102,18 @@ def test_what_is_there_is_not_overwritten(project, capsys):
     assert "my_task.py is there already" in capsys.readouterr().err
 
 
+def test_a_folder_with_other_files_is_not_written_into(tmp_path, capsys):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "thesis.tex").write_text("")
+    assert main(["new", str(tmp_path)]) == 2
+    assert f"{tmp_path} holds other files, such as thesis.tex; choose a new folder or an empty one" in (
+        capsys.readouterr().err
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "thesis.tex"]
+    (tmp_path / "thesis.tex").unlink()
+    assert main(["new", str(tmp_path)]) == 0, "a new repository is empty"
+
+
 WRONG = {
     'data = "my_task:lood"': r"line 2: data: .*my_task.py has no function lood; did you mean 'load'\?",
     'data = "my_tusk:load"': r"line 2: there is no module my_tusk in ",
