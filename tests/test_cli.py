@@ -26,6 +26,7 @@ from gdpjax.tradeoff import NoGuarantee
 KEYS = [
     "num_steps",
     "sampling_prob",
+    "delta",
     "mu_clt",
     "epsilon_clt",
     "clt_reliable",
@@ -69,11 +70,13 @@ def test_help_names_options_as_they_are_given(capsys, command):
 def test_account_json(capsys):
     """The figures are those of the Python functions, and in their order."""
     result = run_json(capsys, "account", "--noise-multiplier", "1.3", *MNIST, "--delta", "1e-5")
-    assert list(result) == KEYS
+    assert list(result) == ["noise_multiplier", *KEYS]
     noise_multiplier = 1.3
     sampling_prob = 256 / 60_000
     num_steps = 3516
     training = (noise_multiplier, sampling_prob, num_steps)
+    assert result["noise_multiplier"] == noise_multiplier
+    assert result["delta"] == 1e-5
     assert result["num_steps"] == num_steps
     assert result["sampling_prob"] == sampling_prob
     assert result["mu_clt"] == clt_mu_poisson(*training)
@@ -91,7 +94,8 @@ def test_account_table_states_every_standing(capsys):
     options = ["--noise-multiplier", "1", "--sampling-prob", ".01", "--num-steps", "100", "--delta", "1e-5"]
     table = run(capsys, "account", *options)
     lines = lines_by_quantity(table)
-    assert list(lines) == ["quantity", *KEYS]
+    assert list(lines) == ["quantity", "noise_multiplier", *KEYS]
+    assert lines["delta"].split()[1] == "1e-05"
     for key in ("mu_clt", "epsilon_clt"):
         assert CLT_CAVEAT in lines[key]
     for key in ("mu_upper", "epsilon_lower", "epsilon_upper"):
@@ -119,7 +123,7 @@ def test_a_run_without_noise_is_said_not_to_be_private(capsys):
             assert "NOT PRIVATE" in line
 
     result = run_json(capsys, *arguments)
-    assert list(result) == KEYS
+    assert list(result) == ["noise_multiplier", *KEYS]
     assert result["epsilon_lower"] == result["epsilon_upper"] == result["mu_upper"] == "inf"
 
 
@@ -143,7 +147,8 @@ def test_calibrate(capsys, accountant):
     """The noise meets the target by the accountant that was chosen, and the table says whether that is safe."""
     arguments = ["calibrate", "--epsilon", "2", "--delta", "1e-5", *MNIST, "--accountant", accountant]
     result = run_json(capsys, *arguments)
-    assert list(result) == ["noise_multiplier", *KEYS]
+    assert list(result) == ["noise_multiplier", "epsilon", *KEYS]
+    assert (result["epsilon"], result["delta"]) == (2.0, 1e-5)
     epsilon = result[KEY_OF_ACCOUNTANT[accountant]]
     assert epsilon == pytest.approx(2.0, rel=1e-5)
     assert result["mu_upper"] is None, "it takes half a minute to compile, and nobody asked"
@@ -196,6 +201,7 @@ def test_calibrate_to_mu(capsys):
     """The noise meets a target for mu, and without a delta there is no epsilon."""
     result = run_json(capsys, "calibrate", "--mu", "0.5", *MNIST, "--accountant", "clt")
     assert result["mu_clt"] == pytest.approx(0.5)
+    assert (result["mu"], result["delta"]) == (0.5, None)
     assert result["epsilon_clt"] is None
 
 
@@ -357,3 +363,15 @@ def test_the_printed_noise_meets_a_target_in_terms_of_attacks(capsys, target, an
     assert main(["calibrate", *target, "--mu", "1", *run_options]) == 2
     assert main(["calibrate", *target, "--accountant", "rdp", *run_options]) == 2
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("arguments", [["convert", "--mu", "1"], ["convert", "--help"]])
+def test_a_reader_that_went_away_is_no_error(arguments):
+    """As in ``gdpjax convert --mu 1 | head -1``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "gdpjax", *arguments]
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, env=buffered)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")

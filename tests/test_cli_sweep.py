@@ -279,6 +279,26 @@ def test_useless_files_are_refused_and_nothing_is_written(tmp_path, capsys, fake
     assert not output.exists()
 
 
+@pytest.mark.parametrize("names", ["max_examples,expected_batch_size", "num_examples,batch_size"])
+def test_columns_keep_the_names_that_the_file_has(tmp_path, capsys, fake_accountant, names):
+    path, output = tmp_path / "grid.csv", tmp_path / "out.csv"
+    path.write_text(f"label,noise_multiplier,{names},epochs\na,1,1000,50,1\nb,1,1000,5000,1\n")
+    assert sweep("--input", path, "--delta", "1e-5", "--output", output) == 1
+    first, second = names.split(",")
+    (row,) = read(output)
+    assert (row["label"], row[first], row[second], row["num_steps"]) == ("a", "1000", "50", "20")
+    assert f"{second} must be above 0 and at most {first}" in capsys.readouterr().err
+    assert sweep("--input", path, "--delta", "1e-5", "--output", output, "--resume") == 1
+
+
+def test_bad_columns_are_shown_by_the_names_that_the_file_has(tmp_path, capsys):
+    path = tmp_path / "grid.csv"
+    path.write_text("noise_multiplier,max_examples,epochs\n1,1000,1\n")
+    assert sweep("--input", path, "--delta", "1e-5", "--output", tmp_path / "out.csv") == 2
+    said = capsys.readouterr().err
+    assert "got noise_multiplier, max_examples, epochs, delta" in said
+
+
 BIG = [
     "--noise-multiplier", "1:2:50", "--sampling-prob", "0.1,0.2", "--num-steps", "1:9:2", "--delta", "1e-5",
 ]  # fmt: skip

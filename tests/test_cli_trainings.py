@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,36 @@ def test_the_template_trains(project, tmp_path, capsys):
     result = json.loads((out / "result.json").read_text())
     assert result["privacy"]["epsilon_upper"] <= 3.0
     assert result["accuracy"] > 0.5
+
+    # What was left at the defaults of build and optimizer is on record, too, and so are the target and the spec.
+    config = json.loads((out / "config.json").read_text())
+    assert config["hyperparameters"] == result["hyperparameters"]
+    noise_multiplier = result["hyperparameters"].pop("noise_multiplier")
+    assert noise_multiplier == result["privacy"]["noise_multiplier"]
+    assert result["hyperparameters"] == {
+        "learning_rate": 0.1,
+        "l2_clip_norm": 1.0,
+        "epsilon": 3.0,
+        "batch_size": 50,
+        "epochs": 3,
+        "momentum": 0.9,
+        "label_smoothing": 0.0,
+        "width": 16,
+    }
+    assert (out / "spec.toml").read_text() == (project / "train.toml").read_text()
     assert main(["train", str(project / "train.toml"), "--out", str(out)]) == 2
     assert "already holds a run: add --resume" in capsys.readouterr().err
     assert main(["train", str(project / "train.toml"), "--out", str(out), "--resume"]) == 0
+
+
+def test_what_only_the_owner_may_know_is_on_the_standard_error(capsys, monkeypatch):
+    result = types.SimpleNamespace(private_warning="PRIVATE: all of them")
+    monkeypatch.setattr("gdpjax.sweeps.train", lambda *arguments, **options: result)
+    monkeypatch.setattr("gdpjax.sweeps.print_training", lambda console, result: None)
+    assert main(["train", "train.toml", "--out", "run"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "gdpjax train: PRIVATE: all of them\n"
+    assert said.out == ""
 
 
 @pytest.mark.slow
@@ -74,10 +102,24 @@ def test_what_is_there_is_not_overwritten(project, capsys):
     assert "my_task.py is there already" in capsys.readouterr().err
 
 
+def test_a_folder_with_other_files_is_not_written_into(tmp_path, capsys):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "thesis.tex").write_text("")
+    assert main(["new", str(tmp_path)]) == 2
+    assert f"{tmp_path} holds other files, such as thesis.tex; choose a new folder or an empty one" in (
+        capsys.readouterr().err
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "thesis.tex"]
+    (tmp_path / "thesis.tex").unlink()
+    assert main(["new", str(tmp_path)]) == 0, "a new repository is empty"
+
+
 WRONG = {
     'data = "my_task:lood"': r"line 2: data: .*my_task.py has no function lood; did you mean 'load'\?",
     'data = "my_tusk:load"': r"line 2: there is no module my_tusk in ",
     'data = "my_task"': r'line 2: data must be "module:function", got \'my_task\'',
+    'data = "my_task.py:load"': r'line 2: data names a module, not its file: write "my_task:load"',
+    'optimizer = ["sgd", "adam"]': r"line 4: optimizer must be a text, got .*; only numbers can be searched",
     'optimizer = "sdg"': r"line 4: optimizer must be one of sgd, adam, adamw, or \"module:function\", got 'sdg'",
     "epochs = 0": r"line 12: epochs must be a whole number from 1",
     "epochs = [1, 2]": r"line 12: train takes one value of epochs; for several there is sweep-trainings",
@@ -108,6 +150,33 @@ def test_an_error_in_the_users_module_names_its_line(tmp_path, capsys, project):
     said = capsys.readouterr().err
     assert "load failed: NameError: name 'undefined_name' is not defined" in said
     assert "broken_module.py, line 2" in said
+
+
+def test_a_module_that_is_not_python_names_its_line_alone(tmp_path, capsys, project):
+    (tmp_path / "unfinished_module.py").write_text("def load()\n    pass\n")
+    text = (project / "train.toml").read_text().replace("my_task", "unfinished_module")
+    (tmp_path / "train.toml").write_text(text)
+    assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    path = tmp_path / "unfinished_module.py"
+    assert f"importing unfinished_module failed: SyntaxError: expected ':' ({path}, line 1)" in said
+    assert "frozen" not in said
+
+
+def test_the_folders_of_a_missing_module_are_named_once(tmp_path, capsys, project, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (project / "train.toml").read_text().replace("my_task:load", "no_such_module:load")
+    (tmp_path / "train.toml").write_text(text)
+    assert main(["train", "train.toml", "--out", "run"]) == 2
+    assert capsys.readouterr().err.count(str(tmp_path)) == 1
+
+
+def test_a_score_that_there_is_not_is_refused_before_a_training(project, tmp_path, capsys):
+    spec = project / "scored.toml"
+    spec.write_text((project / "train.toml").read_text().replace("delta =", 'score = "auc"\ndelta =', 1))
+    assert main(["train", str(spec), "--out", str(tmp_path / "run")]) == 2
+    assert "line 5: score must be one of accuracy, got 'auc'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_module_of_another_folder_is_not_taken_for_this_one(project, tmp_path, capsys):

@@ -404,3 +404,15 @@ def test_the_delta_of_a_plan_comes_first():
     assert keys == [f"epsilon_at_delta_{delta}" for delta in ("0.0001", "1e-05", "1e-06", "1e-07")]
     assert card.figure(keys[0]) == tuple(plan.epsilon_bounds())
     assert "moments accountant at delta 0.0001" in card.to_text()
+
+
+@pytest.mark.parametrize("text", ["1.3,0.004", "1.3", "1.3,0.004,10,5", "1.3,,10"])
+def test_other_than_three_numbers_are_refused_as_numbers(text, capsys):
+    assert main(["report", text]) == 2
+    assert "three numbers are needed, noise,probability,steps such as 1.3,0.004,3516" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_sweep_has_a_report_of_its_own(tmp_path, capsys):
+    (tmp_path / "sweep.json").write_text("{}")
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a sweep: gdpjax sweep-report {tmp_path}" in capsys.readouterr().err

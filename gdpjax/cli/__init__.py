@@ -5,9 +5,11 @@ appears without the sentence that it is not a guarantee, because it may understa
 object for machines; what would need a delta that was not given is null, and infinite values are the string "inf", since
 JSON has no number for them. Bad input ends with status 2 and one line on the standard error; a sweep that leaves out
 bad rows ends with status 1, so do an audit that refutes the certified bound, a training whose batch overflows and a
-sweep of trainings of which one failed; what is interrupted ends with 130.
+sweep of trainings of which one failed; what is interrupted ends with 130, and what is printed into a closed
+pipe, in silence, with 141.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,15 +23,33 @@ __all__ = ["CLT_CAVEAT", "main"]
 
 WITH_PROGRESS = ("sweep", "train", "sweep-trainings")
 """Commands that say themselves how far they are."""
+CLOSED_PIPE = 141
+"""What a shell reports of a program that the signal of a closed pipe ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 on success, 2 (by SystemExit or returned) on bad input."""
+    try:
+        return _run(argv)
+    except BrokenPipeError:
+        # Whoever read the output, such as head, has enough of it. What is left of it must not fail again at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        return CLOSED_PIPE
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """Run a command, and say in one line what is wrong with its input."""
     parser = Parser(prog="gdpjax", description="Privacy accounting for differentially private deep learning.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for module in (_account, _convert, _report_card, _sweep, _plot, _audit, _trainings):
         module.add_parser(commands)
-    arguments = parser.parse_args(join_negative_numbers(sys.argv[1:] if argv is None else argv))
+    try:
+        arguments = parser.parse_args(join_negative_numbers(sys.argv[1:] if argv is None else argv))
+    except SystemExit:
+        # After the text of --help.
+        sys.stdout.flush()
+        raise
     if not arguments.no_compilation_cache:
         use_compilation_cache()
     try:
@@ -38,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = arguments.run(arguments)
         sys.stdout.flush()  # so that a full disk is noticed here
         return status
+    except BrokenPipeError:
+        raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         message = f"{where}{error.strerror or error}"

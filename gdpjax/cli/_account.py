@@ -56,9 +56,10 @@ def add_parser(commands: Any) -> None:
 def _account(arguments: argparse.Namespace) -> list[Row]:
     """Return the report of the run that the options describe."""
     sampling_prob, num_steps = run_of_options(arguments)
-    return _run_report(
+    report = _run_report(
         arguments.noise_multiplier, sampling_prob, num_steps, arguments.delta, failure=FAILURE, with_mu=True
     )
+    return [Row("noise_multiplier", arguments.noise_multiplier, "given", "exact"), *report]
 
 
 class _Figures(NamedTuple):
@@ -103,6 +104,7 @@ def _run_report(
     return [
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours", "exact"),
+        Row("delta", delta, "given" if delta is not None else "not given", "exact"),
         Row("mu_clt", float(clt_mu_poisson(*run)), CLT_CAVEAT, "up"),
         *_clt_rows(figures),
         Row("mu_upper", mu_upper, mu_standing, "up"),
@@ -155,6 +157,7 @@ def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | N
     return [
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours"),
+        Row("delta", delta, "given" if delta is not None else "not given", "exact"),
         Row("mu_clt", math.inf, warning),
         Row("epsilon_clt", math.inf, warning),
         Row("clt_reliable", False, warning),
@@ -185,7 +188,11 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
 
     with_mu = arguments.with_mu or (arguments.mu is not None and accountant == "numeric")
     report = _run_report(noise_multiplier, sampling_prob, num_steps, arguments.delta, failure, with_mu)
-    return [Row("noise_multiplier", noise_multiplier, standing, "exact"), *report]
+    rows = [Row("noise_multiplier", noise_multiplier, standing, "exact")]
+    for name, value in target.items():
+        if name not in ("delta", "failure"):
+            rows.append(Row(name, value, "the target" if name == quantity else "given", "exact"))
+    return [*rows, *report]
 
 
 def _target_of_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:

@@ -21,6 +21,13 @@ _RUN_COLUMNS = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
 _RESOLVED = ("sampling_prob", "num_steps")
 """The quantities that every row gets, whether they are given or derived."""
 _QUANTITY_OF_PLAN_NAME = {plan_name: name for name, plan_name in PLAN_NAMES.items()}
+
+
+def quantity_of(column: str) -> str:
+    """Return the quantity that a column holds, which may have the name that `gdpjax.make_plan` gives it."""
+    return _QUANTITY_OF_PLAN_NAME.get(column, column)
+
+
 WHOLE = ("num_examples", "num_steps")
 MOST_ROWS = 1_000_000
 DOMAINS = {
@@ -38,7 +45,7 @@ class Grid(NamedTuple):
     """The rows that can be computed.
 
     Attributes:
-        columns: names of the input columns, those that were derived last.
+        columns: names of the input columns, as the file has them, those that were derived last.
         cells: the text of each row in these columns.
         runs: float64 [n, 4]: noise_multiplier, sampling_prob, num_steps, delta.
         bad: the rows that were left out.
@@ -137,10 +144,8 @@ def _number(text: str) -> float:
 def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Grid:
     """Return every row of the file (one empty row without a file) with every combination of ``options``."""
     table = read_table(path) if path else Table([], [Cells("", [])], [])
-    columns = [_QUANTITY_OF_PLAN_NAME.get(column, column) for column in table.columns]
-    columns.extend(options)
-    # Messages name columns of a file, or options where there is no file.
-    spell = str if path else option_of
+    columns = [*table.columns, *options]
+    spell = _spelling(columns, path)
     _check_columns(columns, str(path) if path else None, spell)
     size = len(table.rows) * math.prod(len(values) for values in options.values())
     if size > MOST_ROWS:
@@ -174,6 +179,18 @@ def make_grid(path: pathlib.Path | None, options: dict[str, list[float]]) -> Gri
     )
 
 
+def _spelling(columns: Sequence[str], path: pathlib.Path | None) -> Callable[[str], str]:
+    """Return how messages name a quantity: as its column does where there is a file, else as its option."""
+    if path is None:
+        return option_of
+    column_of = {quantity_of(column): column for column in columns}
+
+    def spell(name: str) -> str:
+        return column_of.get(name, PLAN_NAMES.get(name, name))
+
+    return spell
+
+
 def _combinations(options: dict[str, list[float]]) -> list[tuple[str, ...]]:
     """Return the cells of every combination of the options' values."""
     cells_of_options = []
@@ -185,7 +202,8 @@ def _combinations(options: dict[str, list[float]]) -> list[tuple[str, ...]]:
 def _row_cells(columns: list[str], given: list[str], derived: list[str], values: dict[str, float]) -> list[str]:
     """Return the cells of a row that was resolved: quantities as numbers, labels as they were."""
     cells = []
-    for name, cell in zip(columns, given, strict=True):
+    for column, cell in zip(columns, given, strict=True):
+        name = quantity_of(column)
         cells.append(_format(name, values[name]) if name in values else cell)
     for name in derived:
         cells.append(_format(name, values[name]))
@@ -195,7 +213,8 @@ def _row_cells(columns: list[str], given: list[str], derived: list[str], values:
 def _resolve(columns: Sequence[str], cells: Sequence[str], spell: Callable[[str], str]) -> dict[str, float]:
     """Return all the quantities of a row, given and derived; ValueError where it describes no run."""
     values: dict[str, float] = {}
-    for name, cell in zip(columns, cells, strict=True):
+    for column, cell in zip(columns, cells, strict=True):
+        name = quantity_of(column)
         if name not in QUANTITIES:
             continue
         try:
@@ -215,22 +234,24 @@ def _check_columns(columns: Sequence[str], path: str | None, spell: Callable[[st
 
     def refuse(problem: str) -> NoReturn:
         where = f"the columns of {path} and the options" if path else "the options"
-        raise ValueError(f"{where} {problem}; got {listed([spell(name) for name in columns])}")
+        got = columns if path else [option_of(name) for name in columns]
+        raise ValueError(f"{where} {problem}; got {listed(got)}")
 
-    for name in columns:
-        if columns.count(name) > 1:
+    quantities = [quantity_of(column) for column in columns]
+    for name in quantities:
+        if quantities.count(name) > 1:
             refuse(f"give {spell(name)} twice")
     for name in ("noise_multiplier", "delta"):
-        if name not in columns:
+        if name not in quantities:
             refuse(f"must give {spell(name)}")
 
     # How often the data are sampled: by one probability, or by two sizes.
-    num_sizes = ("num_examples" in columns) + ("batch_size" in columns)
-    num_expected = 0 if "sampling_prob" in columns else 2
+    num_sizes = ("num_examples" in quantities) + ("batch_size" in quantities)
+    num_expected = 0 if "sampling_prob" in quantities else 2
     if num_sizes != num_expected:
         sizes = f"both {spell('num_examples')} and {spell('batch_size')}"
         refuse(f"must give either {spell('sampling_prob')}, or {sizes}")
-    if ("num_steps" in columns) == ("epochs" in columns):
+    if ("num_steps" in quantities) == ("epochs" in quantities):
         refuse(f"must give either {spell('num_steps')} or {spell('epochs')}")
 
 

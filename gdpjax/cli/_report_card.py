@@ -61,10 +61,23 @@ def _form(arguments: argparse.Namespace) -> str:
 
 def _run(text: str) -> Any:
     """A path, or three numbers with commas between them; a file of that name comes first."""
-    parts = text.split(",")
-    if len(parts) != 3 or pathlib.Path(text).exists():
-        return pathlib.Path(text)
+    path = pathlib.Path(text)
+    if (path / "sweep.json").is_file():
+        raise ValueError(f"{path} is a sweep: gdpjax sweep-report {path}")
+    if path.exists():
+        return path
+    numbers = _numbers(text)
+    if numbers is None:
+        return path
+    if len(numbers) != 3:
+        raise ValueError(f"three numbers are needed, noise,probability,steps such as 1.3,0.004,3516; got {text!r}")
+    return tuple(numbers)
+
+
+def _numbers(text: str) -> list[float] | None:
+    """Return the numbers between the commas of a text, those that were forgotten left out; None where it is other."""
+    parts = [part.strip() for part in text.split(",")]
     try:
-        return tuple(float(part) for part in parts)
+        return [float(part) for part in parts if part]
     except ValueError:
-        return pathlib.Path(text)
+        return None

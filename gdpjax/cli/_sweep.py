@@ -19,7 +19,7 @@ from gdpjax._core.types import FAILURE
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._devices import map_over_devices
-from gdpjax.cli._grid import QUANTITIES, WHOLE, Grid, make_grid, parse_values
+from gdpjax.cli._grid import QUANTITIES, WHOLE, Grid, make_grid, parse_values, quantity_of
 from gdpjax.cli._output import Output, append, finish, make_output, start
 from gdpjax.cli._progress import Progress
 from gdpjax.cli._report import add_json_option
@@ -46,9 +46,9 @@ logarithm, both with their ends: --noise-multiplier 0.5:2:16 --num-steps 1000:10
 quantities are rounded. The grid is every combination of the values given.
 
 --input: a CSV or Parquet file with a header, any of the quantities above (underscores for dashes) as columns, and one
-run a row; options add the quantities that it lacks, in every combination. The plan's names of columns, max_examples and
-expected_batch_size, are written as num_examples and batch_size. Other columns are labels and are carried along. A bad
-row is reported with its line, left out, and makes the exit status 1; the others are computed.
+run a row; options add the quantities that it lacks, in every combination. max_examples and expected_batch_size may also
+be called num_examples and batch_size; the output has the names of the file. Other columns are labels and are carried
+along. A bad row is reported with its line, left out, and makes the exit status 1; the others are computed.
 
 output: the input columns, sampling_prob, num_steps, and
   mu_clt, epsilon_clt            asymptotic estimates: may understate; not a guarantee
@@ -141,9 +141,10 @@ def _input_types(columns: list[str], results: dict[str, str]) -> dict[str, str]:
     for name in columns:
         if name in results:
             raise ValueError(f"the input has a column {name}, which is a result of the sweep; rename or remove it")
-        if name in WHOLE:
+        quantity = quantity_of(name)
+        if quantity in WHOLE:
             types[name] = "int64"
-        elif name in QUANTITIES:
+        elif quantity in QUANTITIES:
             types[name] = "double"
         else:
             types[name] = "string"

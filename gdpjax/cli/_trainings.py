@@ -86,6 +86,9 @@ def _train(arguments: argparse.Namespace) -> int:
         print(f"gdpjax train: {stop}", file=sys.stderr)
         return INTERRUPTED
     print_training(console, result)
+    # For the owner of the data alone, apart from what may be released.
+    if result.private_warning is not None:
+        print(f"gdpjax train: {result.private_warning}", file=sys.stderr)
     return 0
 
 

@@ -94,8 +94,7 @@ def begin(
     key = fresh_key()
     secret = {"key": np.asarray(jax.random.key_data(key)).tolist(), "data_sha256": examples.digest()}
     write_atomically(folder / KEYS, json.dumps(secret), mode=0o600)
-    spec_name = SPEC_OF_A_CALL if spec.source.path is None else SPEC
-    write_atomically(folder / spec_name, spec.source.text)
+    write_spec(folder, spec)
     about = {
         "sweep": spec.described(),
         "names": dict(spec.task.names),
@@ -107,6 +106,12 @@ def begin(
     # This file is the last one: a folder with it is complete.
     records.write_json(folder / SWEEP, about)
     return key
+
+
+def write_spec(folder: Path, spec: Spec) -> None:
+    """Keep the spec as it was given."""
+    name = SPEC_OF_A_CALL if spec.source.path is None else SPEC
+    write_atomically(folder / name, spec.source.text)
 
 
 def has_sweep(folder: Path) -> bool:

@@ -49,13 +49,29 @@ class Hyperparameter:
             least = 1 if self.positive else -(2**31)
             most = 2**31 - 1
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise UserError(f"{self.name} must be a whole number from {least} to {most}, got {shown(value)}")
+                expected = f"a whole number from {least} to {most}"
+                raise UserError(f"{self.name} must be {expected}, got {shown(value)}{_advice(value)}")
             return value
         is_finite = _is_number(value) and math.isfinite(value)
         if not is_finite or (self.positive and not value > 0):
             domain = "a finite number > 0" if self.positive else "a finite number"
-            raise UserError(f"{self.name} must be {domain}, got {shown(value)}")
+            raise UserError(f"{self.name} must be {domain}, got {shown(value)}{_advice(value)}")
         return float(value)
+
+
+ONLY_NUMBERS = "only numbers can be searched; take an int and branch on it"
+"""What to do about a text, such as the name of an optimizer."""
+
+
+def _advice(value: Any) -> str:
+    """Return what to do about a text where a number belongs."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        float(value)
+    except ValueError:
+        return f": {ONLY_NUMBERS}"
+    return ": write it without quotation marks"
 
 
 LEARNING_RATE = "learning_rate"
@@ -115,6 +131,27 @@ def own_hyperparameters(function: Callable[..., Any], *, skip: int, what: str) -
             needed=is_needed,
         )
     return hyperparameters
+
+
+def other_options(function: Callable[..., Any], *, skip: int, what: str) -> list[str]:
+    """Return the names of the parameters that are no hyperparameters: options that are not numbers."""
+    hyperparameters = own_hyperparameters(function, skip=skip, what=what)
+    parameters = _parameters(function, what)[skip:]
+    return [each.name for each in parameters if each.name not in hyperparameters and each.name != NUM_STEPS]
+
+
+def parameters_of(function: Callable[..., Any], what: str) -> list[str]:
+    """Return the names of all parameters of a function."""
+    return [parameter.name for parameter in _parameters(function, what)]
+
+
+def defaults_of(function: Callable[..., Any], *, skip: int, what: str) -> dict[str, Any]:
+    """Return the defaults of all parameters without the first ``skip``, those that JSON can hold."""
+    defaults = {}
+    for parameter in _parameters(function, what)[skip:]:
+        if isinstance(parameter.default, int | float | str | None):
+            defaults[parameter.name] = parameter.default
+    return defaults
 
 
 def _is_number(value: Any) -> bool:

@@ -57,6 +57,9 @@ class ImportedTask:
         if field == "optimizer" and name in OPTIMIZERS:
             return OPTIMIZERS[name]
         module_name, _, attribute = name.partition(":")
+        if module_name.endswith(".py"):
+            meant = f"{Path(module_name).stem}:{attribute or field}"
+            reader.fail((field,), f'{field} names a module, not its file: write "{meant}"')
         if not module_name or not attribute:
             expected = '"module:function"'
             hint = ""
@@ -79,10 +82,11 @@ class ImportedTask:
 
 def _folders(reader: Reader) -> list[Path]:
     """Return the folders in which modules are looked for, the folder of the spec first."""
-    folders = [Path.cwd()]
-    if reader.source.path is not None:
-        folders.insert(0, reader.source.path.resolve().parent)
-    return folders
+    here = Path.cwd().resolve()
+    if reader.source.path is None:
+        return [here]
+    folder = reader.source.path.resolve().parent
+    return list(dict.fromkeys([folder, here]))
 
 
 def import_module(name: str, folders: list[Path]) -> Any:

@@ -35,13 +35,19 @@ LABELS = {
     "epsilon_upper": "epsilon (certified, upper end)",
     "seconds": "time (s)",
     "error": "what went wrong",
+}
+"""The names of columns for people, beside those of `STANDARD`; other names are written with spaces."""
+PROGRAM_LABELS = {
+    "num_steps": "steps",
+    "batch_size": "expected batch size (examples)",
     "width": "trials side by side",
     "steps_per_call": "steps in one call",
     "num_compiled": "compilations",
     "memory_bytes": "memory (MB)",
     "compile_seconds": "time to compile (s)",
+    "constants": "own whole hyperparameters",
 }
-"""The names of columns for people, beside those of `STANDARD`; other names are written with spaces."""
+"""The names of the figures of compiled programs for people: a user's own hyperparameter may be called width, too."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -66,15 +72,24 @@ class Layout(msgspec.Struct, frozen=True):
         scores = dict.fromkeys(self.scores, "double")
         return {**first, **COSTS, **scores, "error": "string", "seconds": "double"}
 
+    def label(self, name: str) -> str:
+        """Return what people read in place of the name of a column: only a score can be in percent."""
+        return label(name, units=name in self.scores)
+
     def better(self, score: float) -> float:
         """Return a number that is larger the better the score is."""
         return -score if self.minimize else score
 
 
-def layout_of(spec: Spec, trials: list[Trial], scores: tuple[str, ...]) -> Layout:
-    """Return the layout of a sweep; UserError where the spec goes by a score that there is not."""
+def check_score(spec: Spec, scores: tuple[str, ...]) -> None:
+    """Raise UserError where the spec goes by a score that there is not."""
     if spec.score is not None and spec.score not in scores:
         spec.fail(("score",), f"score must be one of {', '.join(scores)}, got {spec.score!r}")
+
+
+def layout_of(spec: Spec, trials: list[Trial], scores: tuple[str, ...]) -> Layout:
+    """Return the layout of a sweep; UserError where the spec goes by a score that there is not."""
+    check_score(spec, scores)
     # A noise multiplier and its target have columns always, other hyperparameters if a trial has them.
     used = {"noise_multiplier", "epsilon"}
     for trial in trials:
@@ -111,12 +126,19 @@ def shown_score(name: str, value: float) -> float:
     return 100 * value if is_percentage(name) else value
 
 
-def shown_program(program: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a compilation in the units of its labels."""
-    shown = dict(program)
-    if "memory_bytes" in shown:
-        shown["memory_bytes"] = round(shown["memory_bytes"] / 1e6, 1)
-    constants = shown.pop("constants", {})
-    if constants:
-        shown["own whole hyperparameters"] = ", ".join(f"{name} {value}" for name, value in constants.items())
+def shown_program(program: Mapping[str, Any]) -> dict[str, str]:
+    """Return the record of a compilation as texts by their labels.
+
+    >>> shown_program({"width": 32, "memory_bytes": 1.5e6, "constants": {"width": 16}})
+    {'trials side by side': '32', 'memory (MB)': '1.5', 'own whole hyperparameters': 'width 16'}
+    """
+    shown = {}
+    for name, value in program.items():
+        text = str(value)
+        if name == "memory_bytes":
+            text = str(round(value / 1e6, 1))
+        if name == "constants":
+            text = ", ".join(f"{own} {number}" for own, number in value.items())
+        if text:
+            shown[PROGRAM_LABELS.get(name, name)] = text
     return shown

@@ -97,7 +97,7 @@ def save_varied(rows: Sequence[Row], layout: Layout, path: Path) -> bool:
             values = [row[name] for row in good]
             dots = axes.scatter(values, scores, c=epsilons, s=14, cmap="cividis", norm=norm, linewidths=0)
             _set_scale(axes, values)
-            axes.set(xlabel=label(name))
+            axes.set(xlabel=layout.label(name))
             draw_grid(axes)
         for axes in grid.flat[len(names) :]:
             axes.remove()

@@ -111,7 +111,7 @@ def print_summary(
     table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta!r})")
     names = [name for name in varied(rows, layout) if name != "epsilon"]
     headings = ["epsilon <=", "certified", label(layout.score)]
-    headings += [label(name) for name in names]
+    headings += [layout.label(name) for name in names]
     for heading in headings:
         table.add_column(heading, justify="right")
     for target, best in best_by_target(configurations(rows, layout), layout):

@@ -23,6 +23,7 @@ from typing import Any
 from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._run import ChunkLost, Limits
+from gdpjax.sweeps._summary import count
 from gdpjax.sweeps._task import Examples, Task
 from gdpjax.sweeps._worker import Chunk, Result, Worker
 
@@ -74,7 +75,7 @@ class RayBackend:
     def description(self) -> str:
         """The cluster in words."""
         nodes = sum(node["Alive"] for node in self._ray.nodes())
-        return f"Ray cluster of {nodes} nodes, {self.limits.slots} chunks at a time"
+        return f"Ray cluster of {count(nodes, 'node')}, {count(self.limits.slots, 'chunk')} at a time"
 
     def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
         """Start a task; its future raises `ChunkLost` if no retry is left."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import numpy as np
 
 from gdpjax._core.figures import rounded
 from gdpjax._core.files import write_atomically
@@ -141,7 +142,7 @@ def _best(rows: Sequence[Row], layout: Layout) -> tuple[ShownTable, ShownTable]:
     score = label(layout.score)
     if any(candidate.stdev is not None for candidate in candidates):
         score = f"{score}, mean and sd"
-    columns = ["certified epsilon", score, *map(label, names), "trial"]
+    columns = ["certified epsilon", score, *map(layout.label, names), "trial"]
 
     def cells(configuration: Configuration) -> list[str]:
         certified = rounded(configuration.epsilon_upper, 4, "up")
@@ -166,14 +167,14 @@ def _failed(failed: Sequence[Row], layout: Layout) -> ShownTable:
 def _programs(programs: Sequence[dict[str, Any]]) -> ShownTable:
     """Return the compiled programs, in all columns that any of them has."""
     shown = [shown_program(program) for program in programs]
-    names: dict[str, None] = {}
+    labels: dict[str, None] = {}
     for program in shown:
-        names |= dict.fromkeys(program)
+        labels |= dict.fromkeys(program)
     rows = []
     for program in shown:
-        cells = [str(program.get(name, "")) for name in names]
+        cells = [program.get(column, "") for column in labels]
         rows.append(ShownRow(cells))
-    return ShownTable([label(name) for name in names], rows)
+    return ShownTable(list(labels), rows)
 
 
 def _trials(rows: Sequence[Row], layout: Layout) -> tuple[ShownTable, str]:
@@ -192,7 +193,7 @@ def _trials(rows: Sequence[Row], layout: Layout) -> tuple[ShownTable, str]:
         if not is_alike:
             columns.append(name)
         elif rows[0][name] is not None:
-            common.append(f"{label(name)} {text_of(rows[0][name], name, layout)}")
+            common.append(f"{layout.label(name)} {text_of(rows[0][name], name, layout)}")
 
     on_front: set[int] = set()
     for configuration in pareto_front(configurations(rows, layout), layout):
@@ -206,15 +207,18 @@ def _table(names: Sequence[str], rows: Iterable[Row], layout: Layout, on_front: 
     for row in rows:
         cells = [text_of(row[name], name, layout) for name in names]
         shown.append(ShownRow(cells, row["trial"] in on_front))
-    return ShownTable([label(name) for name in names], shown)
+    return ShownTable([layout.label(name) for name in names], shown)
 
 
 def text_of(value: Any, name: str, layout: Layout) -> str:
-    """Return a cell of the column ``name``: costs of privacy are rounded up, and settings are written in full."""
+    """Return a cell of the column ``name``: costs of privacy, and noise, are rounded up, other settings are in full."""
     if value is None:
         return ""
     if not isinstance(value, float):
         return str(value)
+    if name == "noise_multiplier":
+        # A number of float32, which is above the one that was given: in its own digits first.
+        return rounded(float(str(np.float32(value))), 5, "up")
     if name in layout.hyperparameters or name == "delta":
         return repr(value)
     if name in _UPPER_BOUNDS and math.isfinite(value):

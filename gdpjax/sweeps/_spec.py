@@ -38,7 +38,14 @@ from gdpjax._core.arguments import check_path, check_text
 from gdpjax._core.documents import DocumentError, convert_document
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._hyperparameters import STANDARD, Hyperparameter
+from gdpjax.sweeps._hyperparameters import (
+    LEARNING_RATE,
+    NUM_STEPS,
+    ONLY_NUMBERS,
+    STANDARD,
+    Hyperparameter,
+    parameters_of,
+)
 from gdpjax.sweeps._lines import lines_of
 from gdpjax.sweeps._task import Task
 
@@ -272,7 +279,8 @@ class Reader:
             self.fail((), f"{name} is missing")
         value = self.content[name]
         if not isinstance(value, str):
-            self.fail((name,), f"{name} must be a text, got {value!r}")
+            hint = f"; {ONLY_NUMBERS}" if isinstance(value, list) else ""
+            self.fail((name,), f"{name} must be a text, got {value!r}{hint}")
         return value
 
     def one_of(self, name: str, known: tuple[str, ...], default: str | None = None) -> str:
@@ -307,10 +315,30 @@ class Reader:
                 hint = "it belongs under [hyperparameters]"
             self.fail((*field, name), f"unknown field {name}: {hint}")
 
+    def _refuse_parameters(self, task: Task, table: Mapping[str, Any]) -> None:
+        """Refuse names that the user's functions know, but that are no hyperparameters, and the missing rate."""
+        for name in table:
+            if name in task.hyperparameters:
+                continue
+            if name == NUM_STEPS:
+                self.fail((SECTION, name), "num_steps follows from batch_size and epochs: leave it out")
+            if name in task.options:
+                self.fail(
+                    (SECTION, name),
+                    f"{name} is a parameter of {task.options[name]}, but {ONLY_NUMBERS}, as in {name}=0",
+                )
+            if name == LEARNING_RATE:
+                own = ", ".join(parameters_of(task.optimizer, "optimizer")) or "none"
+                self.fail(
+                    (SECTION, name),
+                    f"optimizer has no parameter learning_rate; it has {own}: rename one, or give that one a value",
+                )
+
     def _hyperparameters(self, task: Task, fields: SpecFields) -> tuple[dict[str, Choice], int | tuple[int, ...]]:
         """Return the choices of the hyperparameters that the spec mentions, and the seeds."""
         table = fields.hyperparameters
         known = task.hyperparameters
+        self._refuse_parameters(task, table)
         self._refuse_unknown((SECTION,), table, (*known, "seeds"))
         if "epsilon" in table and "noise_multiplier" in table:
             self.fail((SECTION, "epsilon"), "give either epsilon, a target, or noise_multiplier, not both")

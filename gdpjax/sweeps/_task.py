@@ -20,9 +20,12 @@ vocabulary) can be taken from private data unnoticed.
 import dataclasses
 import functools
 import hashlib
+import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -40,10 +43,14 @@ from gdpjax.sweeps._hyperparameters import (
     RESERVED,
     STANDARD,
     Hyperparameter,
+    defaults_of,
+    other_options,
     own_hyperparameters,
     takes_num_steps,
 )
 
+_LIBRARIES = (f"{Path(__file__).parents[1]}{os.sep}", f"{sysconfig.get_path('stdlib')}{os.sep}")
+"""The folders of gdpjax and of Python's own modules: their lines are not the user's."""
 HOLD_OUT_SEED = 20191127
 Settings = Mapping[str, Any]
 """Hyperparameters by name; real ones may be traced."""
@@ -144,6 +151,12 @@ class Task:
     def _of_optimizer(self) -> dict[str, Hyperparameter]:
         return own_hyperparameters(self.optimizer, skip=0, what="optimizer")
 
+    @property
+    def options(self) -> dict[str, str]:
+        """The other parameters of ``optimizer`` and ``build``, which keep their defaults, with whose they are."""
+        build = dict.fromkeys(other_options(self.build, skip=1, what="build"), "build")
+        return build | dict.fromkeys(other_options(self.optimizer, skip=0, what="optimizer"), "optimizer")
+
     def model(self, example: tuple[jax.ShapeDtypeStruct, ...], settings: Settings) -> Model:
         """Return the model with the hyperparameters of ``build`` that ``settings`` has."""
         model = self.build(example, **_selected(self._of_build, settings))
@@ -157,6 +170,13 @@ class Task:
         if takes_num_steps(self.optimizer):
             arguments[NUM_STEPS] = num_steps
         return self.optimizer(**arguments)
+
+    def complete(self, settings: Settings) -> dict[str, Any]:
+        """Return the settings with what they leave at the defaults of ``optimizer`` and ``build``, for a record."""
+        defaults = defaults_of(self.build, skip=1, what="build")
+        defaults |= defaults_of(self.optimizer, skip=0, what="optimizer")
+        left_out = {name: value for name, value in defaults.items() if name not in settings}
+        return {**settings, **left_out}
 
     def constants(self, settings: Settings) -> dict[str, Any]:
         """Return the whole hyperparameters of the user's own, which programs are compiled for."""
@@ -235,7 +255,7 @@ def load_examples(task: Task, hold_out: float | None = None) -> Examples:
     """Return the checked data of a task; with ``hold_out`` a part of the training data is held out."""
     try:
         loaded = task.load()
-    except (UserError, OSError):
+    except UserError:
         raise
     except Exception as error:
         raise failure_of("load", error) from error
@@ -243,9 +263,22 @@ def load_examples(task: Task, hold_out: float | None = None) -> Examples:
     lengths = [len(array) for array in examples.train]
     if len(set(lengths)) != 1 or lengths[0] == 0:
         raise UserError(f"the arrays of the training data must have one row per example, got {lengths} rows")
+    _refuse_infinite("training", examples.train)
+    _refuse_infinite("evaluation", examples.evaluation)
     if hold_out is None:
         return examples
     return examples.hold_out(hold_out)
+
+
+def _refuse_infinite(part: str, arrays: tuple[np.ndarray, ...]) -> None:
+    """Raise UserError for numbers that are not finite; it tells their owner, who runs this, that there are some."""
+    for number, array in enumerate(arrays):
+        if not jnp.issubdtype(array.dtype, jnp.inexact) or np.isfinite(array).all():
+            continue
+        raise UserError(
+            f"load returned {part} data with NaN or an infinity in array {number}; every number must be finite, since "
+            "an example without a finite gradient trains nothing: replace those numbers, or leave their rows out"
+        )
 
 
 def _examples_of(loaded: Any) -> Examples:
@@ -256,7 +289,29 @@ def _examples_of(loaded: Any) -> Examples:
             f"{shown(loaded)}; for arrays of inputs and labels that is ((x, y), (x_test, y_test))"
         )
     train, evaluation = loaded
-    return Examples(_arrays("train", train), _arrays("evaluation", evaluation))
+    examples = Examples(_arrays("train", train), _arrays("evaluation", evaluation))
+    are_single = not isinstance(train, tuple | list) and not isinstance(evaluation, tuple | list)
+    if are_single:
+        _refuse_inputs_and_labels(*examples.train, *examples.evaluation)
+    return examples
+
+
+def _refuse_inputs_and_labels(train: np.ndarray, evaluation: np.ndarray) -> None:
+    """Raise UserError for two arrays that cannot be training and evaluation data, as inputs and their labels."""
+    first = _on_device(train.shape, train)
+    second = _on_device(evaluation.shape, evaluation)
+    if first.shape[1:] == second.shape[1:] and first.dtype == second.dtype:
+        return
+    raise UserError(
+        f"load returned train {_short(first)}, evaluation {_short(second)}; expected (train, evaluation), such as "
+        "((x, y), (x_test, y_test))"
+    )
+
+
+def _short(array: jax.ShapeDtypeStruct) -> str:
+    """Return an array's type and shape, such as float32[1200,8]."""
+    sizes = ",".join(str(size) for size in array.shape)
+    return f"{array.dtype}[{sizes}]"
 
 
 def _arrays(part: str, value: Any) -> tuple[np.ndarray, ...]:
@@ -349,7 +404,13 @@ class _Traced:
         return self.model(real).init(key)
 
     def loss(self, real: Settings, params: Any, example: Any) -> Any:
-        return self.model(real).loss(params, *example)
+        model = self.model(real)
+        try:
+            return model.loss(params, *example)
+        except Exception as error:
+            shapes = ", ".join(_short(part) for part in self.examples.example)
+            error.add_note(f"loss is called with ONE example, here {shapes}: its arrays have no batch axis")
+            raise
 
     def scores(self, real: Settings, params: Any, evaluation: Any) -> Any:
         return self.model(real).scores(params, *evaluation)
@@ -369,11 +430,49 @@ class _Traced:
 
 
 def failure_of(what: str, error: Exception) -> UserError:
-    """Return the UserError for an exception in a function of the user, with the line that raised it."""
-    # The innermost line that is neither of a library nor of gdpjax.
+    """Return the UserError for an exception in a function of the user, with its notes and the line that raised it."""
+    name = type(error).__name__
+    place = _place_of(error)
+    where = f" ({place})" if place else ""
+    if isinstance(error, SyntaxError):
+        return UserError(f"{what} failed: {name}: {error.msg}{where}")
+
+    # JAX says which argument it was, but not that it is a hyperparameter.
+    message = str(error)
+    traced = sorted(set(re.findall(r"argument real\['(\w+)'\]", message)))
+    if traced:
+        are = "is an argument" if len(traced) == 1 else "are arguments"
+        return UserError(
+            f"{what} failed: {' and '.join(traced)} {are} of the compiled program, without a value while that is made: "
+            f"use jnp.where in the place of a branch, or annotate a whole number as int, each of whose values has a "
+            f"program of its own{where}"
+        )
+
+    # Neither where JAX was at work, nor that it left its own lines out, helps anybody.
+    message = message.split("The error occurred while tracing")[0]
+    parts = [f"{name}: {message}".strip()[:500]]
+    for note in getattr(error, "__notes__", []):
+        if not note.startswith("-----"):
+            parts.append(note[:300])
+    text = " ".join("; ".join(parts).split())
+    return UserError(f"{what} failed: {text}{where}")
+
+
+def with_place(what: str, error: Exception) -> Exception:
+    """Return the UserError for an exception that a function of the user raised, and any other one as it is."""
+    if isinstance(error, UserError) or not _place_of(error):
+        return error
+    return failure_of(what, error)
+
+
+def _place_of(error: Exception) -> str:
+    """Return the innermost line of the user's own, with its file and function; nothing where there is none."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}, line {error.lineno}"
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if "site-packages" not in frame.filename and "/gdpjax/" not in frame.filename:
-            place = f" ({frame.filename}, line {frame.lineno})"
-    text = " ".join(str(error).split())[:500]
-    return UserError(f"{what} failed: {type(error).__name__}: {text}{place}")
+        path = frame.filename
+        is_of_library = "site-packages" in path or path.startswith(("<", *_LIBRARIES))
+        if not is_of_library:
+            place = f"{path}, line {frame.lineno}, in {frame.name}"
+    return place

@@ -11,16 +11,20 @@ FILES = ("my_task.py", "train.toml", "sweep.toml", "README.md")
 
 
 def new_project(folder: str | Path) -> list[Path]:
-    """Write the files of the template into ``folder``, and return their paths.
+    """Write the files of the template into a new or empty ``folder``, and return their paths.
 
     Raises:
-      UserError: one of them is there already; nothing is written then.
+      UserError: one of them is there already, or another file whose name does not begin with a dot; nothing is written
+        then.
     """
     folder = check_path("folder", folder)
     paths = [folder / name for name in FILES]
     for path in paths:
         if path.exists():
             raise UserError(f"{path} is there already; choose another folder")
+    others = sorted(path.name for path in folder.glob("[!.]*"))
+    if others:
+        raise UserError(f"{folder} holds other files, such as {others[0]}; choose a new folder or an empty one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

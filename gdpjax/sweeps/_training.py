@@ -1,9 +1,11 @@
 """Train one model privately in a folder, with records and checkpoints, as `gdpjax train` does."""
 
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,15 +13,17 @@ import jax
 import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_path, check_text
+from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
+from gdpjax.sweeps._layout import check_score
 from gdpjax.sweeps._plans import epoch_end, plan_of
 from gdpjax.sweeps._privacy import Cost, cost_of
 from gdpjax.sweeps._program import blueprint_of
 from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._sweep import as_spec, check_console, require_extra
-from gdpjax.sweeps._task import Examples, Task, check_task, load_examples
+from gdpjax.sweeps._task import Examples, Task, check_task, load_examples, with_place
 from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
 from gdpjax.sweeps._worker import make_scores
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, resume_run, start_run
@@ -46,6 +50,10 @@ class TrainingObserver(Protocol):
         """The run goes on elsewhere than where it was interrupted, and that many steps were charged in vain."""
         ...
 
+    def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
+        """The run was begun with other things of these names, such as ("program",), and may be finished."""
+        ...
+
     def on_epoch(self, record: dict[str, Any]) -> None:
         """An epoch is done and on record."""
         ...
@@ -65,6 +73,8 @@ class TrainingResult:
       seeded: whether it can be repeated, and is not private against anybody who knows the seed.
       scores: of the final model, not of the best epoch.
       scored_on: the data that the scores are on, in words.
+      private_warning: for the owner of the data, where most losses or gradients were not finite; else None. It is
+        private, and in no file but the diagnostics.
     """
 
     out: Path
@@ -76,6 +86,7 @@ class TrainingResult:
     seeded: bool
     scores: dict[str, float]
     scored_on: str
+    private_warning: str | None = None
 
     @property
     def params(self) -> Any:
@@ -95,6 +106,7 @@ class Job:
     diagnostics: bool = True
     scored_on: str = PUBLIC
     how_to_resume: str = ""
+    spec: Spec | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -120,7 +132,8 @@ def train(
       out: folder of the run.
       resume: continue the run in ``out`` from its last checkpoint, bit for bit.
       diagnostics: write training losses and gradient norms to a file that is outside epsilon and not for release.
-      console: a `rich.console.Console` for progress; by default nothing is printed.
+      console: a `rich.console.Console` for progress; by default nothing is printed. A ``private_warning`` of the result
+        is a Python warning then.
       how_to_resume: the command that continues the run, for the message of an interruption.
 
     Returns:
@@ -140,9 +153,12 @@ def train(
     examples = load_examples(checked.task, checked.hold_out)
     refuse_large_batches(checked, [trial], examples.num_examples)
     scored_on = PUBLIC if checked.hold_out is None else HELD_OUT
-    job = Job(checked.task, examples, trial, folder, resume, diagnostics, scored_on, how_to_resume)
+    job = Job(checked.task, examples, trial, folder, resume, diagnostics, scored_on, how_to_resume, checked)
     if console is None:
-        return run_job(job, SilentTraining())
+        result = run_job(job, SilentTraining())
+        if result.private_warning is not None:
+            warnings.warn(result.private_warning, stacklevel=2)
+        return result
     require_extra()
     from gdpjax.sweeps._training_progress import TrainingProgress
 
@@ -175,6 +191,9 @@ class SilentTraining:
     def on_lost(self, num_steps: int) -> None:
         """Steps were charged in vain."""
 
+    def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
+        """The run was begun otherwise."""
+
     def on_epoch(self, record: dict[str, Any]) -> None:
         """An epoch is on record."""
 
@@ -182,17 +201,22 @@ class SilentTraining:
 def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
     """Train, or continue the run in the folder; Ctrl-C raises RunInterrupted."""
     plan = plan_of(job.trial.settings, job.trial.delta, job.examples.num_examples)
-    check_task(job.task, job.examples, job.trial.settings)
+    scores = check_task(job.task, job.examples, job.trial.settings)
+    if job.spec is not None:
+        check_score(job.spec, scores)
     settings = job.trial.settings | {"noise_multiplier": plan.noise_multiplier}
     job = dataclasses.replace(job, trial=dataclasses.replace(job.trial, settings=settings, plan=plan))
     # A resumed run goes on with its own keys.
     keys = make_keys(job.trial.seed, job.identity)
-    recorder = _Recorder(job, keys.init)
     history: list[dict[str, Any]] = []
     try:
-        enter = recorder.resume if job.resume else recorder.begin
-        run, history = enter(keys.training)
+        with naming_the_line("the training"):
+            recorder = _Recorder(job, keys.init)
+            enter = recorder.resume if job.resume else recorder.begin
+            run, history = enter(keys.training)
         observer.on_start(plan, run.step)
+        if run.changes:
+            observer.on_changed(run.changes, run.finished)
         if run.num_lost:
             observer.on_lost(run.num_lost)
         while not run.finished:
@@ -210,6 +234,18 @@ def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
     if not history:
         history.append(recorder.record(run))
     return recorder.finish(run.state, history)
+
+
+@contextlib.contextmanager
+def naming_the_line(what: str) -> Iterator[None]:
+    """Turn what a function of the user raises into a UserError with its line; other errors stay."""
+    try:
+        yield
+    except Exception as error:
+        named = with_place(what, error)
+        if named is error:
+            raise
+        raise named from error
 
 
 class _Recorder:
@@ -231,6 +267,10 @@ class _Recorder:
         self._scores = make_scores(blueprint)
         self.epochs = int(settings["epochs"])
         self.ends = [epoch_end(settings, num_examples, epoch) for epoch in range(1, self.epochs + 1)]
+        self.hyperparameters = job.task.complete(settings)
+        # Private: of the batches so far.
+        self.num_rows = 0
+        self.num_not_finite = 0
         self.logs = [records.METRICS]
         if job.diagnostics:
             self.logs.append(records.DIAGNOSTICS)
@@ -243,7 +283,13 @@ class _Recorder:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from error
-        config = {"config": self.job.identity, "fingerprint": records.fingerprint()}
+        if self.job.spec is not None:
+            folders.write_spec(self.out, self.job.spec)
+        config = {
+            "config": self.job.identity,
+            "hyperparameters": self.hyperparameters,
+            "fingerprint": records.fingerprint(),
+        }
         config |= self._seed_notice()
         config["plan"] = json.loads(self.plan.to_json())
         records.write_json(self.out / records.CONFIG, config)
@@ -267,6 +313,9 @@ class _Recorder:
         run = resume_run(self.out, self.training, self.params, self.data, scan=False)
         kept_records = {name: records.rewind(self.out, name, run.step) for name in self.logs}
         history = kept_records[records.METRICS]
+        for record in kept_records.get(records.DIAGNOSTICS, []):
+            self.num_rows += record.get("batch_size", 0)
+            self.num_not_finite += record.get("num_not_finite", 0)
 
         # There is a record of each epoch, in order. Only an epoch that a move to another machine has cost has none.
         recorded = [record["step"] for record in history]
@@ -288,6 +337,9 @@ class _Recorder:
             record.update(self.record(run))
             record["steps_per_second"] = (run.step - first) / seconds
             records.append(self.out, records.METRICS, [record])
+            for info in infos:
+                self.num_rows += int((~np.asarray(info.is_padding)).sum())
+                self.num_not_finite += num_not_finite(info)
             if self.job.diagnostics:
                 clip_norm = self.trial.settings["l2_clip_norm"]
                 rows = [summarize(info, step, clip_norm) for step, info in enumerate(infos, start=first + 1)]
@@ -320,6 +372,7 @@ class _Recorder:
             seeded=self.trial.seed is not None,
             scores=self.scores(state),
             scored_on=self.job.scored_on,
+            private_warning=self._private_warning(),
         )
         records.save_model(self.out, state.params)
         privacy = dataclasses.asdict(result.cost)
@@ -330,11 +383,23 @@ class _Recorder:
             "privacy": privacy,
             "seeded": result.seeded,
             "config": self.job.identity,
+            "hyperparameters": self.hyperparameters,
             "fingerprint": records.fingerprint(),
         }
         summary |= self._seed_notice()
         records.write_json(self.out / records.RESULT, summary)
         return result
+
+    def _private_warning(self) -> str | None:
+        """Return a sentence for the owner where more than half of the losses or gradients were not finite."""
+        if 2 * self.num_not_finite <= self.num_rows:
+            return None
+        return (
+            f"PRIVATE: the losses or gradients of {self.num_not_finite} of {self.num_rows} examples were not "
+            "finite, and such a gradient is dropped: the model and its scores are little more than noise. Look for NaN "
+            "and infinities in the loss and the data. This number is itself private information, which epsilon does "
+            "not cover: keep it to yourself"
+        )
 
     def _seed_notice(self) -> dict[str, str]:
         """Return the notice for a file that holds the seed; nothing without a seed."""
@@ -346,13 +411,19 @@ class _Recorder:
         return cost_of(state.opt_state, self.trial.delta)
 
 
+def num_not_finite(info: Info) -> int:
+    """Return how many examples of a batch had a loss or a gradient that is not finite."""
+    is_broken = np.asarray(info.is_dropped) | ~np.isfinite(np.asarray(info.losses))
+    return int(is_broken.sum())
+
+
 def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
     """Return one line of private diagnostics."""
     # The rows of the batch that are examples.
     is_example = ~np.asarray(info.is_padding)
     losses = np.asarray(info.losses)[is_example]
     norms = np.asarray(info.norms)[is_example]
-    row: dict[str, Any] = {"step": step, "batch_size": int(is_example.sum())}
+    row: dict[str, Any] = {"step": step, "batch_size": int(is_example.sum()), "num_not_finite": num_not_finite(info)}
     if not is_example.any():
         return row
 

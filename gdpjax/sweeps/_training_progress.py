@@ -79,6 +79,17 @@ class TrainingProgress:
             "charged although their outcome is lost, and the noise has a new key"
         )
 
+    def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
+        """Tell what is not as it was when the run was begun."""
+        if finished:
+            what = (
+                f"this run is finished, and was made with other {', '.join(names)}: its parameters and its epsilon "
+                "stay, its scores are computed anew; for a training with what is here now choose another --out"
+            )
+        else:
+            what = f"this run goes on with other {', '.join(names)} than before, and with a new key for its noise"
+        self._console.print(f"[bold yellow]{what}", soft_wrap=True)
+
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Show the figures of the epoch."""
         # Beside the bar, on a line of 80 characters.

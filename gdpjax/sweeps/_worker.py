@@ -21,7 +21,7 @@ from gdpjax.sampling import BatchOverflowError
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._keys import Keys
 from gdpjax.sweeps._program import Blueprint, Program, arguments_of, blueprint_of, lane, make_program
-from gdpjax.sweeps._task import Examples, Task, failure_of
+from gdpjax.sweeps._task import Examples, Task, failure_of, with_place
 from gdpjax.sweeps._trials import Trial
 from gdpjax.training import OVERFLOWED, Data, State, check_status
 
@@ -138,7 +138,7 @@ class Worker:
             program, data = compile_shape(blueprint, trial.settings, chunk.width, self.memory_bytes, self.slots)
             return _Compiled(program, self._shared(data), blueprint, make_scores(blueprint))
         except Exception as error:
-            return error
+            return with_place("the training", error)
 
     def _shared(self, data: Data) -> Data:
         """Return the data as an earlier shape has them on the device: all plans of a sweep are for as many rows."""

@@ -78,6 +78,8 @@ class Diagnostics(msgspec.Struct):
     """The fields of a line of the private diagnostics that are read."""
 
     step: Whole
+    batch_size: Whole | msgspec.UnsetType = msgspec.UNSET
+    num_not_finite: Whole | msgspec.UnsetType = msgspec.UNSET
 
 
 DETAILS: dict[str, type] = {METRICS: Metrics, DIAGNOSTICS: Diagnostics}

@@ -91,11 +91,14 @@ class Info(NamedTuple):
       losses: float[capacity], zero in padding rows.
       norms: float[capacity], of the gradients before clipping.
       is_padding: bool[capacity].
+      is_dropped: bool[capacity], examples that add nothing, because their gradient holds a NaN or an infinity; their
+        norm is zero.
     """
 
     losses: Array
     norms: Array
     is_padding: Array
+    is_dropped: Array
 
 
 def _as_they_are(params: PyTree) -> PyTree:
@@ -338,7 +341,7 @@ def private_training(
             sampling_key=state.sampling_key,
             status=status.astype(jnp.int32),
         )
-        return after, Info(info.values, info.norms, is_padding)
+        return after, Info(info.values, info.norms, is_padding, info.is_dropped)
 
     def step(state: State, data: Data) -> tuple[State, Info]:
         _check_data(plan, data, num_arrays)

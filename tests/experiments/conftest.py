@@ -14,6 +14,11 @@ class Silent:
     def __init__(self, interrupt_at=None):
         self.interrupt_at = interrupt_at
         self.epochs = []
+        self.changes = ()
+
+    def on_changed(self, names, finished):
+        self.changes = names
+        self.was_finished = finished
 
     def on_start(self, plan, step):
         self.plan, self.first_step = plan, step

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import re
 import shutil
 import signal
@@ -146,6 +147,11 @@ def test_a_whole_hyperparameter_has_a_program_for_each_value(tmp_path):
     programs = read_programs(result.folder)
     assert [program["constants"] for program in programs] == [{"width": 1}, {"width": 2}]
     assert len({row["rmse"] for row in result.rows}) == 4
+
+    # The user's own width is a column of that name; how many trials are side by side is a figure of the programs.
+    page = result.report.read_text()
+    assert "<th>width</th>" in page
+    assert page.count("<th>trials side by side</th>") == 1
     with pytest.raises(UserError, match="one_program = true promises one compiled program, but each value of width"):
         sweeps.run_sweep(TASK, spec_with(width=[1, 2]) | {"one_program": True}, tmp_path / "other")
 
@@ -302,6 +308,100 @@ def test_wrong_loaders_are_refused():
         task = dataclasses.replace(TASK, load=lambda loaded=loaded: loaded)
         with pytest.raises(UserError, match=message):
             load_examples(task)
+
+
+@pytest.mark.parametrize("part", ["training", "evaluation"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_refused(part, value):
+    """Examples without a finite gradient train nothing, and nobody would see it."""
+    train, evaluation = own_task.load()
+    changed = (train if part == "training" else evaluation)[1]
+    changed[3] = value
+    task = dataclasses.replace(TASK, load=lambda: (train, evaluation))
+    with pytest.raises(UserError, match=f"load returned {part} data with NaN or an infinity in array 1"):
+        load_examples(task)
+
+
+def test_a_file_that_is_not_there_is_named_with_the_line_that_wanted_it():
+    def load():
+        return np.loadtxt("no_such_file.csv")
+
+    with pytest.raises(
+        UserError, match=r"load failed: FileNotFoundError: no_such_file.csv.*_own_task.py, line \d+, in load"
+    ):
+        load_examples(dataclasses.replace(TASK, load=load))
+
+    def load_raising():
+        raise FileNotFoundError(2, "No such file", "x.csv")
+
+    with pytest.raises(UserError, match=r"load failed: FileNotFoundError: .*x.csv.*, in load_raising"):
+        load_examples(dataclasses.replace(TASK, load=load_raising))
+
+
+def test_an_error_in_the_standard_library_names_the_line_of_the_user():
+    with pytest.raises(UserError, match=r"test_own_task.py, line \d+, in <lambda>"):
+        load_examples(dataclasses.replace(TASK, load=lambda: json.loads("{")), None)
+
+
+def test_points_and_labels_are_not_training_and_evaluation_data():
+    points = np.zeros((12, 8), np.float32)
+    labels = np.zeros(12, np.int32)
+    message = "load returned train float32[12,8], evaluation int32[12]; expected (train, evaluation), such as "
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_examples(dataclasses.replace(TASK, load=lambda: (points, labels)))
+    load_examples(dataclasses.replace(TASK, load=lambda: (points, points[:3].astype(np.float64))))
+
+
+def test_a_loss_that_expects_a_batch_is_told_of_one_example():
+    def loss(params, x, y):
+        return jnp.sum(params) * x.mean(axis=1) * y
+
+    with pytest.raises(UserError, match=r"loss failed: .*ONE example.*float32\[3\].*, in loss"):
+        check_task(with_model(loss=loss), load_examples(TASK), NUMBERS)
+
+
+def test_a_branch_on_a_traced_hyperparameter_says_what_to_do():
+    def optimizer(learning_rate, momentum=0.0):
+        return optax.sgd(learning_rate, momentum) if momentum > 0.5 else optax.sgd(learning_rate)
+
+    task = Task(own_task.load, own_task.build, optimizer)
+    message = r"optimizer failed: momentum is an argument of the compiled program.*jnp\.where.*int.*, in optimizer"
+    with pytest.raises(UserError, match=message):
+        check_task(task, load_examples(TASK), NUMBERS | {"momentum": 0.3})
+
+
+def optimizer_of_many_kinds(lr, kind="sgd", momentum=0.0):
+    """Stochastic gradient descent, with a text among its parameters."""
+    return optax.sgd(lr, momentum)
+
+
+ONLY_NUMBERS = {
+    "kind is a parameter of optimizer, but only numbers can be searched": {"kind": ["sgd", "adam"]},
+    "num_steps follows from batch_size and epochs": {"num_steps": 100},
+    "optimizer has no parameter learning_rate; it has lr, kind, momentum": {"learning_rate": 0.1},
+    "momentum must be a finite number, got 'high': only numbers can be searched": {"momentum": [0.1, "high"]},
+    "momentum must be a finite number, got '0.1': write it without quotation marks": {"momentum": [0.1, "0.1"]},
+}
+
+
+@pytest.mark.parametrize("message", ONLY_NUMBERS)
+def test_what_cannot_be_searched_is_explained(message):
+    task = Task(own_task.load, own_task.build, optimizer_of_many_kinds)
+    numbers = {name: value for name, value in NUMBERS.items() if name != "learning_rate"}
+    with pytest.raises(UserError, match=re.escape(message)):
+        spec_of_mapping(SPEC | {"hyperparameters": numbers | {"lr": 0.1} | ONLY_NUMBERS[message]}, task)
+
+
+def test_the_settings_of_a_training_are_complete():
+    """With the defaults of the functions, also those that are no numbers, if JSON has them."""
+    task = Task(own_task.load, own_task.build, optimizer_of_many_kinds)
+    assert task.complete({"lr": 0.1, "penalty": 0.5}) == {
+        "lr": 0.1,
+        "penalty": 0.5,
+        "kind": "sgd",
+        "momentum": 0.0,
+        "width": 1,
+    }
 
 
 def test_a_name_that_means_something_else_is_refused():

@@ -296,3 +296,10 @@ def test_killed_on_a_cluster_and_resumed_loses_and_repeats_nothing(tmp_path, sma
         assert said == "chunk 2\n" * num_chunks_left, "what was on record is not done again"
         cluster.communicate(timeout=60)
     assert timeless(rows_of(folder)) == timeless(rows_of(tmp_path / "local"))
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, "1 node, 1 chunk at"), (2, "2 nodes, 2 chunks at")])
+def test_one_node_is_not_nodes(number, words):
+    cluster = SimpleNamespace(nodes=lambda: [{"Alive": True}] * number)
+    backend = SimpleNamespace(_ray=cluster, limits=Limits(1, 10**9, number))
+    assert _ray.RayBackend.description.fget(backend) == f"Ray cluster of {words} a time"

@@ -273,7 +273,10 @@ def test_cells_are_rounded_to_the_safe_side():
     value = 2.0000049
     assert _report.text_of(value, "epsilon_upper", LAYOUT) == "2.0001"
     assert _report.text_of(value, "epsilon_lower", LAYOUT) == "2"
-    assert _report.text_of(value, "noise_multiplier", LAYOUT) == "2.0000049"
+    assert _report.text_of(value, "noise_multiplier", LAYOUT) == "2.0001"
+    assert _report.text_of(float(np.nextafter(np.float32(1.1), np.float32(2))), "noise_multiplier", LAYOUT) == "1.1001"
+    assert _report.text_of(float(np.float32(1.1)), "noise_multiplier", LAYOUT) == "1.1", "as it was given"
+    assert _report.text_of(value, "learning_rate", LAYOUT) == "2.0000049"
     assert _report.text_of(float("inf"), "epsilon_upper", LAYOUT) == "inf"
     assert _report.text_of(0.12345678, "test_accuracy", LAYOUT) == "12.346"
 

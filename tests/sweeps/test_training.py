@@ -1,6 +1,7 @@
 """A whole small run: what it leaves behind, and that an interrupted one continues bit for bit."""
 
 import dataclasses
+import io
 import json
 import shutil
 import sys
@@ -8,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 import gdpjax
 from experiments.config import RunConfig, resume_command
@@ -18,6 +20,8 @@ from gdpjax.sweeps import _training, records
 from gdpjax.sweeps._keys import make_keys
 from gdpjax.sweeps._program import Blueprint
 from gdpjax.sweeps._spec import spec_of_mapping
+from gdpjax.sweeps._training_progress import TrainingProgress
+from gdpjax.training import Info
 from tests.experiments.conftest import Silent
 from tests.sweeps.sweeps import examples_of, made_once
 
@@ -125,6 +129,32 @@ def test_private_diagnostics_are_apart_and_marked(whole):
         assert row["norm_quantiles"]["0.1"] <= row["norm_quantiles"]["0.9"]
 
 
+def test_the_owner_is_told_that_most_gradients_were_dropped(whole, tmp_path, small_config, small_digits):
+    """Only the owner: neither the result nor the public records say it."""
+    assert whole[0].private_warning is None
+    without_numbers = np.full_like(small_digits.train_inputs, np.nan)
+    broken = dataclasses.replace(small_digits, train_inputs=without_numbers)
+    config = dataclasses.replace(small_config, run=RunConfig())
+    result = train(config, broken, tmp_path / "run", Silent())
+    _, *rows = lines(tmp_path / "run", records.DIAGNOSTICS)
+    num_examples = sum(row["batch_size"] for row in rows)
+    assert sum(row["num_not_finite"] for row in rows) == num_examples > 0
+    assert f"of {num_examples} of {num_examples} examples were not finite" in result.private_warning
+    assert "is itself private" in result.private_warning
+    for name in (records.RESULT, records.METRICS, records.CONFIG):
+        text = (tmp_path / "run" / name).read_text()
+        assert "finite" not in text
+        assert "dropped" not in text
+
+    # A loss may be NaN under a gradient of zeros, which is finite.
+    nothing = np.zeros(2)
+    finite = Info(losses=nothing, norms=nothing, is_padding=nothing == 1, is_dropped=nothing == 1)
+    assert _training.num_not_finite(finite) == 0
+    assert _training.num_not_finite(finite._replace(losses=np.array([np.nan, 1.0]))) == 1
+    again = train(with_run(config, resume=True), broken, tmp_path / "run", Silent())
+    assert again.private_warning == result.private_warning
+
+
 def test_model_file_holds_the_final_parameters(whole):
     result, _ = whole
     with np.load(result.out / records.MODEL) as model:
@@ -186,6 +216,29 @@ def test_on_other_data_the_lost_epoch_is_charged_and_has_no_record(interrupted, 
     assert [row["step"] for row in result.history] == [8]
     (event,) = gdpjax.ledger_of(result.state.opt_state).events
     assert event.num_steps == 16
+
+
+def test_a_finished_run_that_was_made_otherwise_says_so(whole, tmp_path, small_config, small_digits):
+    """Its parameters stay, but its scores are computed here."""
+    out = shutil.copytree(whole[0].out, tmp_path / "run")
+    same = Silent()
+    train(with_run(small_config, resume=True), small_digits, out, same)
+    assert same.changes == ()
+    changed = dataclasses.replace(small_digits, train_labels=small_digits.train_labels[::-1])
+    observer = Silent()
+    result = train(with_run(small_config, resume=True), changed, out, observer)
+    assert (observer.changes, observer.was_finished) == (("data",), True)
+    np.testing.assert_array_equal(jax.tree.leaves(result.params)[0], jax.tree.leaves(whole[0].params)[0])
+
+
+@pytest.mark.parametrize(
+    ("finished", "words"), [(True, "is finished, and was made with other"), (False, "goes on with other")]
+)
+def test_what_changed_is_said_in_words(finished, words):
+    console = Console(file=io.StringIO(), width=200)
+    with TrainingProgress(console) as progress:
+        progress.on_changed(("data", "program"), finished)
+    assert f"{words} data, program" in console.file.getvalue()
 
 
 def test_a_folder_with_a_run_is_refused(interrupted, small_config, small_digits):

@@ -267,7 +267,7 @@ def lost_batches(training, x, state, steps):
     infos = []
     for t in steps:
         indices, is_padding = source[t]
-        infos.append(Info(None, np.linalg.norm(x[indices], axis=1), is_padding))
+        infos.append(Info(None, np.linalg.norm(x[indices], axis=1), is_padding, None))
     return infos
 
 

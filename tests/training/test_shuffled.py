@@ -180,7 +180,7 @@ def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(padded, tmp_
     lost = []
     for t in range(10, 15):
         indices, is_padding = source[t]
-        lost.append(Info(None, np.linalg.norm(x[indices], axis=1), is_padding))
+        lost.append(Info(None, np.linalg.norm(x[indices], axis=1), is_padding, None))
     assert (times_taken(kept + lost + rest, N).sum(axis=1) == 1).all()
     (event,) = run.ledger.events
     assert (event.num_epochs, event.missing_steps) == (4, 0)
