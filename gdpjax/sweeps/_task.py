@@ -33,6 +33,7 @@ import optax
 from gdpjax._core.arguments import check_array, check_callable, check_instance, check_number, check_text
 from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
+from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import (
     LEARNING_RATE,
@@ -284,6 +285,7 @@ def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str,
     """
     traced = _Traced(task, examples, settings)
     params = traced.shapes("build and init", traced.init, traced.key)
+    records.named_arrays(params)
     loss = traced.shapes("loss", traced.loss, params, examples.example)
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UserError(f"loss must return one real number, the loss of ONE example, got {shown(loss)}")

@@ -280,6 +280,11 @@ WRONG_MODELS = {
     "a score needs a name of its own": dict(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
     "loss must return one real number": dict(loss=lambda params, x, y: params @ x),
     "loss failed: ZeroDivisionError": dict(loss=lambda params, x, y: 1 / 0),
+    "two arrays of the parameters are called a/b/w": dict(
+        init=lambda key: {"a": {"b": {"w": jnp.zeros(3)}}, "a/b": {"w": jnp.ones(3)}},
+        loss=lambda params, x, y: x @ (params["a"]["b"]["w"] + params["a/b"]["w"]),
+        scores=lambda params, x, y: {"mean": jnp.mean(y)},
+    ),
 }
 
 
