@@ -306,10 +306,10 @@ def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str,
 
 
 def _can_name_score(task: Task, name: Any) -> bool:
-    """Return whether a name is a word that means nothing else in the results of a sweep."""
+    """Return whether a name is a word that means nothing else in the results of a sweep or the records of a run."""
     if not isinstance(name, str) or re.fullmatch(r"[A-Za-z]\w*", name) is None:
         return False
-    is_taken = name in task.hyperparameters or name in RESERVED
+    is_taken = name in task.hyperparameters or name in RESERVED or name in records.NOT_SCORES
     return not is_taken and not name.startswith(("epsilon_", "mu_"))
 
 

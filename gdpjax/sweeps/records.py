@@ -68,10 +68,15 @@ class Privacy(msgspec.Struct):
 
 
 class ResultFile(msgspec.Struct):
-    """The fields of ``result.json`` that are read."""
+    """The fields of ``result.json`` beside the scores; two of them are read."""
 
     privacy: Privacy
     config: dict[str, Any]
+    test_data: Any = None
+    seeded: Any = None
+    hyperparameters: Any = None
+    fingerprint: Any = None
+    notice: Any = None
 
 
 class Diagnostics(msgspec.Struct):
@@ -82,6 +87,8 @@ class Diagnostics(msgspec.Struct):
 
 DETAILS: dict[str, type] = {METRICS: Metrics, DIAGNOSTICS: Diagnostics}
 """The type of the lines of each log, after the notice."""
+NOT_SCORES = frozenset((*Metrics.__struct_fields__, *ResultFile.__struct_fields__))
+"""The fields that stand beside the scores in ``metrics.jsonl`` and ``result.json``, which a score may not replace."""
 
 
 def fingerprint() -> dict[str, Any]:

@@ -296,6 +296,14 @@ def test_wrong_models_are_refused_with_the_function(message, tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize("name", ["step", "epoch", "steps_per_second", "privacy", "config", "seeded", "test_data"])
+def test_a_score_named_like_a_field_of_the_records_is_refused(name):
+    """A score would take the place of the field, and a resumed run would call its own record damaged."""
+    task = with_model(scores=lambda params, x, y: {name: jnp.mean(y)})
+    with pytest.raises(UserError, match="a score needs a name of its own"):
+        check_task(task, load_examples(task), NUMBERS)
+
+
 def test_wrong_loaders_are_refused():
     """Data that is no pair of equally long numeric arrays is refused."""
     x = np.zeros((4, 2), np.float32)
