@@ -294,15 +294,51 @@ def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str,
     if not isinstance(scores, Mapping) or not scores:
         raise UserError(f'scores must return numbers by name, such as {{"accuracy": ...}}, got {shown(scores)}')
     for name, value in scores.items():
-        if getattr(value, "shape", None) != ():
-            raise UserError(f"scores must return numbers, got {shown(value)} for {name!r}")
+        if getattr(value, "shape", None) != () or not _is_real(value.dtype):
+            raise UserError(f"scores must return real numbers, got {shown(value)} for {name!r}")
         if not _can_name_score(task, name):
             raise UserError(
                 f"a score needs a name of its own (letters, digits, _) that means nothing else, got {name!r}"
             )
 
-    traced.shapes("optimizer", traced.update, params)
+    _check_optimizer(traced, params)
     return tuple(scores)
+
+
+def _is_real(dtype: Any) -> bool:
+    """Return whether numbers of this dtype are real numbers, counts or flags, rather than complex ones or keys."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
+
+
+def _check_optimizer(traced: "_Traced", params: Any) -> None:
+    """Refuse an optimizer whose updates do not fit the parameters, or whose state changes its shapes."""
+    before = traced.shapes("optimizer", traced.optimizer_state, params)
+    result = traced.shapes("optimizer", traced.update, params)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise UserError(f"the update of the optimizer must be a pair (updates, state), got {shown(result)}")
+    updates, after = result
+    if _layout_of(updates) != _layout_of(params):
+        raise UserError(
+            "the optimizer must return updates in the shapes of the parameters, got "
+            f"{shown(updates)} for {shown(params)}"
+        )
+    pairs = zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True)
+    if any(_is_complex(update) and not _is_complex(param) for update, param in pairs):
+        raise UserError("the optimizer must return updates that are real numbers, got complex ones")
+    if _layout_of(after) != _layout_of(before):
+        raise UserError(
+            f"the state of the optimizer must keep its shapes, got {shown(after)} after a step, {shown(before)} before"
+        )
+
+
+def _is_complex(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+
+
+def _layout_of(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """Return the structure of a tree, and the shapes of its arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [leaf.shape for leaf in leaves]
 
 
 def _can_name_score(task: Task, name: Any) -> bool:
@@ -360,14 +396,22 @@ class _Traced:
         optimizer = self.task.make_optimizer({**self.constants, **real}, num_steps=100)
         return optimizer.update(params, optimizer.init(params), params)
 
+    def optimizer_state(self, real: Settings, params: Any) -> Any:
+        return self.task.make_optimizer({**self.constants, **real}, num_steps=100).init(params)
+
     def shapes(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the shapes of the results of ``function``, or raise the UserError for what it raises."""
-        try:
-            return jax.eval_shape(function, self.real, *arguments)
-        except UserError:
-            raise
-        except Exception as error:
-            raise failure_of(what, error) from error
+        return shapes_of(what, function, self.real, *arguments)
+
+
+def shapes_of(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the shapes of the results of a function, or raise the UserError for what it raises; ``what`` names it."""
+    try:
+        return jax.eval_shape(function, *arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise failure_of(what, error) from error
 
 
 def failure_of(what: str, error: Exception) -> UserError:

@@ -16,7 +16,7 @@ from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
 from gdpjax.sweeps._plans import epoch_end, plan_of
 from gdpjax.sweeps._privacy import Cost, cost_of
-from gdpjax.sweeps._program import blueprint_of
+from gdpjax.sweeps._program import blueprint_of, trace_step
 from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._sweep import as_spec, check_console, require_extra
 from gdpjax.sweeps._task import Examples, Task, check_task, load_examples
@@ -228,6 +228,7 @@ class _Recorder:
         self.params = blueprint.model(settings).init(init_key)
         self.training = blueprint.training(settings)
         self.data = self.training.place(*job.examples.train)
+        trace_step(self.training, self.params, init_key, self.data)
         self._scores = make_scores(blueprint)
         self.epochs = int(settings["epochs"])
         self.ends = [epoch_end(settings, num_examples, epoch) for epoch in range(1, self.epochs + 1)]

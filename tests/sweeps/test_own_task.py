@@ -276,7 +276,7 @@ def with_model(**changes):
 
 WRONG_MODELS = {
     "scores must return numbers by name": dict(scores=lambda params, x, y: jnp.mean(y)),
-    "scores must return numbers, got": dict(scores=lambda params, x, y: {"errors": y}),
+    "scores must return real numbers, got an array of float32[16]": dict(scores=lambda params, x, y: {"errors": y}),
     "a score needs a name of its own": dict(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
     "loss must return one real number": dict(loss=lambda params, x, y: params @ x),
     "loss failed: ZeroDivisionError": dict(loss=lambda params, x, y: 1 / 0),
@@ -294,6 +294,47 @@ def test_wrong_models_are_refused_with_the_function(message, tmp_path):
     with pytest.raises(UserError, match=re.escape(message)):
         sweeps.run_sweep(with_model(**WRONG_MODELS[message]), SPEC, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
+
+
+def stepping_with(update, state=()):
+    """The task with an optimizer of such an update."""
+    return dataclasses.replace(
+        TASK, optimizer=lambda learning_rate: optax.GradientTransformation(lambda _: state, update)
+    )
+
+
+REFUSED = {
+    "the update of the optimizer must be a pair": stepping_with(lambda updates, state, params: None),
+    "updates in the shapes of the parameters": stepping_with(lambda updates, state, params: ({"a": updates}, state)),
+    "updates in the shapes of the parameters, ": stepping_with(lambda updates, state, params: (updates.sum(), state)),
+    "state of the optimizer must keep its shapes": stepping_with(
+        lambda updates, state, params: (updates, jnp.concatenate([state, state])), np.zeros(1)
+    ),
+    "updates that are real numbers": stepping_with(lambda updates, state, params: (updates * 1j, state)),
+    "scores must return real numbers, got an array of complex64[]": with_model(
+        scores=lambda params, x, y: {"mean": jnp.mean(y) * 1j}
+    ),
+    "scores must return real numbers": with_model(scores=lambda params, x, y: {"key": jax.random.key(0)}),
+    "side effects (debug_print)": with_model(
+        loss=lambda params, x, y: (jax.debug.print("x"), jnp.sum(params @ x) - y)[1]
+    ),
+    "closes over an array": with_model(loss=lambda params, x, y: jnp.sum(own_task.load()[0][0] @ params.T) - y),
+    "lax.while_loop": with_model(
+        loss=lambda params, x, y: jax.lax.while_loop(lambda c: c < 9, lambda c: 2 * c + 1, jnp.sum(params @ x))
+    ),
+    "a scalar for ONE example, got shape float": with_model(loss=lambda params, x, y: 3.0),
+    "no trainable floating-point leaf": with_model(init=lambda key: jnp.zeros((1, 3), int)),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_a_training_would_refuse_is_refused_before_a_folder_is_made(message, tmp_path):
+    """Updates, scores and losses that only fail while a step is made are found by tracing one, before anything runs."""
+    with pytest.raises(UserError, match=re.escape(message.strip(", "))):
+        sweeps.train(REFUSED[message], SPEC, tmp_path / "run")
+    with pytest.raises(UserError, match=re.escape(message.strip(", "))):
+        sweeps.run_sweep(REFUSED[message], SPEC, tmp_path / "sweep")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "steps_per_second", "privacy", "config", "seeded", "test_data"])
