@@ -250,6 +250,9 @@ MISTAKES = {
     "unknown field momentun: did you mean momentum?": {"hyperparameters": NUMBERS | {"momentun": 0.1}},
     "width must be a whole number": {"hyperparameters": NUMBERS | {"width": 1.5}},
     "penalty must be a finite number, got nan": {"hyperparameters": NUMBERS | {"penalty": float("nan")}},
+    "momentum must be from -3.4e+38 to 3.4e+38": {
+        "hyperparameters": NUMBERS | {"momentum": {"min": -1e308, "max": 1e308, "count": 3}}
+    },
     "score must be one of rmse, size, got 'accuracy'": {"score": "accuracy"},
     "logarithmic, so its min must be above 0": {
         "hyperparameters": NUMBERS | {"penalty": {"min": 0.0, "max": 1.0, "count": 3, "log": True}}
