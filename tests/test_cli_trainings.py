@@ -77,6 +77,7 @@ def test_what_is_there_is_not_overwritten(project, capsys):
 WRONG = {
     'data = "my_task:lood"': r"line 2: data: .*my_task.py has no function lood; did you mean 'load'\?",
     'data = "my_tusk:load"': r"line 2: there is no module my_tusk in ",
+    'model = "builtins:nope"': r"line 3: model: the module builtins has no function nope",
     'data = "my_task"': r'line 2: data must be "module:function", got \'my_task\'',
     'optimizer = "sdg"': r"line 4: optimizer must be one of sgd, adam, adamw, or \"module:function\", got 'sdg'",
     "epochs = 0": r"line 12: epochs must be a whole number from 1",

@@ -253,6 +253,9 @@ MISTAKES = {
     "momentum must be from -3.4e+38 to 3.4e+38": {
         "hyperparameters": NUMBERS | {"momentum": {"min": -1e308, "max": 1e308, "count": 3}}
     },
+    "learning_rate must be a finite number > 0": {"hyperparameters": NUMBERS | {"learning_rate": 10**400}},
+    "a spec has texts, numbers, lists and tables": {"hyperparameters": NUMBERS | {"learning_rate": 10**5000}},
+    "names in a spec must be texts, got 7": {7: 1},
     "score must be one of rmse, size, got 'accuracy'": {"score": "accuracy"},
     "logarithmic, so its min must be above 0": {
         "hyperparameters": NUMBERS | {"penalty": {"min": 0.0, "max": 1.0, "count": 3, "log": True}}
