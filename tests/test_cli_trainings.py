@@ -33,6 +33,31 @@ def test_the_template_trains(project, tmp_path, capsys):
     assert main(["train", str(project / "train.toml"), "--out", str(out), "--resume"]) == 0
 
 
+@pytest.mark.parametrize("what", ["score", "parameters"])
+def test_a_model_that_is_not_finite_is_a_failure_and_is_kept(what, tmp_path, capsys, monkeypatch):
+    """The run ends with status 1, as a trial of a sweep would fail, and its files are there."""
+    name = f"not_finite_{what}"
+    scale = {"score": "jnp.nan", "parameters": "1.0"}[what]
+    rate = {"score": "0.1", "parameters": "1e38"}[what]
+    (tmp_path / f"{name}.py").write_text(
+        "import jax.numpy as jnp\nimport numpy as np\nfrom gdpjax.sweeps import Model\n"
+        "X = np.ones((16, 1), np.float32)\nload = lambda: (X, X)\n"
+        "def build(example):\n"
+        "    return Model(lambda key: jnp.zeros(1), lambda w, x: jnp.sum((w - x) ** 2),\n"
+        f"        lambda w, x: {{'size': {scale} * jnp.minimum(jnp.abs(w[0]), 1.0)}})\n"
+    )
+    (tmp_path / "train.toml").write_text(
+        f'data = "{name}:load"\nmodel = "{name}:build"\noptimizer = "sgd"\ndelta = 1e-3\n[hyperparameters]\n'
+        f"learning_rate = {rate}\nl2_clip_norm = 1e3\nnoise_multiplier = 2.0\nbatch_size = 8\nepochs = 1\n"
+    )
+    assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr()
+    expected = {"score": "the score size is nan", "parameters": "diverged: the trained parameters are not finite"}
+    assert expected[what] in said.err
+    assert "epsilon, certified" in said.out
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
 @pytest.mark.slow
 def test_the_template_is_swept(project, tmp_path, capsys):
     out = tmp_path / "sweep"

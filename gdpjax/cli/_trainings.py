@@ -86,6 +86,9 @@ def _train(arguments: argparse.Namespace) -> int:
         print(f"gdpjax train: {stop}", file=sys.stderr)
         return INTERRUPTED
     print_training(console, result)
+    if result.error is not None:
+        print(f"gdpjax train: error: {result.error}", file=sys.stderr)
+        return FAILED
     return 0
 
 

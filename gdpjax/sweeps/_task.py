@@ -245,6 +245,8 @@ def load_examples(task: Task, hold_out: float | None = None) -> Examples:
     if len(set(lengths)) != 1 or lengths[0] == 0:
         raise UserError(f"the arrays of the training data must have one row per example, got {lengths} rows")
     if hold_out is None:
+        if any(array.ndim > 0 and len(array) == 0 for array in examples.evaluation):
+            raise UserError("load: the evaluation data have no rows, so that there is nothing to score on")
         return examples
     return examples.hold_out(hold_out)
 

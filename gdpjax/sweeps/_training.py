@@ -21,7 +21,7 @@ from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._sweep import as_spec, check_console, require_extra
 from gdpjax.sweeps._task import Examples, Task, check_task, load_examples
 from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
-from gdpjax.sweeps._worker import make_scores
+from gdpjax.sweeps._worker import make_scores, not_finite
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, resume_run, start_run
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ class TrainingResult:
     def params(self) -> Any:
         """The trained parameters."""
         return self.state.params
+
+    @property
+    def error(self) -> str | None:
+        """What of the model is not finite, in words, as in a row of a sweep; None where the training succeeded."""
+        return not_finite(self.params, self.scores)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -226,17 +226,27 @@ def outcome(compiled: _Compiled, trial: Trial, state: State) -> Outcome:
         check_status(state)
     except BatchOverflowError as error:
         return Outcome(trial, error=described(error))
-    if not is_finite(state.params):
-        return Outcome(trial, error="diverged: the trained parameters are not finite; take a smaller learning_rate")
     try:
         scores = compiled.scores(trial, state.params)
     except Exception as error:
         return Outcome(trial, error=described(failure_of("scores", error)))
-    # NaN would win or lose every comparison by accident.
+    reason = not_finite(state.params, scores)
+    if reason is not None:
+        return Outcome(trial, error=reason)
+    return Outcome(trial, scores)
+
+
+def not_finite(params: Any, scores: Mapping[str, float]) -> str | None:
+    """Return in words what of a trained model is not finite; None where everything is.
+
+    NaN would win or lose every comparison by accident.
+    """
+    if not is_finite(params):
+        return "diverged: the trained parameters are not finite; take a smaller learning_rate"
     for name, value in scores.items():
         if not math.isfinite(value):
-            return Outcome(trial, error=f"the score {name} is {value}")
-    return Outcome(trial, scores)
+            return f"the score {name} is {value}"
+    return None
 
 
 def is_finite(params: Any) -> bool:

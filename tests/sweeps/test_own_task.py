@@ -358,6 +358,7 @@ def test_wrong_loaders_are_refused():
         ((x, x, x, x), "load must return a pair"),
         (((x, x[:2]), x), "one row per example"),
         ((np.array(["a"]), x), "every array of the train data"),
+        ((x, x[:0]), "the evaluation data have no rows"),
     ):
         task = dataclasses.replace(TASK, load=lambda loaded=loaded: loaded)
         with pytest.raises(UserError, match=message):
