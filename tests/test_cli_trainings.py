@@ -33,6 +33,20 @@ def test_the_template_trains(project, tmp_path, capsys):
     assert main(["train", str(project / "train.toml"), "--out", str(out), "--resume"]) == 0
 
 
+@pytest.mark.slow
+def test_the_template_is_swept(project, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "24 of 24 trials are over, 0 failed; 1 compilation for 1 shape" in said
+    text = (out / "report" / "index.html").read_text()
+    assert "20% of the training" in text
+    before = sorted((out / "parts").iterdir())
+    assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out), "--resume"]) == 0
+    assert sorted((out / "parts").iterdir()) == before
+    assert main(["sweep-report", str(out)]) == 0
+
+
 @pytest.mark.parametrize("what", ["score", "parameters"])
 def test_a_model_that_is_not_finite_is_a_failure_and_is_kept(what, tmp_path, capsys, monkeypatch):
     """The run ends with status 1, as a trial of a sweep would fail, and its files are there."""
@@ -56,20 +70,6 @@ def test_a_model_that_is_not_finite_is_a_failure_and_is_kept(what, tmp_path, cap
     assert expected[what] in said.err
     assert "epsilon, certified" in said.out
     assert (tmp_path / "run" / "result.json").is_file()
-
-
-@pytest.mark.slow
-def test_the_template_is_swept(project, tmp_path, capsys):
-    out = tmp_path / "sweep"
-    assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "24 of 24 trials are over, 0 failed; 1 compilation for 1 shape" in said
-    text = (out / "report" / "index.html").read_text()
-    assert "20% of the training" in text
-    before = sorted((out / "parts").iterdir())
-    assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out), "--resume"]) == 0
-    assert sorted((out / "parts").iterdir()) == before
-    assert main(["sweep-report", str(out)]) == 0
 
 
 @pytest.mark.parametrize("failing", ["noise_multiplier = [0.01, 2.0]", "noise_multiplier = 2.0"])
@@ -122,6 +122,14 @@ def test_a_wrong_spec_is_refused_with_its_line(line, project, tmp_path, capsys):
     assert re.search(WRONG[line], said), said
     assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_module_that_ends_the_process_is_refused(tmp_path, capsys, project):
+    (tmp_path / "ending_module.py").write_text("raise SystemExit(3)\n")
+    text = (project / "train.toml").read_text().replace("my_task", "ending_module")
+    (tmp_path / "train.toml").write_text(text)
+    assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / "run")]) == 2
+    assert "importing ending_module failed: SystemExit: 3" in capsys.readouterr().err
 
 
 def test_an_error_in_the_users_module_names_its_line(tmp_path, capsys, project):

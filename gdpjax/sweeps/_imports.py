@@ -105,7 +105,7 @@ def import_module(name: str, folders: list[Path]) -> Any:
             places = ", ".join(str(folder) for folder in folders)
             raise UserError(f"there is no module {name} in {places}") from error
         raise failure_of(f"importing {name}", error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure_of(f"importing {name}", error) from error
 
     # Python keeps modules by name: one of another folder would be taken for this one. Those of Python have no file.

@@ -34,7 +34,7 @@ from gdpjax._core.arguments import check_array, check_callable, check_instance, 
 from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
 from gdpjax.sweeps import records
-from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps._errors import UserError, text_of
 from gdpjax.sweeps._hyperparameters import (
     LEARNING_RATE,
     NUM_STEPS,
@@ -238,7 +238,7 @@ def load_examples(task: Task, hold_out: float | None = None) -> Examples:
         loaded = task.load()
     except (UserError, OSError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure_of("load", error) from error
     examples = loaded if isinstance(loaded, Examples) else _examples_of(loaded)
     lengths = [len(array) for array in examples.train]
@@ -365,6 +365,16 @@ def digest_of_programs(task: Task, examples: Examples, each_settings: Iterable[S
     return digest.hexdigest()
 
 
+def shapes_of(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the shapes of the results of a function, or raise the UserError for what it raises; ``what`` names it."""
+    try:
+        return jax.eval_shape(function, *arguments)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failure_of(what, error) from error
+
+
 class _Traced:
     """The functions of a task with its real hyperparameters as traced arguments, as compiled programs call them."""
 
@@ -406,22 +416,12 @@ class _Traced:
         return shapes_of(what, function, self.real, *arguments)
 
 
-def shapes_of(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the shapes of the results of a function, or raise the UserError for what it raises; ``what`` names it."""
-    try:
-        return jax.eval_shape(function, *arguments)
-    except UserError:
-        raise
-    except Exception as error:
-        raise failure_of(what, error) from error
-
-
-def failure_of(what: str, error: Exception) -> UserError:
+def failure_of(what: str, error: BaseException) -> UserError:
     """Return the UserError for an exception in a function of the user, with the line that raised it."""
     # The innermost line that is neither of a library nor of gdpjax.
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if "site-packages" not in frame.filename and "/gdpjax/" not in frame.filename:
             place = f" ({frame.filename}, line {frame.lineno})"
-    text = " ".join(str(error).split())[:500]
+    text = " ".join(text_of(error).split())[:500]
     return UserError(f"{what} failed: {type(error).__name__}: {text}{place}")

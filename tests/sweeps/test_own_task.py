@@ -343,6 +343,27 @@ def test_what_a_training_would_refuse_is_refused_before_a_folder_is_made(message
     assert not any(tmp_path.iterdir())
 
 
+class Wordless(Exception):
+    """An exception that has no text."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [Wordless(), SystemExit(3)])
+def test_whatever_a_users_function_raises_is_told(error):
+    """An exception without a text, and a loader that ends the process, are the loader's failure."""
+
+    def fail(*arguments, **settings):
+        raise error
+
+    message = f"failed: {type(error).__name__}: "
+    with pytest.raises(UserError, match=f"load {message}"):
+        load_examples(dataclasses.replace(TASK, load=fail))
+    with pytest.raises(UserError, match=f"build and init {message}"):
+        check_task(with_model(init=fail), load_examples(TASK), NUMBERS)
+
+
 @pytest.mark.parametrize("name", ["step", "epoch", "steps_per_second", "privacy", "config", "seeded", "test_data"])
 def test_a_score_named_like_a_field_of_the_records_is_refused(name):
     """A score would take the place of the field, and a resumed run would call its own record damaged."""
