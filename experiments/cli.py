@@ -40,10 +40,10 @@ class Command(NamedTuple):
     help: str
 
 
-def _train(config: Any) -> None:
+def _train(config: Any) -> int:
     from experiments.train.command import run  # jax is imported late, so that --help is quick
 
-    run(config)
+    return run(config)
 
 
 def _demo(config: Any) -> None:
@@ -162,7 +162,8 @@ def parse(args: Sequence[str]) -> tuple[Command, Any]:
 def main(args: Sequence[str] | None = None) -> int:
     """Run a subcommand.
 
-    Exit codes: 0 done, 1 stopped by an overflowing batch or a trial failed, 2 user's mistake, 130 interrupted.
+    Exit codes: 0 done, 1 stopped by an overflowing batch, a model that is not finite or a trial that failed, 2 user's
+    mistake, 130 interrupted.
     """
     given = sys.argv[1:] if args is None else args
     command, config = parse([word for word in given if word != NO_CACHE])

@@ -52,7 +52,7 @@ def test_the_template_trains(project, tmp_path, capsys):
 
 
 def test_what_only_the_owner_may_know_is_on_the_standard_error(capsys, monkeypatch):
-    result = types.SimpleNamespace(private_warning="PRIVATE: all of them")
+    result = types.SimpleNamespace(private_warning="PRIVATE: all of them", error=None)
     monkeypatch.setattr("gdpjax.sweeps.train", lambda *arguments, **options: result)
     monkeypatch.setattr("gdpjax.sweeps.print_training", lambda console, result: None)
     assert main(["train", "train.toml", "--out", "run"]) == 0
@@ -73,6 +73,31 @@ def test_the_template_is_swept(project, tmp_path, capsys):
     assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out), "--resume"]) == 0
     assert sorted((out / "parts").iterdir()) == before
     assert main(["sweep-report", str(out)]) == 0
+
+
+@pytest.mark.parametrize("what", ["score", "parameters"])
+def test_a_model_that_is_not_finite_is_a_failure_and_is_kept(what, tmp_path, capsys, monkeypatch):
+    """The run ends with status 1, as a trial of a sweep would fail, and its files are there."""
+    name = f"not_finite_{what}"
+    scale = {"score": "jnp.nan", "parameters": "1.0"}[what]
+    rate = {"score": "0.1", "parameters": "1e38"}[what]
+    (tmp_path / f"{name}.py").write_text(
+        "import jax.numpy as jnp\nimport numpy as np\nfrom gdpjax.sweeps import Model\n"
+        "X = np.ones((16, 1), np.float32)\nload = lambda: (X, X)\n"
+        "def build(example):\n"
+        "    return Model(lambda key: jnp.zeros(1), lambda w, x: jnp.sum((w - x) ** 2),\n"
+        f"        lambda w, x: {{'size': {scale} * jnp.minimum(jnp.abs(w[0]), 1.0)}})\n"
+    )
+    (tmp_path / "train.toml").write_text(
+        f'data = "{name}:load"\nmodel = "{name}:build"\noptimizer = "sgd"\ndelta = 1e-3\n[hyperparameters]\n'
+        f"learning_rate = {rate}\nl2_clip_norm = 1e3\nnoise_multiplier = 2.0\nbatch_size = 8\nepochs = 1\n"
+    )
+    assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr()
+    expected = {"score": "the score size is nan", "parameters": "diverged: the trained parameters are not finite"}
+    assert expected[what] in said.err
+    assert "epsilon, certified" in said.out
+    assert (tmp_path / "run" / "result.json").is_file()
 
 
 @pytest.mark.parametrize("failing", ["noise_multiplier = [0.01, 2.0]", "noise_multiplier = 2.0"])
@@ -117,6 +142,7 @@ def test_a_folder_with_other_files_is_not_written_into(tmp_path, capsys):
 WRONG = {
     'data = "my_task:lood"': r"line 2: data: .*my_task.py has no function lood; did you mean 'load'\?",
     'data = "my_tusk:load"': r"line 2: there is no module my_tusk in ",
+    'model = "builtins:nope"': r"line 3: model: the module builtins has no function nope",
     'data = "my_task"': r'line 2: data must be "module:function", got \'my_task\'',
     'data = "my_task.py:load"': r'line 2: data names a module, not its file: write "my_task:load"',
     'optimizer = ["sgd", "adam"]': r"line 4: optimizer must be a text, got .*; only numbers can be searched",
@@ -138,6 +164,14 @@ def test_a_wrong_spec_is_refused_with_its_line(line, project, tmp_path, capsys):
     assert re.search(WRONG[line], said), said
     assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_module_that_ends_the_process_is_refused(tmp_path, capsys, project):
+    (tmp_path / "ending_module.py").write_text("raise SystemExit(3)\n")
+    text = (project / "train.toml").read_text().replace("my_task", "ending_module")
+    (tmp_path / "train.toml").write_text(text)
+    assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / "run")]) == 2
+    assert "importing ending_module failed: SystemExit: 3" in capsys.readouterr().err
 
 
 def test_an_error_in_the_users_module_names_its_line(tmp_path, capsys, project):

@@ -1,6 +1,7 @@
 """``train``: one private model."""
 
 import datetime
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -39,7 +40,12 @@ def spec_of(config: TrainConfig) -> dict[str, object]:
     return {"delta": delta, "hyperparameters": {**numbers, "seeds": seeds}}
 
 
-def run(config: TrainConfig) -> None:
-    """Train and report."""
+def run(config: TrainConfig) -> int:
+    """Train and report; 1 if the model or a score is not finite."""
     console = Console()
-    print_training(console, run_quietly(config, console, config.data.dataset))
+    result = run_quietly(config, console, config.data.dataset)
+    print_training(console, result)
+    if result.error is None:
+        return 0
+    print(f"error: {result.error}", file=sys.stderr)
+    return 1

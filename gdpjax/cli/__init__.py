@@ -3,7 +3,8 @@
 Every figure is printed with its *standing*: exact, upper bound, or asymptotic estimate. A central-limit figure never
 appears without the sentence that it is not a guarantee, because it may understate the truth. ``--json`` prints one
 object for machines; what would need a delta that was not given is null, and infinite values are the string "inf", since
-JSON has no number for them. Bad input ends with status 2 and one line on the standard error; a sweep that leaves out
+JSON has no number for them. Bad input ends with status 2 and one line on the standard error; a
+training whose parameters or scores are not finite, or a sweep that leaves out
 bad rows ends with status 1, so do an audit that refutes the certified bound, a training whose batch overflows and a
 sweep of trainings of which one failed; what is interrupted ends with 130, and what is printed into a closed
 pipe, in silence, with 141.

@@ -89,6 +89,9 @@ def _train(arguments: argparse.Namespace) -> int:
     # For the owner of the data alone, apart from what may be released.
     if result.private_warning is not None:
         print(f"gdpjax train: {result.private_warning}", file=sys.stderr)
+    if result.error is not None:
+        print(f"gdpjax train: error: {result.error}", file=sys.stderr)
+        return FAILED
     return 0
 
 

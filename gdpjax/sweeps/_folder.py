@@ -175,8 +175,13 @@ def described(folder: Path) -> Described:
 def spec_text(folder: Path) -> str:
     """Return the spec of a sweep as it was given."""
     for name in (SPEC, SPEC_OF_A_CALL):
-        if (folder / name).is_file():
-            return (folder / name).read_text(encoding="utf-8")
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is damaged ({error}); restore it") from error
     return ""
 
 

@@ -16,8 +16,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
+
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""The normal numbers of float32, which real hyperparameters are in compiled code."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +57,12 @@ class Hyperparameter:
                 expected = f"a whole number from {least} to {most}"
                 raise UserError(f"{self.name} must be {expected}, got {shown(value)}{_advice(value)}")
             return value
-        is_finite = _is_number(value) and math.isfinite(value)
+        is_finite = math.isfinite(_float_of(value))
+        if is_finite and (abs(value) > LARGEST or (self.positive and 0 < value < SMALLEST)):
+            # Compiled code would have infinity, or zero, in its place.
+            least = SMALLEST if self.positive else -LARGEST
+            domain = f"from {least:.2g} to {LARGEST:.2g}, as float32 holds it"
+            raise UserError(f"{self.name} must be {domain}, got {shown(value)}")
         if not is_finite or (self.positive and not value > 0):
             domain = "a finite number > 0" if self.positive else "a finite number"
             raise UserError(f"{self.name} must be {domain}, got {shown(value)}{_advice(value)}")
@@ -156,6 +166,14 @@ def defaults_of(function: Callable[..., Any], *, skip: int, what: str) -> dict[s
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _float_of(value: Any) -> float:
+    """Return a number as a float: infinity for a whole number of several hundred digits, NaN for what is no number."""
+    try:
+        return float(value) if _is_number(value) else math.nan
+    except OverflowError:
+        return math.inf
 
 
 def _declared_kind(annotation: Any) -> type | None:

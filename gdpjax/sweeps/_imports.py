@@ -76,7 +76,8 @@ class ImportedTask:
         if not callable(function):
             public_names = [known for known in vars(module) if not known.startswith("_")]
             hint = did_you_mean(attribute, public_names)
-            reader.fail((field,), f"{field}: {module.__file__} has no function {attribute}{hint}")
+            place = getattr(module, "__file__", None) or f"the module {module_name}"
+            reader.fail((field,), f"{field}: {place} has no function {attribute}{hint}")
         return function
 
 
@@ -108,12 +109,13 @@ def import_module(name: str, folders: list[Path]) -> Any:
             places = ", ".join(str(folder) for folder in folders)
             raise UserError(f"there is no module {name} in {places}") from error
         raise failure_of(f"importing {name}", error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure_of(f"importing {name}", error) from error
 
-    # Python keeps modules by name: one of another folder would be taken for this one.
+    # Python keeps modules by name: one of another folder would be taken for this one. Those of Python have no file.
     expected = (folders[0] / f"{name}.py").resolve()
-    loaded = Path(module.__file__).resolve() if module.__file__ else None
+    file = getattr(module, "__file__", None)
+    loaded = Path(file).resolve() if file else None
     if expected.is_file() and loaded != expected:
         raise UserError(f"{expected} has the name of another module, {loaded}; rename it")
     return module

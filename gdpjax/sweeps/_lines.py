@@ -3,7 +3,7 @@
 import re
 
 _SECTION = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
-_FIELD = re.compile(r"\s*([\w.\"'-]+)\s*=")
+_FIELD = re.compile(r"\s*([\w\"'-]+(?:\s*\.\s*[\w\"'-]+)*)\s*=")
 
 
 def lines_of(text: str) -> dict[tuple[str, ...], int]:
@@ -19,11 +19,16 @@ def lines_of(text: str) -> dict[tuple[str, ...], int]:
         field_match = _FIELD.match(line)
         if section_match:
             section = _path(section_match[1])
-            lines.setdefault(section, number)
+            _set(lines, section, number)
         elif field_match:
-            field = section + _path(field_match[1])
-            lines.setdefault(field, number)
+            _set(lines, section + _path(field_match[1]), number)
     return lines
+
+
+def _set(lines: dict[tuple[str, ...], int], field: tuple[str, ...], number: int) -> None:
+    """Keep the first line of a field, and of each table that its name opens."""
+    for length in range(1, len(field) + 1):
+        lines.setdefault(field[:length], number)
 
 
 def _path(name: str) -> tuple[str, ...]:

@@ -22,13 +22,14 @@ import jax.numpy as jnp
 
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._keys import Keys
-from gdpjax.sweeps._task import Examples, Task
+from gdpjax.sweeps._task import Examples, Task, shapes_of
 from gdpjax.training import Data, Plan, State, Training, private_training
 
 CALLS = 20
 """Calls of one program for a whole training, where it scans: often enough for a progress bar."""
 OF_THE_PLAN = ("l2_clip_norm", "noise_multiplier")
 """The real hyperparameters that go into the plan."""
+_A_STEP = "a private step"
 Numbers = Mapping[str, Any]
 """The real hyperparameters of trials side by side, by name, each ``float32[width]``."""
 
@@ -70,6 +71,33 @@ def blueprint_of(task: Task, examples: Examples, plan: Plan, settings: Mapping[s
     """Return the blueprint for trainings like the one with these settings."""
     real = (*OF_THE_PLAN, *task.traced(settings))
     return Blueprint(task, examples, plan, task.constants(settings), real)
+
+
+def trace_step(training: Training, params: Any, key: Any, data: Data) -> None:
+    """Trace the beginning and one private step of a training, without computing.
+
+    Raises:
+      UserError: loss, parameters or optimizer are refused, or fail.
+    """
+
+    def first_step(params: Any, key: Any, data: Data) -> tuple[State, Any]:
+        return training.step(training.init(params, key), data)
+
+    shapes_of(_A_STEP, first_step, params, key, data)
+
+
+def trace_step_of(blueprint: Blueprint) -> None:
+    """Trace one private step of any training of a blueprint, as `trace_step` does."""
+    numbers = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in blueprint.real}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    examples = blueprint.examples
+    arrays = [jax.ShapeDtypeStruct((examples.num_examples, *row.shape), row.dtype) for row in examples.example]
+    data = Data(tuple(arrays), jax.ShapeDtypeStruct((), jnp.int32))
+
+    def first_step(numbers: Numbers, key: Any, data: Data) -> None:
+        trace_step(blueprint.training(numbers), blueprint.model(numbers).init(key), key, data)
+
+    shapes_of(_A_STEP, first_step, numbers, key, data)
 
 
 @dataclasses.dataclass(frozen=True)

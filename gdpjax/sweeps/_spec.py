@@ -207,6 +207,8 @@ def parse_spec(path: Path, text: str, task_fields: TaskFields) -> Spec:
         raise UserError(f"{path} is not TOML: {error}") from error
     except RecursionError as error:
         raise UserError(f"{path} is nested too deeply for a spec") from error
+    except ValueError as error:
+        raise UserError(f"{path} holds a number that is too long: {error}") from error
     return Reader(Source(path, text, lines_of(text)), content, task_fields).spec()
 
 
@@ -214,9 +216,9 @@ def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
     """Return the sweep that a dictionary describes."""
     try:
         plain = msgspec.to_builtins(dict(content), enc_hook=_plain_number)
-    except (TypeError, NotImplementedError) as error:
+        text = json.dumps(plain, indent=2) + "\n"
+    except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
         raise UserError(f"a spec has texts, numbers, lists and tables: {error}") from error
-    text = json.dumps(plain, indent=2) + "\n"
     return Reader(Source(None, text, {}), plain, GivenTask(task)).spec()
 
 
@@ -288,9 +290,9 @@ class Reader:
         value = self.content.get(name, default)
         if value in known:
             return value
-        close = difflib.get_close_matches(str(value), known, 1)
+        close = difflib.get_close_matches(value, known, 1) if isinstance(value, str) else []
         hint = f"; did you mean {close[0]}?" if close else ""
-        self.fail((name,), f"{name} must be one of {', '.join(known)}, got {value!r}{hint}")
+        self.fail((name,), f"{name} must be one of {', '.join(known)}, got {shown(value)}{hint}")
 
     def _converted(self, field: Field, value: Any, kind: type) -> Any:
         """Return ``value`` as a ``kind``; where it does not fit, fail with the field that msgspec names."""
@@ -309,6 +311,8 @@ class Reader:
         for name in content:
             if name in known:
                 continue
+            if not isinstance(name, str):
+                self.fail(field, f"names in a spec must be texts, got {shown(name)}")
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
             if not field and (name in STANDARD or name in ("learning_rate", "seeds")):

@@ -26,10 +26,12 @@ from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._imports import ImportedTask
 from gdpjax.sweeps._keys import SEED_NOTICE
 from gdpjax.sweeps._layout import Layout, layout_of
+from gdpjax.sweeps._program import blueprint_of, trace_step_of
 from gdpjax.sweeps._spec import GivenTask, Spec, read_spec, spec_of_mapping
 from gdpjax.sweeps._summary import count
 from gdpjax.sweeps._task import Examples, Task, check_task, digest_of_programs, load_examples
 from gdpjax.sweeps._trials import Trial, identity, list_trials, plan_trials
+from gdpjax.sweeps._worker import shape_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -187,6 +189,8 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
         observer.on_start(len(trials), on_record)
         planned = plan_trials(spec, trials, examples.num_examples, observer.on_plans)
         refuse_equal_trials(spec, planned)
+        done = {row["trial"] for row in on_record}
+        check_each_step(spec, examples, [trial for trial in planned if trial.number not in done])
         backend = backend_for(spec.task, examples, observer)
         try:
             with folders.only_here(folder):
@@ -209,6 +213,24 @@ def check_each_program(spec: Spec, examples: Examples) -> tuple[str, ...]:
         except UserError as error:
             spec.fail(("model",), str(error))
     return names
+
+
+def check_each_step(spec: Spec, examples: Examples, trials: Sequence[Trial]) -> None:
+    """Trace one private step of each batch size and combination of whole hyperparameters; UserError if one is refused.
+
+    In a program it would be refused as well, but as the failure of its trials.
+    """
+    first_with: dict[Any, Trial] = {}
+    for trial in trials:
+        if trial.plan is not None:
+            # Without the number of steps.
+            first_with.setdefault(shape_of(spec.task, trial)[1:], trial)
+    for trial in first_with.values():
+        assert trial.plan is not None
+        try:
+            trace_step_of(blueprint_of(spec.task, examples, trial.plan, trial.settings))
+        except UserError as error:
+            spec.fail(("model",), str(error))
 
 
 def settings_of_programs(spec: Spec) -> list[Mapping[str, float]]:

@@ -36,7 +36,8 @@ import optax
 from gdpjax._core.arguments import check_array, check_callable, check_instance, check_number, check_text
 from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
-from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps import records
+from gdpjax.sweeps._errors import UserError, text_of
 from gdpjax.sweeps._hyperparameters import (
     LEARNING_RATE,
     NUM_STEPS,
@@ -257,7 +258,7 @@ def load_examples(task: Task, hold_out: float | None = None) -> Examples:
         loaded = task.load()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure_of("load", error) from error
     examples = loaded if isinstance(loaded, Examples) else _examples_of(loaded)
     lengths = [len(array) for array in examples.train]
@@ -266,6 +267,8 @@ def load_examples(task: Task, hold_out: float | None = None) -> Examples:
     _refuse_infinite("training", examples.train)
     _refuse_infinite("evaluation", examples.evaluation)
     if hold_out is None:
+        if any(array.ndim > 0 and len(array) == 0 for array in examples.evaluation):
+            raise UserError("load: the evaluation data have no rows, so that there is nothing to score on")
         return examples
     return examples.hold_out(hold_out)
 
@@ -339,6 +342,7 @@ def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str,
     """
     traced = _Traced(task, examples, settings)
     params = traced.shapes("build and init", traced.init, traced.key)
+    records.named_arrays(params)
     loss = traced.shapes("loss", traced.loss, params, examples.example)
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UserError(f"loss must return one real number, the loss of ONE example, got {shown(loss)}")
@@ -347,22 +351,58 @@ def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str,
     if not isinstance(scores, Mapping) or not scores:
         raise UserError(f'scores must return numbers by name, such as {{"accuracy": ...}}, got {shown(scores)}')
     for name, value in scores.items():
-        if getattr(value, "shape", None) != ():
-            raise UserError(f"scores must return numbers, got {shown(value)} for {name!r}")
+        if getattr(value, "shape", None) != () or not _is_real(value.dtype):
+            raise UserError(f"scores must return real numbers, got {shown(value)} for {name!r}")
         if not _can_name_score(task, name):
             raise UserError(
                 f"a score needs a name of its own (letters, digits, _) that means nothing else, got {name!r}"
             )
 
-    traced.shapes("optimizer", traced.update, params)
+    _check_optimizer(traced, params)
     return tuple(scores)
 
 
+def _is_real(dtype: Any) -> bool:
+    """Return whether numbers of this dtype are real numbers, counts or flags, rather than complex ones or keys."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
+
+
+def _check_optimizer(traced: "_Traced", params: Any) -> None:
+    """Refuse an optimizer whose updates do not fit the parameters, or whose state changes its shapes."""
+    before = traced.shapes("optimizer", traced.optimizer_state, params)
+    result = traced.shapes("optimizer", traced.update, params)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise UserError(f"the update of the optimizer must be a pair (updates, state), got {shown(result)}")
+    updates, after = result
+    if _layout_of(updates) != _layout_of(params):
+        raise UserError(
+            "the optimizer must return updates in the shapes of the parameters, got "
+            f"{shown(updates)} for {shown(params)}"
+        )
+    pairs = zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True)
+    if any(_is_complex(update) and not _is_complex(param) for update, param in pairs):
+        raise UserError("the optimizer must return updates that are real numbers, got complex ones")
+    if _layout_of(after) != _layout_of(before):
+        raise UserError(
+            f"the state of the optimizer must keep its shapes, got {shown(after)} after a step, {shown(before)} before"
+        )
+
+
+def _is_complex(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+
+
+def _layout_of(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """Return the structure of a tree, and the shapes of its arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [leaf.shape for leaf in leaves]
+
+
 def _can_name_score(task: Task, name: Any) -> bool:
-    """Return whether a name is a word that means nothing else in the results of a sweep."""
+    """Return whether a name is a word that means nothing else in the results of a sweep or the records of a run."""
     if not isinstance(name, str) or re.fullmatch(r"[A-Za-z]\w*", name) is None:
         return False
-    is_taken = name in task.hyperparameters or name in RESERVED
+    is_taken = name in task.hyperparameters or name in RESERVED or name in records.NOT_SCORES
     return not is_taken and not name.startswith(("epsilon_", "mu_"))
 
 
@@ -378,6 +418,16 @@ def digest_of_programs(task: Task, examples: Examples, each_settings: Iterable[S
         shapes = (traced.real, traced.key, examples.example, examples.evaluation_shapes)
         digest.update(program_digest(jax.jit(traced.everything), *shapes).encode())
     return digest.hexdigest()
+
+
+def shapes_of(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the shapes of the results of a function, or raise the UserError for what it raises; ``what`` names it."""
+    try:
+        return jax.eval_shape(function, *arguments)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failure_of(what, error) from error
 
 
 class _Traced:
@@ -419,17 +469,15 @@ class _Traced:
         optimizer = self.task.make_optimizer({**self.constants, **real}, num_steps=100)
         return optimizer.update(params, optimizer.init(params), params)
 
+    def optimizer_state(self, real: Settings, params: Any) -> Any:
+        return self.task.make_optimizer({**self.constants, **real}, num_steps=100).init(params)
+
     def shapes(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the shapes of the results of ``function``, or raise the UserError for what it raises."""
-        try:
-            return jax.eval_shape(function, self.real, *arguments)
-        except UserError:
-            raise
-        except Exception as error:
-            raise failure_of(what, error) from error
+        return shapes_of(what, function, self.real, *arguments)
 
 
-def failure_of(what: str, error: Exception) -> UserError:
+def failure_of(what: str, error: BaseException) -> UserError:
     """Return the UserError for an exception in a function of the user, with its notes and the line that raised it."""
     name = type(error).__name__
     place = _place_of(error)
@@ -438,7 +486,7 @@ def failure_of(what: str, error: Exception) -> UserError:
         return UserError(f"{what} failed: {name}: {error.msg}{where}")
 
     # JAX says which argument it was, but not that it is a hyperparameter.
-    message = str(error)
+    message = text_of(error)
     traced = sorted(set(re.findall(r"argument real\['(\w+)'\]", message)))
     if traced:
         are = "is an argument" if len(traced) == 1 else "are arguments"
@@ -465,7 +513,7 @@ def with_place(what: str, error: Exception) -> Exception:
     return failure_of(what, error)
 
 
-def _place_of(error: Exception) -> str:
+def _place_of(error: BaseException) -> str:
     """Return the innermost line of the user's own, with its file and function; nothing where there is none."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}"

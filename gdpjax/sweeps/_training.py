@@ -20,12 +20,12 @@ from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
 from gdpjax.sweeps._layout import check_score
 from gdpjax.sweeps._plans import epoch_end, plan_of
 from gdpjax.sweeps._privacy import Cost, cost_of
-from gdpjax.sweeps._program import blueprint_of
+from gdpjax.sweeps._program import blueprint_of, trace_step
 from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._sweep import as_spec, check_console, require_extra
 from gdpjax.sweeps._task import Examples, Task, check_task, load_examples, with_place
 from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
-from gdpjax.sweeps._worker import make_scores
+from gdpjax.sweeps._worker import make_scores, not_finite
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, resume_run, start_run
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ class TrainingResult:
     def params(self) -> Any:
         """The trained parameters."""
         return self.state.params
+
+    @property
+    def error(self) -> str | None:
+        """What of the model is not finite, in words, as in a row of a sweep; None where the training succeeded."""
+        return not_finite(self.params, self.scores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +269,7 @@ class _Recorder:
         self.params = blueprint.model(settings).init(init_key)
         self.training = blueprint.training(settings)
         self.data = self.training.place(*job.examples.train)
+        trace_step(self.training, self.params, init_key, self.data)
         self._scores = make_scores(blueprint)
         self.epochs = int(settings["epochs"])
         self.ends = [epoch_end(settings, num_examples, epoch) for epoch in range(1, self.epochs + 1)]

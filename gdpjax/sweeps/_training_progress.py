@@ -8,6 +8,7 @@ from rich.table import Column
 from rich.text import Text
 
 from gdpjax.sweeps._layout import label, shown_score
+from gdpjax.sweeps.records import NOT_SCORES
 from gdpjax.sweeps.rounding import interval, upper
 from gdpjax.training import Plan
 
@@ -20,9 +21,6 @@ class SpeedColumn(ProgressColumn):
         speed = task.finished_speed or task.speed
         text = f"{speed:.1f} steps/s" if speed else ""
         return Text(text, style="progress.data.speed")
-
-
-NOT_SCORES = ("step", "epoch", "steps_per_second")
 
 
 def scores_of(record: dict[str, Any]) -> str:

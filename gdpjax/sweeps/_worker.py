@@ -18,7 +18,7 @@ import numpy as np
 
 from gdpjax.ledger import Event, ledger_of
 from gdpjax.sampling import BatchOverflowError
-from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps._errors import UserError, text_of
 from gdpjax.sweeps._keys import Keys
 from gdpjax.sweeps._program import Blueprint, Program, arguments_of, blueprint_of, lane, make_program
 from gdpjax.sweeps._task import Examples, Task, failure_of, with_place
@@ -226,17 +226,27 @@ def outcome(compiled: _Compiled, trial: Trial, state: State) -> Outcome:
         check_status(state)
     except BatchOverflowError as error:
         return Outcome(trial, error=described(error))
-    if not is_finite(state.params):
-        return Outcome(trial, error="diverged: the trained parameters are not finite; take a smaller learning_rate")
     try:
         scores = compiled.scores(trial, state.params)
     except Exception as error:
         return Outcome(trial, error=described(failure_of("scores", error)))
-    # NaN would win or lose every comparison by accident.
+    reason = not_finite(state.params, scores)
+    if reason is not None:
+        return Outcome(trial, error=reason)
+    return Outcome(trial, scores)
+
+
+def not_finite(params: Any, scores: Mapping[str, float]) -> str | None:
+    """Return in words what of a trained model is not finite; None where everything is.
+
+    NaN would win or lose every comparison by accident.
+    """
+    if not is_finite(params):
+        return "diverged: the trained parameters are not finite; take a smaller learning_rate"
     for name, value in scores.items():
         if not math.isfinite(value):
-            return Outcome(trial, error=f"the score {name} is {value}")
-    return Outcome(trial, scores)
+            return f"the score {name} is {value}"
+    return None
 
 
 def is_finite(params: Any) -> bool:
@@ -288,7 +298,7 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
 
 def described(error: Exception) -> str:
     """Return one line for an error."""
-    text = " ".join(str(error).split())[:500]
+    text = " ".join(text_of(error).split())[:500]
     if isinstance(error, UserError):
         return text
     return f"{type(error).__name__}: {text}"

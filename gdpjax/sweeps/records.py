@@ -68,10 +68,15 @@ class Privacy(msgspec.Struct):
 
 
 class ResultFile(msgspec.Struct):
-    """The fields of ``result.json`` that are read."""
+    """The fields of ``result.json`` beside the scores; two of them are read."""
 
     privacy: Privacy
     config: dict[str, Any]
+    test_data: Any = None
+    seeded: Any = None
+    hyperparameters: Any = None
+    fingerprint: Any = None
+    notice: Any = None
 
 
 class Diagnostics(msgspec.Struct):
@@ -84,6 +89,8 @@ class Diagnostics(msgspec.Struct):
 
 DETAILS: dict[str, type] = {METRICS: Metrics, DIAGNOSTICS: Diagnostics}
 """The type of the lines of each log, after the notice."""
+NOT_SCORES = frozenset((*Metrics.__struct_fields__, *ResultFile.__struct_fields__))
+"""The fields that stand beside the scores in ``metrics.jsonl`` and ``result.json``, which a score may not replace."""
 
 
 def fingerprint() -> dict[str, Any]:
@@ -190,12 +197,24 @@ def rewind(folder: Path, name: str, step: int) -> list[dict[str, Any]]:
     return kept
 
 
-def save_model(folder: Path, params: Any) -> None:
-    """Write the trained parameters, by path: they are covered by epsilon and may be released."""
+def named_arrays(params: Any) -> dict[str, Any]:
+    """Return the arrays of a tree by path; UserError where two paths read alike, of which a file would hold one.
+
+    >>> named_arrays({"dense": {"bias": 1.0, "kernel": 2.0}})
+    {'dense/bias': 1.0, 'dense/kernel': 2.0}
+    """
     arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        arrays[name] = np.asarray(leaf)
+        if name in arrays:
+            raise UserError(f"two arrays of the parameters are called {name} in {MODEL}; rename one of them")
+        arrays[name] = leaf
+    return arrays
+
+
+def save_model(folder: Path, params: Any) -> None:
+    """Write the trained parameters, by path: they are covered by epsilon and may be released."""
+    arrays = {name: np.asarray(leaf) for name, leaf in named_arrays(params).items()}
     temporary = folder / f"partial-{MODEL}"
     np.savez(temporary, allow_pickle=False, **arrays)
     temporary.replace(folder / MODEL)

@@ -1,5 +1,7 @@
 """Flags, defaults, and mistakes: one line, exit code 2, nothing started."""
 
+import types
+
 import pytest
 
 from experiments import cli
@@ -117,3 +119,13 @@ def test_compiled_programs_are_kept_unless_told_otherwise(train_that_fails, monk
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     assert "--no-compilation-cache" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_model_that_is_not_finite_ends_with_status_1(monkeypatch, capsys):
+    from experiments.train import command
+
+    result = types.SimpleNamespace(error="the score test_accuracy is nan")
+    monkeypatch.setattr(command, "run_quietly", lambda *arguments: result)
+    monkeypatch.setattr(command, "print_training", lambda *arguments: None)
+    assert cli.main(["train", "--no-compilation-cache"]) == 1
+    assert "the score test_accuracy is nan" in capsys.readouterr().err

@@ -256,6 +256,12 @@ MISTAKES = {
     "unknown field momentun: did you mean momentum?": {"hyperparameters": NUMBERS | {"momentun": 0.1}},
     "width must be a whole number": {"hyperparameters": NUMBERS | {"width": 1.5}},
     "penalty must be a finite number, got nan": {"hyperparameters": NUMBERS | {"penalty": float("nan")}},
+    "momentum must be from -3.4e+38 to 3.4e+38": {
+        "hyperparameters": NUMBERS | {"momentum": {"min": -1e308, "max": 1e308, "count": 3}}
+    },
+    "learning_rate must be a finite number > 0": {"hyperparameters": NUMBERS | {"learning_rate": 10**400}},
+    "a spec has texts, numbers, lists and tables": {"hyperparameters": NUMBERS | {"learning_rate": 10**5000}},
+    "names in a spec must be texts, got 7": {7: 1},
     "score must be one of rmse, size, got 'accuracy'": {"score": "accuracy"},
     "logarithmic, so its min must be above 0": {
         "hyperparameters": NUMBERS | {"penalty": {"min": 0.0, "max": 1.0, "count": 3, "log": True}}
@@ -282,10 +288,15 @@ def with_model(**changes):
 
 WRONG_MODELS = {
     "scores must return numbers by name": dict(scores=lambda params, x, y: jnp.mean(y)),
-    "scores must return numbers, got": dict(scores=lambda params, x, y: {"errors": y}),
+    "scores must return real numbers, got an array of float32[16]": dict(scores=lambda params, x, y: {"errors": y}),
     "a score needs a name of its own": dict(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
     "loss must return one real number": dict(loss=lambda params, x, y: params @ x),
     "loss failed: ZeroDivisionError": dict(loss=lambda params, x, y: 1 / 0),
+    "two arrays of the parameters are called a/b/w": dict(
+        init=lambda key: {"a": {"b": {"w": jnp.zeros(3)}}, "a/b": {"w": jnp.ones(3)}},
+        loss=lambda params, x, y: x @ (params["a"]["b"]["w"] + params["a/b"]["w"]),
+        scores=lambda params, x, y: {"mean": jnp.mean(y)},
+    ),
 }
 
 
@@ -297,6 +308,76 @@ def test_wrong_models_are_refused_with_the_function(message, tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+def stepping_with(update, state=()):
+    """The task with an optimizer of such an update."""
+    return dataclasses.replace(
+        TASK, optimizer=lambda learning_rate: optax.GradientTransformation(lambda _: state, update)
+    )
+
+
+REFUSED = {
+    "the update of the optimizer must be a pair": stepping_with(lambda updates, state, params: None),
+    "updates in the shapes of the parameters": stepping_with(lambda updates, state, params: ({"a": updates}, state)),
+    "updates in the shapes of the parameters, ": stepping_with(lambda updates, state, params: (updates.sum(), state)),
+    "state of the optimizer must keep its shapes": stepping_with(
+        lambda updates, state, params: (updates, jnp.concatenate([state, state])), np.zeros(1)
+    ),
+    "updates that are real numbers": stepping_with(lambda updates, state, params: (updates * 1j, state)),
+    "scores must return real numbers, got an array of complex64[]": with_model(
+        scores=lambda params, x, y: {"mean": jnp.mean(y) * 1j}
+    ),
+    "scores must return real numbers": with_model(scores=lambda params, x, y: {"key": jax.random.key(0)}),
+    "side effects (debug_print)": with_model(
+        loss=lambda params, x, y: (jax.debug.print("x"), jnp.sum(params @ x) - y)[1]
+    ),
+    "closes over an array": with_model(loss=lambda params, x, y: jnp.sum(own_task.load()[0][0] @ params.T) - y),
+    "lax.while_loop": with_model(
+        loss=lambda params, x, y: jax.lax.while_loop(lambda c: c < 9, lambda c: 2 * c + 1, jnp.sum(params @ x))
+    ),
+    "a scalar for ONE example, got shape float": with_model(loss=lambda params, x, y: 3.0),
+    "no trainable floating-point leaf": with_model(init=lambda key: jnp.zeros((1, 3), int)),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_a_training_would_refuse_is_refused_before_a_folder_is_made(message, tmp_path):
+    """Updates, scores and losses that only fail while a step is made are found by tracing one, before anything runs."""
+    with pytest.raises(UserError, match=re.escape(message.strip(", "))):
+        sweeps.train(REFUSED[message], SPEC, tmp_path / "run")
+    with pytest.raises(UserError, match=re.escape(message.strip(", "))):
+        sweeps.run_sweep(REFUSED[message], SPEC, tmp_path / "sweep")
+    assert not any(tmp_path.iterdir())
+
+
+class Wordless(Exception):
+    """An exception that has no text."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [Wordless(), SystemExit(3)])
+def test_whatever_a_users_function_raises_is_told(error):
+    """An exception without a text, and a loader that ends the process, are the loader's failure."""
+
+    def fail(*arguments, **settings):
+        raise error
+
+    message = f"failed: {type(error).__name__}: "
+    with pytest.raises(UserError, match=f"load {message}"):
+        load_examples(dataclasses.replace(TASK, load=fail))
+    with pytest.raises(UserError, match=f"build and init {message}"):
+        check_task(with_model(init=fail), load_examples(TASK), NUMBERS)
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "steps_per_second", "privacy", "config", "seeded", "test_data"])
+def test_a_score_named_like_a_field_of_the_records_is_refused(name):
+    """A score would take the place of the field, and a resumed run would call its own record damaged."""
+    task = with_model(scores=lambda params, x, y: {name: jnp.mean(y)})
+    with pytest.raises(UserError, match="a score needs a name of its own"):
+        check_task(task, load_examples(task), NUMBERS)
+
+
 def test_wrong_loaders_are_refused():
     """Data that is no pair of equally long numeric arrays is refused."""
     x = np.zeros((4, 2), np.float32)
@@ -304,6 +385,7 @@ def test_wrong_loaders_are_refused():
         ((x, x, x, x), "load must return a pair"),
         (((x, x[:2]), x), "one row per example"),
         ((np.array(["a"]), x), "every array of the train data"),
+        ((x, x[:0]), "the evaluation data have no rows"),
     ):
         task = dataclasses.replace(TASK, load=lambda loaded=loaded: loaded)
         with pytest.raises(UserError, match=message):

@@ -43,6 +43,13 @@ def test_damaged_documents_are_named(tmp_path, kind):
         records.read_json(path, kind)
 
 
+@pytest.mark.parametrize("name", [_folder.SPEC, _folder.SPEC_OF_A_CALL])
+def test_a_damaged_spec_in_the_folder_of_a_sweep_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=rf"{name} is damaged \(.*\); restore it"):
+        _folder.spec_text(tmp_path)
+
+
 EPOCH = {"step": 4, "epoch": 1, "test_accuracy": 0.5, "epsilon_upper": "inf", "unread": [1]}
 
 

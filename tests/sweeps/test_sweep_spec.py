@@ -50,6 +50,13 @@ BAD = {
     "half a range": (TABLE + "epsilon = { min = 1 }\n", "line 3: a range of epsilon is {"),
     "nan": (TABLE + "learning_rate = [0.1, nan]\n", "line 3: learning_rate must be a finite number > 0, got nan"),
     "infinite": (TABLE + "learning_rate = inf\n", "line 3: learning_rate must be a finite number > 0, got inf"),
+    "more than float32 holds": (
+        TABLE + "learning_rate = { min = 0.1, max = 1e39, count = 3 }\n",
+        "line 3: learning_rate must be from 1.2e-38 to 3.4e+38, as float32 holds it, got 1e+39",
+    ),
+    "nothing in float32": (TABLE + "l2_clip_norm = 1e-46\n", "line 3: l2_clip_norm must be from 1.2e-38 to"),
+    "400 digits": (TABLE + f"learning_rate = {'1' * 400}\n", "line 3: learning_rate must be a finite number > 0"),
+    "5000 digits": (TABLE + f"epochs = {'1' * 5000}\n", "sweep.toml holds a number that is too long: "),
     "negative": (TABLE + "noise_multiplier = -1\n", "line 3: noise_multiplier must be a finite number > 0, got -1"),
     "a word": (TABLE + 'l2_clip_norm = "one"\n', "line 3: l2_clip_norm must be a finite number > 0, got 'one'"),
     "half an epoch": (TABLE + "epochs = 1.5\n", "line 3: epochs must be a whole number from 1"),
@@ -88,6 +95,16 @@ def test_mistakes_name_the_line(case):
     text, message = BAD[case]
     with pytest.raises(UserError, match=re.escape(message)):
         list_trials(spec_of(text))
+
+
+def test_fields_with_dots_have_lines():
+    """A hyperparameter may be written as one field, or each end of its range as one."""
+    text = HEAD + "hyperparameters . epochs = 0\n"
+    with pytest.raises(UserError, match="line 2: epochs must be a whole number"):
+        spec_of(text)
+    text = HEAD + "[hyperparameters]\nlearning_rate.min = 2.0\nlearning_rate.max = 1.0\n"
+    with pytest.raises(UserError, match="line 3: the range of learning_rate is empty"):
+        spec_of(text)
 
 
 def test_sizes_are_checked_before_anything_is_made(monkeypatch):

@@ -118,6 +118,14 @@ def test_result_is_what_the_ledger_says(whole):
     assert "data_sha256" not in json.dumps(described) + json.dumps(written)
 
 
+def test_no_score_may_be_called_like_a_field_of_the_records(whole):
+    result, _ = whole
+    written = json.loads((result.out / records.RESULT).read_text())
+    for record in (written, *result.history):
+        others = {name for name in record.keys() - result.scores.keys() if not name.startswith(("mu_", "epsilon_"))}
+        assert others <= records.NOT_SCORES
+
+
 def test_private_diagnostics_are_apart_and_marked(whole):
     result, _ = whole
     notice, *rows = lines(result.out, records.DIAGNOSTICS)
