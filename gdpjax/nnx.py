@@ -241,8 +241,9 @@ class _ModuleClippedGrad(ClippedGrad):
         has_streams = bool(jax.tree.leaves(parts.streams))
         if has_streams and key is None:
             raise ValueError(
-                "the module has random streams (dropout): call grad_fn(model, ..., key=key) with a fresh, secret PRNG "
-                "key at each step, from which each example gets its own"
+                "the module has random streams (nnx.Rngs, for dropout; cells such as nnx.GRUCell hold one, too, if "
+                "they draw from it or not): call grad_fn(model, ..., key=key) with a fresh, secret PRNG key at each "
+                "step, from which each example gets its own"
             )
         if key is not None and not has_streams:
             raise ValueError("key is for the random streams of a module (nnx.Rngs, dropout), and this one has none")

@@ -264,10 +264,12 @@ class Plan:
             raise ValueError('sampling="cyclic_poisson" says how examples take part: leave participation out')
         if self.num_groups > self.max_examples:
             raise ValueError(f"num_groups must be at most max_examples={self.max_examples}, got {self.num_groups}")
-        if not isinstance(self.correlation, BandedToeplitz) or self.correlation.num_bands > self.num_groups:
+        given = self.correlation
+        if not isinstance(given, BandedToeplitz) or given.num_bands > self.num_groups:
+            got = f"one of {given.num_bands}" if isinstance(given, BandedToeplitz) else shown(given)
             raise ValueError(
                 f"with num_groups={self.num_groups} the strategy must be a gdpjax.correlated.BandedToeplitz of at most "
-                f"that many bands, got {shown(self.correlation)}"
+                f"that many bands, got {got}"
             )
         if self.expected_batch_size > self._longest_group:
             raise ValueError(

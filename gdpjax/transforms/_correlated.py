@@ -136,9 +136,10 @@ def _cyclic(correlation: AbstractNoiseStrategy, participation: Any, num_steps: i
         raise ValueError(f'sampling="cyclic_poisson" takes scheme={{"num_groups": ...}}, got {shown(scheme)}')
     num_groups = check_count("num_groups", num_groups)
     if not isinstance(correlation, BandedToeplitz) or correlation.num_bands > num_groups:
+        got = f"one of {correlation.num_bands}" if isinstance(correlation, BandedToeplitz) else shown(correlation)
         raise ValueError(
             "cyclic Poisson sampling needs columns that do not overlap num_groups steps apart: give a BandedToeplitz "
-            f"of at most {num_groups} bands, got {shown(correlation)}"
+            f"of at most {num_groups} bands, got {got}"
         )
     _refuse_unstable(correlation, num_steps)
     return Correlation(

@@ -184,6 +184,7 @@ def test_the_loop_records_the_plan_and_its_batches_keep_the_promise(scheme):
         ({"participation": "often"}, "participation must be"),
         ({"sampling": "poisson"}, "correlated noise goes with"),
         ({"sampling": "cyclic_poisson"}, "BandedToeplitz of at most"),
+        ({**SCHEMES["cyclic"], "participation": None, "num_groups": 2}, "at most that many bands, got one of 3"),
         ({"correlation": "bisr"}, "correlation must be"),
         ({"correlation": None, "participation": correlated.MinSep(3, 1)}, "belongs to correlated noise"),
         ({"group_size": 2}, "group_size"),

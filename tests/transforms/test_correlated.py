@@ -264,9 +264,12 @@ def test_what_does_not_go_together_is_refused(changes, message):
         make(STRATEGIES["banded"], **changes)
 
 
-@pytest.mark.parametrize("strategy", [correlated.BandedToeplitz([1.0, 0.5, 0.2, 0.1]), correlated.bisr(2)])
-def test_noise_that_reaches_over_a_cycle_is_refused(strategy):
-    with pytest.raises(ValueError, match="do not overlap"):
+@pytest.mark.parametrize(
+    ("strategy", "got"),
+    [(correlated.BandedToeplitz([1.0, 0.5, 0.2, 0.1]), "one of 4"), (correlated.bisr(2), "an object of")],
+)
+def test_noise_that_reaches_over_a_cycle_is_refused(strategy, got):
+    with pytest.raises(ValueError, match=f"do not overlap.*got {got}"):
         make(
             strategy,
             participation=None,
