@@ -274,6 +274,7 @@ STANDARD = {
     "collections",
     "concurrent",
     "contextlib",
+    "copy",
     "csv",
     "dataclasses",
     "decimal",
