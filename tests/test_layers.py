@@ -318,4 +318,5 @@ STANDARD = {
     "typing",
     "warnings",
     "weakref",
+    "zipfile",
 }
