@@ -317,4 +317,5 @@ STANDARD = {
     "typing",
     "warnings",
     "weakref",
+    "zipfile",
 }

@@ -7,6 +7,7 @@ cover them: ``private_diagnostics.NOT_FOR_RELEASE.jsonl``, and the checkpoints, 
 import importlib.metadata
 import json
 import math
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -212,7 +213,10 @@ def named_arrays(params: Any) -> dict[str, Any]:
 
 def save_model(folder: Path, params: Any) -> None:
     """Write the trained parameters, by path: they are covered by epsilon and may be released."""
-    arrays = {name: np.asarray(leaf) for name, leaf in named_arrays(params).items()}
     temporary = folder / f"partial-{MODEL}"
-    np.savez(temporary, allow_pickle=False, **arrays)
+    # As numpy.savez does, for which no array may be called file.
+    with zipfile.ZipFile(temporary, "w") as archive:
+        for name, leaf in named_arrays(params).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(leaf), allow_pickle=False)
     temporary.replace(folder / MODEL)

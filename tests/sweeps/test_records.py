@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.errors import UserError
@@ -48,6 +49,15 @@ def test_a_damaged_spec_in_the_folder_of_a_sweep_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=rf"{name} is damaged \(.*\); restore it"):
         _folder.spec_text(tmp_path)
+
+
+def test_parameters_may_be_called_like_arguments_of_savez(tmp_path):
+    """A parameter called file is an array of the model as any other."""
+    params = {"file": np.ones(2), "allow_pickle": {"w": np.zeros(3)}}
+    records.save_model(tmp_path, params)
+    with np.load(tmp_path / records.MODEL) as model:
+        np.testing.assert_array_equal(model["file"], params["file"])
+        np.testing.assert_array_equal(model["allow_pickle/w"], params["allow_pickle"]["w"])
 
 
 EPOCH = {"step": 4, "epoch": 1, "test_accuracy": 0.5, "epsilon_upper": "inf", "unread": [1]}
