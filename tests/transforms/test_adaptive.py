@@ -62,7 +62,8 @@ WAYS = {"rows": by_rows, "sum": by_sum}
 
 def one_step(rows, state, way="rows", relation=RELATIONS[0]):
     """Return the release and the next state: compiled once for each way, relation and number of rows."""
-    return compiled_step(rows, state, way, relation)
+    # JAX may read the rows where they are, and the caller may change them afterwards.
+    return jax.block_until_ready(compiled_step(rows, state, way, relation))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
