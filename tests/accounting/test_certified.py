@@ -1,19 +1,11 @@
-"""The public certified functions: both forms of call, ledgers, overflow, and when the CLT may be trusted."""
+"""The public certified functions: both forms of call, ledgers and overflow."""
 
 import jax
 import numpy as np
 import pytest
 
-from gdpjax import Bounds, Event, Ledger, NeighboringRelation, accounting
-from gdpjax.accounting import (
-    _reliability,
-    clt_epsilon,
-    clt_is_reliable,
-    delta_bounds,
-    epsilon_bounds,
-    mu_bounds,
-    tradeoff_bounds,
-)
+from gdpjax import Event, Ledger, NeighboringRelation, accounting
+from gdpjax.accounting import delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
 
 RUN = (1.3, 256 / 60_000, 3516)
 
@@ -74,28 +66,6 @@ def test_overflow_in_mu():
     assert mu_bounds(ledger(2e-8), failure=1e-8).upper == np.inf
 
 
-def test_clt_is_reliable_only_where_it_is():
-    noise, prob, steps = np.array([1.3, 0.6, 1.0]), np.array([256 / 60_000] * 2 + [0.05]), np.array([3516, 100, 20_000])
-    bounds, estimate = epsilon_bounds(noise, prob, steps, 1e-5), clt_epsilon(noise, prob, steps, 1e-5)
-    expected = (np.abs(estimate / bounds.lower - 1) <= 0.05) & (np.abs(estimate / bounds.upper - 1) <= 0.05)
-    assert clt_is_reliable(noise, prob, steps, 1e-5).tolist() == expected.tolist()
-    assert expected.any()
-    assert not expected.all()
-
-
-@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_clt_is_reliable_in_compiled_code(monkeypatch, exact):
-    """With a bracket that is compiled in no time, and with the accountant's own."""
-    if not exact:
-
-        def close(*run):
-            return Bounds(0.99 * clt_epsilon(*run), 1.01 * clt_epsilon(*run))
-
-        monkeypatch.setattr(_reliability, "epsilon_bounds", close)
-    assert bool(jax.jit(clt_is_reliable)(*RUN, 1e-5))
-    assert not bool(jax.jit(clt_is_reliable)(-1.0, 0.1, 100, 1e-5))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -119,11 +89,6 @@ def test_clt_is_reliable_in_compiled_code(monkeypatch, exact):
 def test_bad_calls(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_estimate_takes_ledgers():
-    estimate = accounting.epsilon_estimate(ledger(), delta=1e-5)
-    assert abs(float(estimate) / 0.8645 - 1) < 3e-3
 
 
 def test_a_plan_or_a_state_in_the_place_of_a_run_is_told_where_to_ask():
