@@ -6,6 +6,7 @@ import pytest
 
 from gdpjax import Event, Ledger, NeighboringRelation, accounting
 from gdpjax.accounting import delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
+from gdpjax.ledger import init_ledger, ledger_from_state, record_step
 
 RUN = (1.3, 256 / 60_000, 3516)
 
@@ -36,6 +37,25 @@ def test_different_phases_lie_between_their_extremes():
 
 def test_an_empty_ledger_costs_nothing():
     assert epsilon_bounds(Ledger(), delta=1e-5) == (0.0, 0.0)
+
+
+def test_a_compiled_loop_reads_the_ledger_of_its_schedule():
+    noise_multipliers = np.repeat(np.float32([1.25, 2.5]), [100, 50])
+
+    def ask(state):
+        return np.float32(epsilon_bounds(ledger_from_state(state), delta=1e-5))
+
+    @jax.jit
+    def train(noise_multipliers):
+        def step(state, noise_multiplier):
+            return record_step(state, noise_multiplier, 2.0**-6, 0.0), None
+
+        state = init_ledger(4, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE)
+        state, _ = jax.lax.scan(step, state, noise_multipliers)
+        return jax.pure_callback(ask, jax.ShapeDtypeStruct((2,), np.float32), state)
+
+    expected = epsilon_bounds(Ledger([Event(1.25, 2.0**-6, 100), Event(2.5, 2.0**-6, 50)]), delta=1e-5)
+    np.testing.assert_allclose(train(noise_multipliers), expected, rtol=1e-6)
 
 
 def test_overflow_is_paid_and_the_bracket_contains_both_extremes():

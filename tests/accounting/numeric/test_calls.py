@@ -6,7 +6,7 @@ import pytest
 
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.precision import batched
-from gdpjax.accounting import delta_bounds, epsilon_bounds
+from gdpjax.accounting import calibrate_num_steps, delta_bounds, epsilon_bounds
 from gdpjax.accounting._numeric import of_phases
 
 FUNCTIONS = [epsilon_bounds, delta_bounds]
@@ -56,6 +56,21 @@ def test_jitted_vmap_without_x64_is_rounded_outward():
     assert np.isnan(traced.lower[2])
     assert np.isnan(traced.upper[2])
     assert not jax.config.jax_enable_x64
+
+
+def test_a_traced_count_of_steps_is_exact():
+    num_steps = 2**24 + 3  # no float32
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda n: delta_bounds(50.0, 1e-4, n, 0.1))(np.int32(num_steps))
+    np.testing.assert_array_equal(np.asarray(traced), delta_bounds(50.0, 1e-4, num_steps, 0.1))
+
+
+def test_a_compiled_loop_stops_at_its_budget():
+    def may_go_on(num_steps):
+        return epsilon_bounds(1.0, 0.01, num_steps + 100, 1e-5).upper <= 1.0
+
+    made = jax.jit(lambda: jax.lax.while_loop(may_go_on, lambda num_steps: num_steps + 100, 0))()
+    assert made == 100 * (calibrate_num_steps(epsilon=1.0, delta=1e-5, noise_multiplier=1.0, sampling_prob=0.01) // 100)
 
 
 @pytest.mark.parametrize(
