@@ -558,8 +558,8 @@ TRAPS = {
     ),
     55: Trap(
         "An estimate that nothing confirms is printed as a number.",
-        ("tests/accounting/numeric/test_tightness.py::test_an_estimate_is_confirmed_by_a_bracket_or_infinite",),
-        "the estimate returned without a look at its bracket (0.1 where 5e5 is true)",
+        ("tests/accounting/numeric/test_honesty.py::test_hard_places_hold_the_truth",),
+        "the guess of the search taken for both ends of the bracket (0.1 where more than 5e5 is true)",
     ),
     56: Trap(
         "A number is rounded below what was certified where it is printed.",
