@@ -451,7 +451,8 @@ def privatize(
         updates that are no sum of this clip, or were changed since, or (with batches) made without is_padding or of
         another number of rows than a drawn batch has, params=None, a leaf whose shape is not its
         parameter's, masked leaves, a key shared under vmap or that is a constant of a loop (`jax.lax.map`, scan) or of
-        a shard_map over hyperparameters, a pair of sampling and relation without a bound.
+        a shard_map over hyperparameters, a pair of sampling and relation without a bound; ``init`` after ``update`` in
+        one compiled program; an extra argument of ``update`` that is not named ``public_...`` (see `public_values`).
 
     Reference: Abadi et al., arXiv:1607.00133, algorithm 1; Bu et al., arXiv:1911.11607, section 2.
 
