@@ -442,6 +442,7 @@ def _transform_cases() -> dict[str, Case]:
             learning_rate=0.2,
             l2_clip_norm_range=(1e-3, 1e3),
         ),
+        "public_values": case(gdpjax.public_values, optax.sgd(0.1)),
     }
 
 

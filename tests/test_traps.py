@@ -458,14 +458,14 @@ TRAPS = {
     ),
     42: Trap(
         "Wrappers that roll state back repeat noise and forget steps.",
-        ("tests/transforms/test_privatize.py::test_wrappers_that_skip_or_repeat_steps_have_no_ledger",),
+        ("tests/transforms/test_wrappers.py::test_a_ledger_is_read_only_in_wrappers_that_keep_what_is_inside",),
         "a ledger read through such wrappers",
     ),
     43: Trap(
         "A general accumulation wrapper around the private transform halves the update, or fails.",
         (
             "tests/transforms/test_accumulate.py::test_optax_multisteps_is_refused_with_advice",
-            "tests/transforms/test_privatize.py::test_wrappers_that_skip_or_repeat_steps_have_no_ledger",
+            "tests/transforms/test_wrappers.py::test_a_ledger_is_read_only_in_wrappers_that_keep_what_is_inside",
         ),
         "a ledger read through such wrappers",
     ),
@@ -761,6 +761,24 @@ TRAPS = {
         "A run goes on from the state of another one, and takes its steps again with the same noise.",
         ("tests/training/test_run_folder.py::test_a_state_that_is_put_back_is_charged_and_gets_new_keys",),
         "the keys of a state are not compared with those of the run: it fails",
+    ),
+    81: Trap(
+        "A wrapper begins the state of the private transform again, which repeats its noise and forgets its steps.",
+        (
+            "tests/transforms/test_wrappers.py::test_a_ledger_is_read_only_in_wrappers_that_keep_what_is_inside",
+            "tests/transforms/test_wrappers.py::test_a_wrapper_of_ones_own_that_begins_the_state_again_is_refused",
+            "tests/transforms/test_wrappers.py::test_lookahead_that_resets_is_refused_when_it_is_compiled",
+        ),
+        "optax.lookahead on the list of wrappers that keep it, and no guard in init, as in version 0.2.0: all fail",
+    ),
+    82: Trap(
+        "A transformation after the noise is given a private loss or gradient (a plateau, a line search).",
+        (
+            "tests/transforms/test_public_values.py::test_what_comes_after_the_noise_is_given_no_private_value",
+            "tests/transforms/test_public_values.py::test_no_name_but_a_public_one_is_let_through",
+            "tests/transforms/test_public_values.py::test_wrappers_hand_private_values_on_and_so_they_are_refused",
+        ),
+        "extra arguments are deleted, as in version 0.2.0: all fail",
     ),
 }
 

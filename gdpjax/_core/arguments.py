@@ -164,6 +164,12 @@ def check_callable(name: str, value: Any, what: str = "a function") -> Any:
     return value
 
 
+def check_transformation(name: str, value: Any, example: str) -> None:
+    """Raise ValueError unless ``value`` has the two functions of an optax transformation."""
+    if not callable(getattr(value, "init", None)) or not callable(getattr(value, "update", None)):
+        raise ValueError(f"{name} must be an optax transformation such as {example}, got {shown(value)}")
+
+
 def check_instance(name: str, value: Any, types: Any, hint: str = "") -> Any:
     """Return ``value`` if it is of one of the classes ``types``; ``hint`` tells where to get one."""
     if isinstance(value, types):

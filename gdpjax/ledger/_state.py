@@ -27,6 +27,7 @@ from gdpjax._core.arguments import (
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
 from gdpjax._core.run_length import next_row
 from gdpjax._core.shown import shown
+from gdpjax._core.trees import nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.ledger._events import (
     ALLOCATION,
@@ -348,23 +349,21 @@ def _cyclic_event(state: LedgerState, kind: _Kind) -> list[CyclicPoissonEvent]:
 
 
 _CALLING_ONCE = {
-    "InjectHyperparamsState",
     "InjectStatefulHyperparamsState",
-    "LookaheadState",
     "MaskedState",
     "PartitionState",
     "ScheduleFreeState",
 }
 """States of the optax wrappers that give what they wrap every sum once, unchanged, and use nothing but its answer.
 
-Others do not: MultiSteps, apply_if_finite and conditionally_transform skip steps or roll them back; sam and mechanize
-use the sum itself.
+Others do not: MultiSteps, apply_if_finite and conditionally_transform skip steps or roll them back; lookahead may begin
+the state again, which its own state does not show; sam and mechanize use the sum itself.
 """
 
 
 def _wrapper_around(tree: PyTree) -> str | None:
     """Return the name of the first optax wrapper around the ledger's transform that may not call it once per step."""
-    if isinstance(tree, LedgerState) or not _ledgers(tree):
+    if isinstance(tree, LedgerState) or not nodes_of(tree, LedgerState):
         return None
     name = type(tree).__name__
     if _is_optax_state(tree) and name not in _CALLING_ONCE:
@@ -383,13 +382,11 @@ def _stateful_before(tree: PyTree) -> str | None:
     children = _children(tree)
 
     # The state of a chain is a tuple of the states of its transforms.
-    if type(tree) is tuple:
-        position = 0
-        for index, child in enumerate(children):
-            if _ledgers(child):
-                position = index
-        for child in children[:position]:
-            stateful = None if _ledgers(child) else _stateful(child)
+    if type(tree) is tuple and nodes_of(tree, LedgerState):
+        for child in children:
+            if nodes_of(child, LedgerState):
+                break
+            stateful = _stateful(child)
             if stateful is not None:
                 return stateful
 
@@ -426,12 +423,6 @@ def _children(tree: PyTree) -> list[PyTree]:
     return list(level[0])
 
 
-def _ledgers(tree: PyTree) -> list[LedgerState]:
-    """Return every `LedgerState` in a tree."""
-    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LedgerState))
-    return [node for node in nodes if isinstance(node, LedgerState)]
-
-
 def ledger_of(opt_state: PyTree) -> Ledger:
     """Return the ledger of what an optimizer state has actually run.
 
@@ -460,13 +451,15 @@ def ledger_of(opt_state: PyTree) -> Ledger:
 def ledger_state_of(opt_state: PyTree) -> LedgerState:
     """Return the one `LedgerState` in an optimizer's state, also inside compiled code; ValueError as `ledger_of`."""
     leaves_of("opt_state", opt_state)
-    states = _ledgers(opt_state)
+    states = nodes_of(opt_state, LedgerState)
     wrapper = _wrapper_around(opt_state)
     if wrapper is not None:
         raise ValueError(
-            f"{wrapper.removesuffix('State')} around the private transform skips, repeats or averages its steps, or "
-            "uses the sums without noise, so that noise and ledger no longer describe what was released; put such "
-            "wrappers after gdpjax.privatize in the chain, and add microbatches up with gdpjax.accumulate_clipped"
+            f"{wrapper.removesuffix('State')} around the private transform may skip, repeat or average its steps, or "
+            "begin them again, or use the sums without noise, so that noise and ledger no longer describe what was "
+            "released; put such wrappers after gdpjax.privatize in the chain, add microbatches up with "
+            "gdpjax.accumulate_clipped, and average parameters outside of the optimizer, with "
+            "optax.incremental_update, as optax.lookahead does inside"
         )
     stateful = _stateful_before(opt_state)
     if stateful is not None:

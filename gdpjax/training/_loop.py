@@ -38,13 +38,13 @@ from gdpjax._core.arguments import (
     check_count,
     check_flag,
     check_instance,
+    check_transformation,
     check_tree,
     keyword_checked,
 )
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
-from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
-from gdpjax._core.trees import broadcast_trainable
+from gdpjax._core.trees import broadcast_trainable, nodes_of
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
@@ -197,7 +197,7 @@ def private_training(
     """
     check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
     check_callable("loss_fn", loss_fn)
-    _check_optimizer(optimizer)
+    check_transformation("optimizer", optimizer, "optax.adam(1e-3)")
     num_arrays = check_count("num_arrays", num_arrays)
     example_key = check_flag("example_key", example_key)
 
@@ -591,23 +591,8 @@ def _check_batch(plan: Plan, batch: tuple[Any, ...], is_padding: Any, num_arrays
 
 def _refuse_private(optimizer: optax.GradientTransformation, params: PyTree) -> None:
     """Raise ValueError for an optimizer that keeps a ledger, and so adds noise itself."""
-
-    def is_ledger(node: Any) -> bool:
-        return isinstance(node, LedgerState)
-
-    state = jax.eval_shape(optimizer.init, params)
-    nodes = jax.tree.leaves(state, is_leaf=is_ledger)
-    if any(is_ledger(node) for node in nodes):
+    if nodes_of(jax.eval_shape(optimizer.init, params), LedgerState):
         raise ValueError(
             "the optimizer is private itself (dpsgd, dpadam, privatize), and private_training adds clipping and noise: "
             "give it the plain optimizer, such as optax.adam(1e-3)"
         )
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    """Raise ValueError unless the optimizer has the two functions of an optax transformation."""
-    for name in ("init", "update"):
-        if not callable(getattr(optimizer, name, None)):
-            raise ValueError(
-                f"optimizer must be an optax transformation such as optax.adam(1e-3), got {shown(optimizer)}"
-            )

@@ -33,6 +33,7 @@ from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
 from gdpjax._core.keys import check_key, fresh_key
 from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
+from gdpjax._core.trees import nodes_of
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
@@ -137,8 +138,7 @@ class Run:
     @property
     def num_lost(self) -> int:
         """Return how many of the charged steps were not kept, because the run moved in the middle of a chunk."""
-        nodes = _private_states(self.state)
-        (noised,) = [node for node in nodes if isinstance(node, PrivatizeState)]
+        (noised,) = nodes_of(self.state.opt_state, PrivatizeState)
         return self.step - int(noised.count)
 
     @property
@@ -451,14 +451,9 @@ def _is_private_state(node: Any) -> bool:
     return isinstance(node, PrivatizeState)
 
 
-def _private_states(state: State) -> list[Any]:
-    """Return the leaves of the optimizer's state, in which that of the private transform is one."""
-    return jax.tree.leaves(state.opt_state, is_leaf=_is_private_state)
-
-
 def _digest_of_keys(state: State) -> str:
     """Return the SHA-256 of the keys of noise and sampling."""
-    key_data = [node.key_data for node in _private_states(state) if _is_private_state(node)]
+    key_data = [node.key_data for node in nodes_of(state.opt_state, PrivatizeState)]
     return digest_of(*key_data, jax.random.key_data(state.sampling_key))
 
 
