@@ -141,7 +141,6 @@ def private_training(
     strategy: str = "auto",
     microbatch_size: int | None = None,
     constant_work: bool = False,
-    ledger_capacity: int = 16,
     scale: Scale | None = None,
 ) -> Training:
     """Return the private training loop of a plan.
@@ -159,7 +158,6 @@ def private_training(
       constant_work: compute the rows that are padding like all others. Otherwise chunks that hold only padding are
         skipped, and the time of a step tells, in units of a chunk, how many examples its private batch had. Set this
         where others can see how long single steps take.
-      ledger_capacity: as in `gdpjax.privatize`.
       scale: a function from the optimizer's state before a step to positive factors, a tree (prefix) like the
         parameters whose leaves broadcast to them, such as `gdpjax.training.adam_scale`. Gradients are multiplied by
         them before they are clipped and noised, and the noisy mean is divided by them before it goes into the
@@ -241,7 +239,6 @@ def private_training(
             sampling=plan.sampling if is_sampled else None,
             correlation=correlated,
             neighboring_relation=plan.neighboring_relation,
-            ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
             announced=plan.announces_overflow,
             scheme=plan.scheme,
