@@ -129,12 +129,36 @@ def test_a_field_that_was_lost_from_json_is_refused(event):
     assert Ledger.from_json(text) == Ledger([event])
     written = json.loads(text)
     fields = written["events"][0]
-    for name in fields.keys() - {"type", "announced"}:
+    optional = {"announced"} if fields["type"] == "correlated" else {"announced", "is_exact"}
+    for name in fields.keys() - {"type"} - optional:
         without = {kept: value for kept, value in fields.items() if kept != name}
         with pytest.raises(ValueError, match=f"expected all fields .*{name}"):
             Ledger.from_json(json.dumps(written | {"events": [without]}))
         with pytest.raises(ValueError, match="expected"):
             Ledger.from_json(json.dumps(written | {"events": [fields | {name: None}]}))
+
+
+def test_ledgers_of_an_older_version_are_read():
+    text = """{"gdpjax_ledger": 1, "events": [{"type": "subsampled_gaussian", "noise_multiplier": 1.0, "sampling_prob":
+        0.1, "num_steps": 10, "sampling": "poisson", "neighboring_relation": "add_or_remove_one", "overflow": 0.0}]}"""
+    assert Ledger.from_json(text) == Ledger([Event(1.0, 0.1, 10)])
+
+
+def test_ledgers_join():
+    first, second = Ledger([Event(1.0, 0.1, 10)]), Ledger([Event(2.0, 0.1, 5)])
+    assert (first + second).events == (*first, *second)
+    assert sum([first, second], Ledger()) == first + second
+    with pytest.raises(ValueError, match="a Ledger joins another Ledger, got"):
+        first + Event(2.0, 0.1, 5)
+
+
+def test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read():
+    """Trap 81: steps that are recorded by hand, too."""
+    scheme = {"max_examples": 1000, "capacity": 300}
+    state = init_ledger(1, "truncated_poisson", NeighboringRelation.ADD_OR_REMOVE_ONE, scheme=scheme)
+    state = record_step(state, 1.0, 0.1, 1e-3)
+    with pytest.raises(ValueError, match="no event with overflow"):
+        ledger_from_state(state)
 
 
 def test_events_from_an_iterator_are_kept():
