@@ -157,7 +157,7 @@ def test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read():
     scheme = {"max_examples": 1000, "capacity": 300}
     state = init_ledger(1, "truncated_poisson", NeighboringRelation.ADD_OR_REMOVE_ONE, scheme=scheme)
     state = record_step(state, 1.0, 0.1, 1e-3)
-    with pytest.raises(ValueError, match="no event with overflow"):
+    with pytest.raises(ValueError, match="truncated_poisson sampling holds no overflow"):
         ledger_from_state(state)
 
 

@@ -97,16 +97,17 @@ def check_scheme(
 
 def check_scheme_takes(sampling: str, overflow_per_step: Array = 0.0, announced: bool = False) -> None:
     """Raise ValueError for what is said of overflow where the scheme's event has no field for it."""
-    is_stated = {
-        "overflow": is_traced(overflow_per_step) or overflow_per_step != 0,
-        "announced": check_flag("announced", announced),
-    }
-    for name in is_stated.keys() - fields_of(sampling):
-        if is_stated[name]:
-            raise ValueError(
-                f"{sampling} sampling has no event with {name}, which would not be accounted for: leave announced and "
-                f"overflow_per_step out; got announced={shown(announced)}, overflow_per_step={shown(overflow_per_step)}"
-            )
+    check_flag("announced", announced)
+    fields = fields_of(sampling)
+    if "overflow" not in fields and (is_traced(overflow_per_step) or overflow_per_step != 0):
+        raise ValueError(
+            f"the event of {sampling} sampling holds no overflow, which would not be accounted for: leave "
+            f"overflow_per_step out, got {shown(overflow_per_step)}"
+        )
+    if announced and "announced" not in fields:
+        raise ValueError(
+            f"the event of {sampling} sampling does not hold whether an overflow is announced: leave it out"
+        )
 
 
 def _check_participation(sampling: str, num_selected: int, steps_per_epoch: int, sampling_prob: Array | None) -> None:

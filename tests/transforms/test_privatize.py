@@ -169,7 +169,8 @@ def test_noise_of_a_leaf_does_not_depend_on_other_leaves():
     for params in ({"a": jnp.zeros(5)}, {"a": jnp.zeros(5), "b": jnp.zeros(7)}):
         updates, _ = update(params, tx.init(params), params)
         released.append(updates["a"])
-    np.testing.assert_array_equal(released[0], released[1])
+    # Two programs may round the last product and sum at once, or one after the other.
+    np.testing.assert_allclose(released[0], released[1], rtol=1e-6)
 
 
 def test_frozen_and_integer_leaves_leave_as_exact_zeros():
@@ -207,7 +208,7 @@ def test_what_is_said_of_overflow_is_recorded_or_refused(sampling, stated):
     event = recorded(make(sampling=sampling, scheme=SCHEMES[sampling]), jnp.zeros(1), 1)[0]
     name = "announced" if "announced" in stated else "overflow"
     if not hasattr(event, name) or (sampling, name) == ("uniform", "announced"):
-        with pytest.raises(ValueError, match=f"no event with {name}"):
+        with pytest.raises(ValueError, match=f"the event of {sampling} sampling .* {name}"):
             make(**options)
         return
     event = recorded(make(**options), jnp.zeros(1), 2)[0]
