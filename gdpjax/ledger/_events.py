@@ -25,7 +25,7 @@ CYCLIC_POISSON = "cyclic_poisson"
 _ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACED = NeighboringRelation.REPLACE_ONE
 _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-_RELATIONS = {
+RELATIONS = {
     "poisson": (_ADDED, _SPECIAL),
     "uniform": (_REPLACED,),
     TRUNCATED_POISSON: (_ADDED,),
@@ -62,12 +62,12 @@ def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRela
     Raises:
       ValueError: a scheme that no loop can record, or a pair without a proved bound.
     """
-    check_choice("sampling", sampling, _RELATIONS)
+    check_choice("sampling", sampling, RELATIONS)
     if neighboring_relation is None:
-        return _RELATIONS[sampling][0]
+        return RELATIONS[sampling][0]
     relation = as_relation(neighboring_relation)
-    if relation not in _RELATIONS[sampling]:
-        allowed = " or ".join(r.name for r in _RELATIONS[sampling])
+    if relation not in RELATIONS[sampling]:
+        allowed = " or ".join(r.name for r in RELATIONS[sampling])
         raise ValueError(f"{sampling} sampling has a proved bound under {allowed}, not under {relation.name}")
     return relation
 

@@ -33,6 +33,7 @@ from gdpjax.ledger._events import (
     CORRELATED,
     CYCLIC_POISSON,
     EVENT_TYPES,
+    RELATIONS,
     SHUFFLED,
     TRUNCATED_POISSON,
     AnyEvent,
@@ -84,32 +85,23 @@ class _Kind(NamedTuple):
     announced: bool = False
 
 
-_ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACED = NeighboringRelation.REPLACE_ONE
-_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-_KINDS = (
-    _Kind("poisson", _ADDED),
-    _Kind("poisson", _SPECIAL),
-    _Kind("uniform", _REPLACED),
-    _Kind("poisson", _ADDED, announced=True),
-    _Kind("poisson", _SPECIAL, announced=True),
-    _Kind(TRUNCATED_POISSON, _ADDED),
-    _Kind(ALLOCATION, _ADDED),
-    _Kind(ALLOCATION, _SPECIAL),
-    _Kind(ALLOCATION, _ADDED, announced=True),
-    _Kind(ALLOCATION, _SPECIAL, announced=True),
-    _Kind(SHUFFLED, _SPECIAL),
-    _Kind(SHUFFLED, _ADDED),
-    _Kind(SHUFFLED, _REPLACED),
-    _Kind(CORRELATED, _SPECIAL),
-    _Kind(CORRELATED, _ADDED),
-    _Kind(CORRELATED, _REPLACED),
-    _Kind(CYCLIC_POISSON, _ADDED),
-    _Kind(CYCLIC_POISSON, _SPECIAL),
-    _Kind(CYCLIC_POISSON, _ADDED, announced=True),
-    _Kind(CYCLIC_POISSON, _SPECIAL, announced=True),
+_KINDS = tuple(
+    _Kind(sampling, relation, announced)
+    for sampling, announced in (
+        ("poisson", False),
+        ("uniform", False),
+        ("poisson", True),
+        (TRUNCATED_POISSON, False),
+        (ALLOCATION, False),
+        (ALLOCATION, True),
+        (SHUFFLED, False),
+        (CORRELATED, False),
+        (CYCLIC_POISSON, False),
+        (CYCLIC_POISSON, True),
+    )
+    for relation in RELATIONS[sampling]
 )
-"""Saved states hold an index into these: new ones go to the end."""
+"""Saved states hold an index into these: new ones, and new relations of a scheme, go to the end."""
 
 _ONE_EVENT = (ALLOCATION, SHUFFLED, CORRELATED, CYCLIC_POISSON)
 """Schemes whose steps are one event together."""
@@ -160,12 +152,15 @@ def round_toward(value: Array, direction: float, real: Any) -> Array:
     check_number("direction", direction, _INFINITE)
     if number_kind(real) != "f":
         raise ValueError(f"real must be a floating dtype, got {shown(real)}")
-    if is_traced(value):
-        return value.astype(real)
+    if is_traced(value) and value.dtype == real:
+        return value
     # Round to the nearest, and go one float on if that is on the wrong side.
-    exact = np.float64(value)
-    rounded = np.asarray(exact, real)
-    is_wrong_side = rounded > exact if direction < 0 else rounded < exact
+    exact = value if is_traced(value) else np.float64(value)
+    rounded = exact.astype(real)
+    read_back = rounded.astype(exact.dtype)
+    is_wrong_side = read_back > exact if direction < 0 else read_back < exact
+    if is_traced(value):
+        return jnp.where(is_wrong_side, jnp.nextafter(rounded, jnp.asarray(direction, real)), rounded)
     if is_wrong_side:
         rounded = np.nextafter(rounded, np.asarray(direction, real))
     # Compiled code may take subnormal numbers for 0, which is the wrong side of a positive one.

@@ -65,6 +65,7 @@ from gdpjax.training._statement import with_scale
 from gdpjax.transforms import Correlation, privatize, resolve_correlation
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
+_ROWS = 16
 """Values of ``State.status``."""
 
 
@@ -276,12 +277,18 @@ def private_training(
 
         _refuse_private(optimizer, params)
         chain = optax.chain(private_mean(noise_key), optimizer)
-        opt_state: Any = chain.init(params)
+        states: Any = chain.init(params)
+        private_state, optimizer_state = states
+
+        # All steps of a plan are alike, and share a row of the ledger.
+        ledger = private_state.ledger
+        rows = {name: getattr(ledger, name)[:_ROWS] for name in ("noise_multiplier", "sampling_prob", "num_steps")}
+        opt_state = (private_state._replace(ledger=ledger._replace(**rows)), optimizer_state)
 
         # The shapes of the factors can be checked without computing them.
         if scale is not None:
             factors_of_state = functools.partial(factors_of, scale, trainable=trainable)
-            jax.eval_shape(factors_of_state, opt_state[1], params)
+            jax.eval_shape(factors_of_state, optimizer_state, params)
 
         status = jnp.asarray(RUNNING, jnp.int32)
         state = beside(params, State(params, opt_state, sampling_key, status))
