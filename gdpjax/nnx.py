@@ -71,7 +71,7 @@ def private_training(
       num_arrays: how many arrays an example consists of.
       example_key: the loss takes a PRNG key of its own for each example, beside those of the module's streams.
       options: the other options of `gdpjax.training.private_training` (strategy, microbatch_size, constant_work,
-        keep_batch_dim, ledger_capacity, scale).
+        keep_batch_dim, scale).
 
     Returns:
       The ordinary `gdpjax.training.Training`. Its ``init``, `start_run`, `resume_run` and `choose_microbatch` take the

@@ -396,7 +396,6 @@ def _transform_cases() -> dict[str, Case]:
             momentum=0.9,
             nesterov=True,
             sampling="poisson",
-            ledger_capacity=2,
             overflow_per_step=0.0,
             max_batch_size=8,
         ),
@@ -408,7 +407,6 @@ def _transform_cases() -> dict[str, Case]:
             b1=0.9,
             b2=0.99,
             eps=1e-8,
-            ledger_capacity=2,
             overflow_per_step=0.0,
         ),
         "privatize": case(
@@ -417,7 +415,6 @@ def _transform_cases() -> dict[str, Case]:
             **PRIVATE,
             sampling="poisson",
             neighboring_relation=gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
-            ledger_capacity=2,
             overflow_per_step=0.0,
         ),
         "privatize(batches)": case(
@@ -982,7 +979,6 @@ def _training_cases() -> dict[str, Case]:
             strategy="auto",
             microbatch_size=4,
             trainable={"w": True, "b": True},
-            ledger_capacity=2,
             scale=lambda state: 1.0,
         ),
         "adam_scale": case(training.adam_scale, epsilon=1e-8, b2=0.999),

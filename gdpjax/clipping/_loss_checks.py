@@ -207,5 +207,5 @@ def refuse_call_as_schedule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         raise ValueError(
             "the clipped_grad function was called with one number, as a schedule is: under optax.inject_hyperparams "
             'name it in static_args, such as optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", '
-            '"key", "ledger_capacity", "nesterov")) (for gdpjax.privatize: "clip")'
+            '"key", "nesterov")) (for gdpjax.privatize: "clip")'
         )

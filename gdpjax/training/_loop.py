@@ -65,6 +65,7 @@ from gdpjax.training._statement import with_scale
 from gdpjax.transforms import Correlation, privatize, resolve_correlation
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
+_ROWS = 16
 """Values of ``State.status``."""
 
 
@@ -141,7 +142,6 @@ def private_training(
     strategy: str = "auto",
     microbatch_size: int | None = None,
     constant_work: bool = False,
-    ledger_capacity: int = 16,
     scale: Scale | None = None,
 ) -> Training:
     """Return the private training loop of a plan.
@@ -159,7 +159,6 @@ def private_training(
       constant_work: compute the rows that are padding like all others. Otherwise chunks that hold only padding are
         skipped, and the time of a step tells, in units of a chunk, how many examples its private batch had. Set this
         where others can see how long single steps take.
-      ledger_capacity: as in `gdpjax.privatize`.
       scale: a function from the optimizer's state before a step to positive factors, a tree (prefix) like the
         parameters whose leaves broadcast to them, such as `gdpjax.training.adam_scale`. Gradients are multiplied by
         them before they are clipped and noised, and the noisy mean is divided by them before it goes into the
@@ -241,7 +240,6 @@ def private_training(
             sampling=plan.sampling if is_sampled else None,
             correlation=correlated,
             neighboring_relation=plan.neighboring_relation,
-            ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
             announced=plan.announces_overflow,
             scheme=plan.scheme,
@@ -279,12 +277,18 @@ def private_training(
 
         _refuse_private(optimizer, params)
         chain = optax.chain(private_mean(noise_key), optimizer)
-        opt_state: Any = chain.init(params)
+        states: Any = chain.init(params)
+        private_state, optimizer_state = states
+
+        # All steps of a plan are alike, and share a row of the ledger.
+        ledger = private_state.ledger
+        rows = {name: getattr(ledger, name)[:_ROWS] for name in ("noise_multiplier", "sampling_prob", "num_steps")}
+        opt_state = (private_state._replace(ledger=ledger._replace(**rows)), optimizer_state)
 
         # The shapes of the factors can be checked without computing them.
         if scale is not None:
             factors_of_state = functools.partial(factors_of, scale, trainable=trainable)
-            jax.eval_shape(factors_of_state, opt_state[1], params)
+            jax.eval_shape(factors_of_state, optimizer_state, params)
 
         status = jnp.asarray(RUNNING, jnp.int32)
         state = beside(params, State(params, opt_state, sampling_key, status))

@@ -58,7 +58,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, leaf_keys, nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import Flat, clip_rows
-from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
+from gdpjax.ledger import Event, LedgerState, init_ledger, record_step, resolve_relation
 from gdpjax.sampling import Poisson
 from gdpjax.transforms._batches import checked_sampling_prob, resolve_batches
 from gdpjax.transforms._noise import (
@@ -66,10 +66,10 @@ from gdpjax.transforms._noise import (
     check_leaves,
     check_origin,
     check_params,
-    empty_ledger,
     noise_stddev,
     noisy_mean,
     noisy_tree,
+    num_rows,
     refuse_other_rows,
     scheduled,
 )
@@ -110,7 +110,6 @@ def privatize_adaptive(
     max_batch_size: int | None = None,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
-    ledger_capacity: int = 16,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private, as `privatize` does, with a clip norm that follows a quantile of the gradient norms.
 
@@ -133,8 +132,8 @@ def privatize_adaptive(
         (noise_multiplier^-2 + (2 count_stddev)^-2)^-1/2 (count_stddev, not twice it, under REPLACE_ONE).
       count_stddev: standard deviation > 0, in examples, of the noise on the count of norms below the clip norm. The
         reference advises expected_batch_size / 20.
-      key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling, neighboring_relation,
-        ledger_capacity: as in `privatize`.
+      key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling, neighboring_relation: as in
+        `privatize`.
       target_quantile: which quantile of the norms to follow, in [0, 1].
       learning_rate: at least 0, the step of log C per unit of fraction; 0 keeps the clip norm, and still pays for the
         count.
@@ -190,7 +189,6 @@ def privatize_adaptive(
         max_batch_size=max_batch_size,
         sampling=sampling,
         relation=resolve_relation(sampling, neighboring_relation),
-        ledger_capacity=ledger_capacity,
     )
     return optax.GradientTransformationExtraArgs(transform.init, transform.update)
 
@@ -266,7 +264,6 @@ class _AdaptiveTransform:
     max_batch_size: int | None
     sampling: str
     relation: NeighboringRelation
-    ledger_capacity: int
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Return the state before the first step."""
@@ -277,7 +274,7 @@ class _AdaptiveTransform:
             count=jnp.zeros((), jnp.int32),
             key_data=self.noise_key.begin(self._hyperparameters(), params),
             l2_clip_norm=jnp.clip(first_norm, smallest, largest),
-            ledger=empty_ledger(self.ledger_capacity, self.sampling, self.relation),
+            ledger=init_ledger(num_rows(self.noise_multiplier), self.sampling, self.relation),
         )
 
     def update(

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdpjax._core.arguments import check_count, check_instance, check_tree, keyword_checked
+from gdpjax._core.arguments import check_instance, check_tree, keyword_checked
 from gdpjax._core.checks import (
     HALF_OPEN_UNIT,
     NONNEGATIVE,
@@ -59,6 +59,8 @@ from gdpjax.transforms._public_values import refuse_private_values
 
 _STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
+_ROWS = 512
+_ROWS_OF_A_SCHEDULE = 4096
 
 
 class NoiseState(NamedTuple):
@@ -163,22 +165,9 @@ def noisy_mean(noisy_sum: PyTree, expected_batch_size: Array, trainable: PyTree)
     return jax.tree.map(divided, noisy_sum, trainable)
 
 
-def empty_ledger(
-    capacity: Any,
-    sampling: str,
-    neighboring_relation: NeighboringRelation,
-    announced: bool = False,
-    scheme: Mapping[str, Any] | None = None,
-) -> LedgerState:
-    """Return `init_ledger` of a ledger_capacity that is checked first."""
-    try:
-        rows = check_count("ledger_capacity", capacity)
-    except ValueError as error:
-        raise ValueError(
-            f"ledger_capacity must be a static whole number >= 1, got {shown(capacity)}; under "
-            "optax.inject_hyperparams list it in static_args"
-        ) from error
-    return init_ledger(rows, sampling, neighboring_relation, announced=announced, scheme=scheme)
+def num_rows(noise_multiplier: Any) -> int:
+    """Return how many rows the ledger has: one for each of some thousand steps of a schedule."""
+    return _ROWS_OF_A_SCHEDULE if callable(noise_multiplier) else _ROWS
 
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
@@ -392,7 +381,6 @@ def privatize(
     overflow_per_step: Array | None = None,
     sampling: str | None = None,
     neighboring_relation: NeighboringRelation | None = None,
-    ledger_capacity: int = 16,
     announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
     correlation: AbstractNoiseStrategy | Correlation | None = None,
@@ -406,7 +394,9 @@ def privatize(
     Args:
       clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
       noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count. The number
-        0 makes steps without privacy, and the ledger's epsilon infinite.
+        0 makes steps without privacy, and the ledger's epsilon infinite. The ledger tells 512 different (noise
+        multiplier, sampling probability) in a row apart, and 4096 of a schedule; more share one event that is not
+        exact (`Event`), of which `ledger_of` warns.
       key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
       batches: a `gdpjax.sampling.Poisson`, which is to draw the batches, too: in the place of the next three, which
         follow from it, and so cannot be other ones than it draws with. Its numbers are known before compiling; a sweep
@@ -415,9 +405,9 @@ def privatize(
       expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
       overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
         (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. None or 0 states that
-        every batch fits: that its capacity is above the number of examples, or that all of them are in it.
+        every batch fits: that its capacity is above the number of examples, or that all of them are in it. Truncated
+        Poisson and correlated sampling take none.
       sampling, neighboring_relation: as in `Event`; the relation decides the sensitivity.
-      ledger_capacity: how many distinct (noise_multiplier, sampling_prob) rows the ledger holds.
       announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
         `Event`.
       scheme: what a sampling scheme says beside ``sampling_prob``, by the names of its event's fields. With
@@ -493,13 +483,8 @@ def privatize(
     sampling_prob = checked_sampling_prob(sampled.sampling_prob, sampling)
     expected_batch_size = checked_scalar("expected_batch_size", sampled.expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT)
-    if sampling == "correlated" and (is_traced(overflow_per_step) or overflow_per_step != 0):
-        raise ValueError(
-            "overflow_per_step belongs to random batches, which may not fit: those that keep a participation have to. "
-            f"Leave it out, got {shown(overflow_per_step)}"
-        )
     relation = resolve_scheme_relation(sampling, neighboring_relation)
-    check_scheme(sampling, scheme, sampling_prob)
+    check_scheme(sampling, scheme, sampling_prob, overflow_per_step=overflow_per_step, announced=announced)
     sensitivity = clip.sensitivity(relation)
 
     # The key, and the numbers that must not differ between configurations that share it.
@@ -512,7 +497,7 @@ def privatize(
 
     def init(params: PyTree) -> PrivatizeState:
         check_params(params)
-        ledger = empty_ledger(ledger_capacity, sampling, relation, announced, scheme)
+        ledger = init_ledger(num_rows(noise_multiplier), sampling, relation, announced=announced, scheme=scheme)
         past_noise = None
         if correlated is not None:
             trainable = broadcast_trainable(getattr(clip, "trainable", None), params)

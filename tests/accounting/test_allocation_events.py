@@ -277,8 +277,9 @@ def test_the_ledger_of_a_loop():
         (event,) = ledger_from_state(state_after(31, THREE_OF_SEVEN, announced=False)).events
     assert (event.num_epochs, event.missing_steps, event.num_steps) == (5, 4, 31)
     assert (event.num_selected, event.bins, event.announced) == (3, "fixed", False)
-    with pytest.raises(ValueError, match="with one noise multiplier, got steps with 2"):
-        ledger_from_state(state_after(5, noise=(1.0, 2.0)))
+    with pytest.warns(UserWarning, match="10 steps of different noise multipliers"):
+        (event,) = ledger_from_state(state_after(5, noise=(2.0, 1.0)))
+    assert (event.noise_multiplier, event.num_epochs, event.is_exact) == (1.0, 1, False)
 
 
 @pytest.mark.parametrize(
