@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
 from gdpjax._core.arguments import check_static_size
 from gdpjax._core.shown import shown
@@ -25,6 +24,7 @@ from gdpjax.clipping._operations import product_flops
 from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of, plan_for
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
 from gdpjax.clipping._rules import Flat, trained_groups
+from gdpjax.clipping._tracing import evaluate, frame_of
 
 _LARGE_GRADIENT = 2**20
 """Bytes for one example from which a formed gradient is named below the table."""
@@ -252,12 +252,12 @@ def _clipped_flops(
 
 def _ordinary_flops(call: Call, trace: TracedLoss) -> float | None:
     """Return the operations in products of the gradient of the same rows without privacy."""
-    program = jaxpr_as_fun(trace.jaxpr)
+    frame = frame_of(trace.jaxpr)
     num_trained = len(call.trained_leaves)
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in trace.jaxpr.in_avals]
 
     def gradient(trained: list[Array], others: list[Array]) -> list[Array]:
-        return jax.grad(lambda leaves: program(*leaves, *others)[0])(trained)
+        return jax.grad(lambda leaves: evaluate(frame.jaxpr, frame.consts, [*leaves, *others])[0])(trained)
 
     flops = product_flops(jax.make_jaxpr(gradient)(shapes[:num_trained], shapes[num_trained:]))
     return None if flops is None else call.batch_size * flops

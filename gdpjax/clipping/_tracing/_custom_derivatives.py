@@ -154,7 +154,7 @@ def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
 
     def backward(saved_values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         # All that this half reads of constants and inputs was saved.
-        unknown_consts = [None] * len(jaxpr.constvars)
+        unknown_consts = [0] * len(jaxpr.constvars)
         unknown = [None] * len(inputs)
         environment = Environment(jaxpr, unknown_consts, [*unknown, *cotangents])
         environment.write(saved, saved_values)
