@@ -37,6 +37,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad
 from gdpjax.clipping import clipped_grad as clipped_grad_of_tree
 from gdpjax.clipping import explain as explain_tree
+from gdpjax.clipping._loss_checks import call_loss
 from gdpjax.training import Plan, Training
 from gdpjax.training import private_training as private_training_of_tree
 
@@ -351,7 +352,7 @@ def _evaluate(
         streams = _streams_from(key, streams)
     model = nnx.merge(structure, *map(_copied, [*variables, streams]))
     before = _all_but_streams(model)
-    loss = loss_fn(model, *args, **(kwargs or {}))
+    loss = call_loss(loss_fn, (model, *args), kwargs or {})
     _refuse_writes(before, _all_but_streams(model))
     return loss
 

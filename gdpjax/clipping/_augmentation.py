@@ -15,7 +15,6 @@ transformation of the loss of one example, made before `clipped_grad`, and every
 `clipped_grad` applies unchanged.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from gdpjax._core.arguments import check_positions
 from gdpjax._core.checks import COUNT, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._loss_checks import call_loss
 
 
 def average_augmentations(
@@ -105,7 +105,9 @@ def average_augmentations(
             axes[number] = 0
 
         # The loss of each copy, and their mean.
-        loss_of_copy = functools.partial(loss_fn, **loss_kwargs)
+        def loss_of_copy(*copy: Any) -> Any:
+            return call_loss(loss_fn, copy, loss_kwargs)
+
         result = jax.vmap(loss_of_copy, in_axes=tuple(axes))(*copies)
         losses, aux = _split_result(result, has_aux, multiplicity)
         mean = jnp.mean(losses)

@@ -23,13 +23,13 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._batch_statistics import refuse_mean_of_one_example
 from gdpjax.clipping._loss_checks import (
+    call_loss,
     check_batch_size,
     check_keys,
     check_loss_value,
     check_padding,
     check_parameters,
     refuse_batch_norm_error,
-    refuse_call_error,
     refuse_varying_arguments,
 )
 from gdpjax.clipping._row_independence import CONVOLUTION, read_program
@@ -262,7 +262,7 @@ def example_loss(call: Call, trained: list[Any], rows: list[Any], position: Any)
     for number in spec.key_argnums:
         args[number] = jax.random.fold_in(call.args[number], position)
 
-    result = spec.loss_fn(*args, **call.kwargs)
+    result = call_loss(spec.loss_fn, args, call.kwargs)
     if not spec.has_aux:
         return result, None
     if not (isinstance(result, tuple) and len(result) == 2):
@@ -306,11 +306,11 @@ def trace_loss(call: Call) -> TracedLoss:
         jaxpr, outputs = jax.make_jaxpr(loss_and_aux, return_shape=True)(trained, rows, position)
     except Exception as error:  # the loss may raise anything when it is given one example
         refuse_batch_norm_error(error)
-        refuse_call_error(error, call.spec.loss_fn, call.args, call.kwargs, call.spec.batch_argnums)
         shapes = {n: jax.tree.map(jnp.shape, row) for n, row in zip(call.spec.batch_argnums, rows, strict=True)}
         error.add_note(
             f"gdpjax calls loss_fn with ONE example: by batch_argnums={call.spec.batch_argnums} these arguments come "
-            f"without their batch axis, with shapes {shapes}, and all others come whole"
+            f"without their batch axis, with shapes {shapes}, and all others come whole. If loss_fn takes a batch "
+            "(x.shape[0] is its length), say keep_batch_dim=True: rows then have a batch axis of length 1"
         )
         raise
 

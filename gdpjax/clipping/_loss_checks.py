@@ -165,27 +165,23 @@ def refuse_batch_norm_error(error: Exception) -> None:
         ) from error
 
 
-def refuse_call_error(
-    error: Exception,
-    loss_fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    batch_argnums: tuple[int, ...],
-) -> None:
-    """Turn a TypeError of the loss into a ValueError with advice, if its parameters do not take these arguments.
-
-    Args:
-      error: what the loss raised when it was called.
-      loss_fn: the loss.
-      args: its positional arguments.
-      kwargs: its keyword arguments.
-      batch_argnums: the arguments that are rows of the batch.
+def call_loss(loss_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what the loss returns for these arguments.
 
     Raises:
-      ValueError: from ``error``, with the number of arguments on both sides.
+      ValueError: its parameters do not take so many; with the number of arguments on both sides.
     """
-    if not isinstance(error, TypeError):
-        return
+    try:
+        return loss_fn(*args, **kwargs)
+    except TypeError as error:
+        _refuse_arguments(error, loss_fn, args, kwargs)
+        raise
+
+
+def _refuse_arguments(
+    error: TypeError, loss_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Turn a TypeError of the loss into a ValueError with advice, if its parameters do not take these arguments."""
     try:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):  # a function that does not tell its parameters
@@ -196,8 +192,8 @@ def refuse_call_error(
         by_name = f" and {', '.join(kwargs)} by name" if kwargs else ""
         raise ValueError(
             f"loss_fn takes {signature}, but it is given {len(args)} positional arguments{by_name} ({mismatch}). "
-            f"Arguments {batch_argnums} are the row of one example: pass as many arrays of data as loss_fn takes, and "
-            "count them in batch_argnums (num_arrays of private_training)"
+            "Pass as many arrays of data as loss_fn takes, and count them in batch_argnums (num_arrays of "
+            "private_training)"
         ) from error
 
 

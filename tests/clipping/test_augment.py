@@ -223,6 +223,8 @@ def test_shapes_without_the_axis_of_copies_are_refused():
         averaged(PARAMS, {}, Y[0])
     with pytest.raises(ValueError, match="expected at least 2 positional"):
         averaged(PARAMS, x=X[0], y=Y[0])
+    with pytest.raises(ValueError, match=r"loss_fn takes \(params, x, y\), but it is given 2 positional arguments"):
+        averaged(PARAMS, X[0])
 
 
 def test_what_is_no_key_and_no_loss_is_refused():

@@ -4,7 +4,6 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from gdpjax._core.checks import CLIP_NORM, check_scalar
 from gdpjax._core.types import Array
 from gdpjax.clipping._rules._abstract import AbstractClipRule
 
@@ -27,16 +26,8 @@ class Normalize(AbstractClipRule):
 
     l2_clip_norm: Array
 
-    def __post_init__(self) -> None:
-        check_scalar("l2_clip_norm", self.l2_clip_norm, CLIP_NORM)
-
-    @property
-    def l2_norm_bound(self) -> Array:
-        """The l2 norm that every example contributes: C."""
-        return self.l2_clip_norm
-
-    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return bound / ||g|| whatever the norm, in the units of `AbstractClipRule.coefficient`."""
+    def coefficient(self, norm: Array, bound: Array) -> Array:
+        """Return bound / norm."""
         return bound / jnp.where(norm > 0, norm, 1)
 
     def describe(self) -> str:

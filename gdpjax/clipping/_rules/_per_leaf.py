@@ -5,7 +5,6 @@ import math
 
 import jax
 
-from gdpjax._core.checks import CLIP_NORM, check_scalar
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, clip_coefficient
 
@@ -28,14 +27,6 @@ class PerLeaf(AbstractClipRule):
 
     l2_clip_norm: Array
 
-    def __post_init__(self) -> None:
-        check_scalar("l2_clip_norm", self.l2_clip_norm, CLIP_NORM)
-
-    @property
-    def l2_norm_bound(self) -> Array:
-        """The largest l2 norm that one example can contribute: C."""
-        return self.l2_clip_norm
-
     def groups(self, is_trained: PyTree) -> Groups:
         """Return a group for each trained leaf; the others, which have no gradient, are put into the first."""
         of_leaf = []
@@ -48,9 +39,9 @@ class PerLeaf(AbstractClipRule):
         bound = self.l2_clip_norm / math.sqrt(num_groups)
         return Groups(tuple(of_leaf), (bound,) * num_groups)
 
-    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return min(1, bound / ||g||), in the units of `AbstractClipRule.coefficient`."""
-        return clip_coefficient(norm, unit, bound)
+    def coefficient(self, norm: Array, bound: Array) -> Array:
+        """Return min(1, bound / norm)."""
+        return clip_coefficient(norm, bound)
 
     def describe(self) -> str:
         """Return "clipped leaf by leaf, to l2 norm C in total"."""

@@ -136,6 +136,12 @@ def shape_of(variable: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
 
 
+def is_precise(variable: Any) -> bool:
+    """Return whether a variable is a floating number of at least 16 bits."""
+    dtype = variable.aval.dtype
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2
+
+
 def makers_of(jaxpr: Any) -> dict[Any, Any]:
     """Return a dict from each variable to the equation that makes it."""
     makers = {}
