@@ -21,11 +21,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_positions
+from gdpjax._core.arguments import call_loss, check_positions
 from gdpjax._core.checks import COUNT, check_scalar, is_traced
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._loss_checks import call_loss
+from gdpjax._core.types import PyTree
+from gdpjax.clipping._loss_checks import check_keys, check_loss_value, split_aux
 
 
 def average_augmentations(
@@ -100,16 +100,19 @@ def average_augmentations(
         for number in augmented_argnums:
             _check_copies(number, args[number], multiplicity)
             axes[number] = 0
+        check_keys(args, key_argnums)
+        numbers = jnp.arange(multiplicity, dtype=jnp.int32)
         for number in key_argnums:
-            copies[number] = _keys_of_copies(number, args[number], multiplicity)
+            copies[number] = jax.vmap(jax.random.fold_in, (None, 0))(args[number], numbers)
             axes[number] = 0
 
         # The loss of each copy, and their mean.
-        def loss_of_copy(*copy: Any) -> Any:
-            return call_loss(loss_fn, copy, loss_kwargs)
+        def loss_of_copy(*copy: Any) -> tuple[Any, Any]:
+            value, aux = split_aux(call_loss(loss_fn, copy, loss_kwargs), has_aux)
+            check_loss_value(value)
+            return value, aux
 
-        result = jax.vmap(loss_of_copy, in_axes=tuple(axes))(*copies)
-        losses, aux = _split_result(result, has_aux, multiplicity)
+        losses, aux = jax.vmap(loss_of_copy, in_axes=tuple(axes))(*copies)
         mean = jnp.mean(losses)
         return (mean, aux) if has_aux else mean
 
@@ -128,27 +131,3 @@ def _check_copies(number: int, argument: PyTree, multiplicity: int) -> None:
                 f"{multiplicity} augmented copies, got shape {jnp.shape(leaf)}; in a batch it is the axis after the "
                 "batch axis, and keep_batch_dim does not go with it (give the loss x[None] inside loss_fn)"
             )
-
-
-def _keys_of_copies(number: int, key: Any, multiplicity: int) -> Array:
-    """Fold the number of each copy into a key."""
-    is_typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_typed or key.shape != ():
-        raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {shown(key)}")
-    copies = jnp.arange(multiplicity, dtype=jnp.int32)
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, copies)
-
-
-def _split_result(result: Any, has_aux: bool, multiplicity: int) -> tuple[Array, Any]:
-    """Split what the mapped loss returned into the losses of the copies and aux."""
-    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise ValueError(f"with has_aux=True loss_fn must return (loss, aux), got {type(result).__name__}")
-    losses, aux = result if has_aux else (result, None)
-    if isinstance(losses, tuple):
-        raise ValueError("loss_fn returned a tuple; if it is (loss, aux), set has_aux=True")
-    if jnp.shape(losses) != (multiplicity,) or not jnp.issubdtype(jnp.result_type(losses), jnp.floating):
-        raise ValueError(
-            "loss_fn must return a real floating-point scalar for ONE copy of one example, got "
-            f"{jnp.result_type(losses)}{list(jnp.shape(losses)[1:])}"
-        )
-    return losses, aux

@@ -19,9 +19,9 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_sum import clipped_sum
-from gdpjax.clipping._loss import Call, LossSpec, TracedLoss, batch_rows, prepare, trace_loss
+from gdpjax.clipping._loss import Call, LossSpec, TracedLoss, batch_rows, flatten_call, prepare, trace_loss
 from gdpjax.clipping._operations import product_flops
-from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of, plan_for
+from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
 from gdpjax.clipping._rules import Flat, trained_groups
 from gdpjax.clipping._tracing import evaluate, frame_of
@@ -197,8 +197,8 @@ def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_wo
     """Plan one call as `clipped_grad` does, and describe the plan."""
     budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
     trace = trace_loss(call)
-    plan = plan_for(call, trace, strategy, budget)
     engine = engine_of(call, strategy, microbatch_size, budget, constant_work=constant_work)
+    plan = engine.plan
 
     # The gradients of the trained leaves, as abstract arrays of one row.
     rows = iter(enumerate(abstract_rows(call, engine.gradients)))
@@ -229,24 +229,17 @@ def _clipped_flops(
     call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
 ) -> float | None:
     """Return the operations in products of the clipped sum of a call."""
-    leaves, structure = jax.tree.flatten(call.args)
-    is_array = [hasattr(leaf, "dtype") and hasattr(leaf, "shape") for leaf in leaves]
-    shapes = []
-    for leaf, mark in zip(leaves, is_array, strict=True):
-        if mark:
-            shapes.append(jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(leaf)))
+    flat = flatten_call(call, jnp.arange(call.batch_size, dtype=jnp.int32))
     rule = Flat(1.0)
 
     def sums(arrays: list[Array]) -> list[Array]:
-        values = iter(arrays)
-        args = [next(values) if mark else leaf for leaf, mark in zip(leaves, is_array, strict=True)]
-        traced = call._replace(args=jax.tree.unflatten(structure, args))
+        traced, positions = flat.rebuild(arrays)
         engine = engine_of(traced, strategy, microbatch_size, budget, constant_work=constant_work)
         groups = trained_groups(rule, traced.params, traced.is_trained)
-        positions = jnp.arange(traced.batch_size, dtype=jnp.int32)
         rows = batch_rows(traced)
         return clipped_sum(engine, rows, positions, traced.trained_leaves, rule, groups, budget, traced.is_padding).sums
 
+    shapes = [jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)) for x in flat.arrays]
     return product_flops(jax.make_jaxpr(sums)(shapes))
 
 

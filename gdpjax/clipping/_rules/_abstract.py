@@ -62,6 +62,9 @@ class AbstractClipRule(abc.ABC):
     rule_name: ClassVar[str]
     """The name under which rules of this class are saved."""
 
+    words: ClassVar[str] = "scaled by the rule {name}, to l2 norm at most {bound}"
+    """The text of `describe`."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.rule_name = cls.__dict__.get("rule_name", cls.__name__)
@@ -117,7 +120,7 @@ class AbstractClipRule(abc.ABC):
 
     def describe(self) -> str:
         """Return what the rule does to gradients, as words that follow "sums of gradients" in a plan's statement."""
-        return f"scaled by the rule {self.rule_name}, to l2 norm at most {float(self.l2_norm_bound):.6g}"
+        return self.words.format(name=self.rule_name, bound=f"{float(self.l2_norm_bound):.6g}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rule's name and fields as JSON values.

@@ -1,6 +1,7 @@
 """Scale each gradient by a smooth function of its norm: automatic clipping."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -28,6 +29,7 @@ class AutoS(AbstractClipRule):
     1.0
     """
 
+    words: ClassVar[str] = "scaled automatically (AUTO-S) below l2 norm {bound}"
     l2_clip_norm: Array
     gamma: Array = 0.01
 
@@ -44,7 +46,3 @@ class AutoS(AbstractClipRule):
         # With gamma = 0 a gradient that is zero has the denominator zero.
         denominator = norm + gamma
         return bound / jnp.where(denominator == 0, 1, denominator)
-
-    def describe(self) -> str:
-        """Return "scaled automatically (AUTO-S) below l2 norm C"."""
-        return f"scaled automatically (AUTO-S) below l2 norm {float(self.l2_norm_bound):.6g}"

@@ -60,9 +60,10 @@ def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, b
     read_program(program, [True], f"the coefficient of the clipping rule {rule.rule_name}")
 
     # The rule is asked for the norm itself. A gradient whose norm, or whose bound / norm, would leave the range of the
-    # dtype is taken as one in a smaller unit; in its own unit, its norm is at most 2^22.
-    largest_unit = jnp.minimum(bound, 1) * 2.0 ** (np.finfo(norm.dtype).maxexp - 24)
-    units = jnp.minimum(power_of_two(exponent, norm.dtype), largest_unit)
+    # dtype is taken as one in a smaller unit, min(1, bound) 2^103 or more. Before, its norm is at most 2^22.
+    _, exponent_of_bound = jnp.frexp(jnp.minimum(bound, 1))
+    largest = exponent_of_bound + np.finfo(norm.dtype).maxexp - 25
+    units = power_of_two(jnp.minimum(exponent, largest), norm.dtype)
     coefficients = units * jax.vmap(of_one_row)(norm * units)
 
     # A row whose coefficient is NaN gets zero, unless the coefficient is NaN for a norm of 1 too: then a number of the

@@ -1,7 +1,7 @@
 """Clip the whole gradient to one norm, which is what a number in the place of a rule means."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from gdpjax._core.checks import POSITIVE, check_scalar
 from gdpjax._core.shown import shown
@@ -25,15 +25,12 @@ class Flat(AbstractClipRule):
     1.5
     """
 
+    words: ClassVar[str] = "clipped to l2 norm {bound}"
     l2_clip_norm: Array
 
     def coefficient(self, norm: Array, bound: Array) -> Array:
         """Return min(1, bound / norm)."""
         return clip_coefficient(norm, bound)
-
-    def describe(self) -> str:
-        """Return "clipped to l2 norm C"."""
-        return f"clipped to l2 norm {float(self.l2_norm_bound):.6g}"
 
 
 def as_rule(clip: Any) -> AbstractClipRule:

@@ -1,6 +1,7 @@
 """Rescale each gradient to one norm."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -24,12 +25,9 @@ class Normalize(AbstractClipRule):
     1.5
     """
 
+    words: ClassVar[str] = "rescaled to l2 norm {bound}"
     l2_clip_norm: Array
 
     def coefficient(self, norm: Array, bound: Array) -> Array:
         """Return bound / norm."""
         return bound / jnp.where(norm > 0, norm, 1)
-
-    def describe(self) -> str:
-        """Return "rescaled to l2 norm C"."""
-        return f"rescaled to l2 norm {float(self.l2_norm_bound):.6g}"

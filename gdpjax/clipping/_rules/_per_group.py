@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 from gdpjax._core.arguments import leaves_of
 from gdpjax._core.checks import CLIP_NORM, check_scalar
@@ -34,6 +35,7 @@ class PerGroup(AbstractClipRule):
     5.0
     """
 
+    words: ClassVar[str] = "clipped group by group, to l2 norm {bound} in total"
     groups_of: PyTree
     l2_clip_norms: Mapping[str, Array]
 
@@ -79,7 +81,3 @@ class PerGroup(AbstractClipRule):
     def coefficient(self, norm: Array, bound: Array) -> Array:
         """Return min(1, bound / norm) in each group."""
         return clip_coefficient(norm, bound)
-
-    def describe(self) -> str:
-        """Return "clipped group by group, to l2 norm C in total"."""
-        return f"clipped group by group, to l2 norm {float(self.l2_norm_bound):.6g} in total"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 
@@ -25,6 +26,7 @@ class PerLeaf(AbstractClipRule):
     1.5
     """
 
+    words: ClassVar[str] = "clipped leaf by leaf, to l2 norm {bound} in total"
     l2_clip_norm: Array
 
     def groups(self, is_trained: PyTree) -> Groups:
@@ -42,7 +44,3 @@ class PerLeaf(AbstractClipRule):
     def coefficient(self, norm: Array, bound: Array) -> Array:
         """Return min(1, bound / norm)."""
         return clip_coefficient(norm, bound)
-
-    def describe(self) -> str:
-        """Return "clipped leaf by leaf, to l2 norm C in total"."""
-        return f"clipped leaf by leaf, to l2 norm {float(self.l2_norm_bound):.6g} in total"

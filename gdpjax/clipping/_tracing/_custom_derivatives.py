@@ -107,24 +107,18 @@ def derivative_rule(eqn: Any) -> DerivativeRule | None:
     return DerivativeRule(frame_of(traced), eqn, tuple(operands))
 
 
-class Halves(NamedTuple):
-    """The two halves of a derivative rule, as `jax.custom_vjp` takes them.
-
-    Attributes:
-      forward: a function from (inputs, constants) to (outputs, saved values).
-      backward: a function from (saved values, cotangents of the outputs) to the results.
-    """
-
-    forward: Callable[..., tuple[list[Any], list[Any]]]
-    backward: Callable[..., list[Any]]
-
-
-def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
+def cut_in_two(
+    rule: DerivativeRule, results: Sequence[Any]
+) -> tuple[Callable[..., tuple[list[Any], list[Any]]], Callable[..., list[Any]]]:
     """Cut a rule into a forward and a backward half.
 
     Args:
       rule: the rule.
       results: the variables of its jaxpr whose values the backward half returns.
+
+    Returns:
+      The halves, as `jax.custom_vjp` takes them: from (inputs, constants) to (outputs, saved values), and from (saved
+      values, cotangents of the outputs) to the results.
     """
     jaxpr = rule.frame.jaxpr
     inputs = rule.eqn.invars
@@ -162,7 +156,7 @@ def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
         environment.run(late)
         return environment.read_all(results)
 
-    return Halves(forward, backward)
+    return forward, backward
 
 
 class Move(NamedTuple):
@@ -235,8 +229,9 @@ def rule_gradient(rule: DerivativeRule, operand: int) -> RuleGradient | None:
         moved = family_of(eqn).moved_operand(eqn)
         if moved is None:
             return _gradient_of_product(rule, eqn, made_by, tuple(reversed(moves)))
-        is_precise = all(is_precise(variable) for variable in (*eqn.invars, *eqn.outvars))
-        if not is_precise or _is_narrower(eqn.outvars[0], rule.eqn.invars[operand]):
+        if not all(map(is_precise, (*eqn.invars, *eqn.outvars))) or _is_narrower(
+            eqn.outvars[0], rule.eqn.invars[operand]
+        ):
             return None
         source, scale = moved
         moves.append(Move(eqn, scale))

@@ -89,12 +89,11 @@ class Environment:
         self.write(outputs, function(*self.read_all(list(inputs))))
 
 
-def _nothing(index: int, eqn: Any) -> None:
-    """Replace no equation."""
-
-
 def evaluate(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], in_place_of: Callable[[int, Any], Any] = _nothing
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    in_place_of: Callable[[int, Any], Any] = lambda index, eqn: None,
 ) -> list[Any]:
     """Return the outputs of a jaxpr.
 

@@ -239,18 +239,18 @@ class _Replay:
             for variable in gradient.variables:
                 carried_by.append(site_place)
                 results.append(variable)
-        halves = cut_in_two(rule, results)
+        forward, backward = cut_in_two(rule, results)
 
         # Everything is an argument: a function of custom derivative must not close over values of a trace.
         def primal(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> list[Any]:
-            outputs, _ = halves.forward(inputs, consts)
+            outputs, _ = forward(inputs, consts)
             return outputs
 
         def forward_rule(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> Any:
-            return halves.forward(inputs, consts)
+            return forward(inputs, consts)
 
         def backward_rule(saved: list[Any], cotangents: list[Array]) -> tuple[list[Any], None, dict[Place, Probe]]:
-            answers = halves.backward(saved, cotangents)
+            answers = backward(saved, cotangents)
             num_differentiated = len(differentiated)
 
             # Inputs that are no sites get their cotangents, and sites get nothing.
