@@ -21,9 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import call_loss, check_positions
-from gdpjax._core.checks import COUNT, check_scalar, is_traced
-from gdpjax._core.shown import shown
+from gdpjax._core.arguments import call_loss, check_callable, check_count, check_positions
 from gdpjax._core.types import PyTree
 from gdpjax.clipping._loss_checks import check_keys, check_loss_value, split_aux
 
@@ -74,13 +72,8 @@ def average_augmentations(
     >>> [round(float(v), 3) for v in total]
     [0.6, 1.3]
     """
-    if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function of one example, got {shown(loss_fn)}")
-    if is_traced(multiplicity):
-        raise ValueError("multiplicity must be a static whole number >= 1, got a traced value")
-    check_scalar("multiplicity", multiplicity, COUNT)
-    multiplicity = int(multiplicity)
-
+    check_callable("loss_fn", loss_fn, "a function of one example")
+    multiplicity = check_count("multiplicity", multiplicity)
     augmented_argnums = check_positions("augmented_argnums", augmented_argnums)
     key_argnums = check_positions("key_argnums", key_argnums)
     mapped_argnums = augmented_argnums + key_argnums

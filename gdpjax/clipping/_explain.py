@@ -19,12 +19,12 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_sum import clipped_sum
-from gdpjax.clipping._loss import Call, LossSpec, TracedLoss, batch_rows, flatten_call, prepare, trace_loss
+from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
 from gdpjax.clipping._operations import product_flops
 from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
 from gdpjax.clipping._rules import Flat, trained_groups
-from gdpjax.clipping._tracing import evaluate, frame_of
+from gdpjax.clipping._tracing import Frame, evaluate
 
 _LARGE_GRADIENT = 2**20
 """Bytes for one example from which a formed gradient is named below the table."""
@@ -196,7 +196,6 @@ def _in_words(count: float) -> str:
 def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_work: bool) -> Explanation:
     """Plan one call as `clipped_grad` does, and describe the plan."""
     budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
-    trace = trace_loss(call)
     engine = engine_of(call, strategy, microbatch_size, budget, constant_work=constant_work)
     plan = engine.plan
 
@@ -221,7 +220,7 @@ def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_wo
         engine.chunk,
         call.batch_size,
         _clipped_flops(call, strategy, microbatch_size, budget, constant_work),
-        _ordinary_flops(call, trace),
+        _ordinary_flops(call, plan.whole),
     )
 
 
@@ -243,11 +242,10 @@ def _clipped_flops(
     return product_flops(jax.make_jaxpr(sums)(shapes))
 
 
-def _ordinary_flops(call: Call, trace: TracedLoss) -> float | None:
+def _ordinary_flops(call: Call, frame: Frame) -> float | None:
     """Return the operations in products of the gradient of the same rows without privacy."""
-    frame = frame_of(trace.jaxpr)
     num_trained = len(call.trained_leaves)
-    shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in trace.jaxpr.in_avals]
+    shapes = [jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in frame.jaxpr.invars]
 
     def gradient(trained: list[Array], others: list[Array]) -> list[Array]:
         return jax.grad(lambda leaves: evaluate(frame.jaxpr, frame.consts, [*leaves, *others])[0])(trained)

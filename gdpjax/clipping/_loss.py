@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import call_loss, check_flag, check_positions, leaves_of
+from gdpjax._core.arguments import call_loss, check_callable, check_flag, check_positions, leaves_of
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._batch_statistics import refuse_mean_of_one_example
@@ -85,15 +85,14 @@ class LossSpec:
         Raises:
           ValueError: one of them is not what it should be, or two roles overlap.
         """
-        if not callable(loss_fn):
-            raise ValueError(f"loss_fn must be a function of one example, got {shown(loss_fn)}")
-
-        roles = {
-            "argnums": check_positions("argnums", argnums),
-            "batch_argnums": check_positions("batch_argnums", batch_argnums),
-            "key_argnums": check_positions("key_argnums", key_argnums),
-            "shared_argnums": check_positions("shared_argnums", shared_argnums),
+        check_callable("loss_fn", loss_fn, "a function of one example")
+        given = {
+            "argnums": argnums,
+            "batch_argnums": batch_argnums,
+            "key_argnums": key_argnums,
+            "shared_argnums": shared_argnums,
         }
+        roles = {name: check_positions(name, numbers) for name, numbers in given.items()}
         if isinstance(shared_argnames, tuple | list | set | frozenset):
             keywords = tuple(shared_argnames)
         else:
