@@ -22,7 +22,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call", "eval_jaxpr"})
 """Primitives that call a jaxpr, and do nothing else."""
 REMAT = frozenset({"remat", "remat2", "checkpoint"})
 """Primitives that compute their jaxpr again in the backward pass."""
