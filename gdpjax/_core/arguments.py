@@ -15,7 +15,7 @@ import functools
 import inspect
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -74,15 +74,15 @@ def check_static_size(name: str, size: Any) -> None:
     raise ValueError(f"{name} must be a whole number >= 1, at most {MOST_INDEX}, got {shown(size)}{advice}")
 
 
-def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:
-    """Return ``value``, an argument's number or several, as a tuple of ints >= ``least``."""
+def check_positions(name: str, value: Any) -> tuple[int, ...]:
+    """Return ``value``, an argument's number or several, as a tuple of ints >= 0."""
     numbers = value if isinstance(value, tuple | list | range) else (value,)
     for number in numbers:
         if not _is_whole(number):
             raise ValueError(f"{name} must be argument numbers, a whole number or a tuple of them, got {shown(value)}")
-    if any(number < least for number in numbers):
+    if any(number < 0 for number in numbers):
         first_few = ", ".join(str(number) for number in numbers[:8])
-        raise ValueError(f"{name} must be argument numbers >= {least}, got {first_few}")
+        raise ValueError(f"{name} must be argument numbers >= 0, got {first_few}")
     return tuple(int(number) for number in numbers)
 
 
@@ -301,3 +301,35 @@ def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]
         return wrapper
 
     return decorate
+
+
+def call_loss(loss_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what the loss returns for these arguments.
+
+    Raises:
+      ValueError: its parameters do not take so many; with the number of arguments on both sides.
+    """
+    try:
+        return loss_fn(*args, **kwargs)
+    except TypeError as error:
+        _refuse_arguments(error, loss_fn, args, kwargs)
+        raise
+
+
+def _refuse_arguments(
+    error: TypeError, loss_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Turn a TypeError of the loss into a ValueError with advice, if its parameters do not take these arguments."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # a function that does not tell its parameters
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as mismatch:
+        by_name = f" and {', '.join(kwargs)} by name" if kwargs else ""
+        raise ValueError(
+            f"loss_fn takes {signature}, but it is given {len(args)} positional arguments{by_name} ({mismatch}). "
+            "Pass as many arrays of data as loss_fn takes, and count them in batch_argnums (num_arrays of "
+            "private_training)"
+        ) from error
