@@ -16,22 +16,24 @@ processes that must not touch the accelerator need JAX_PLATFORMS=cpu in their en
 
 import abc
 import contextlib
+import dataclasses
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_choice, check_count, check_number
 from gdpjax._core.checks import OPEN_UNIT, WHOLE, at_once, check_scalar, is_traced
 from gdpjax._core.keys import check_key, fold_in
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, PyTree
 from gdpjax.sampling._allocation import allocation_overflow, allocation_sample
+from gdpjax.sampling._batch import Batch, take_rows
 from gdpjax.sampling._cyclic import checked_groups, cyclic_poisson_sample
-from gdpjax.sampling._padding import PoissonSample
 from gdpjax.sampling._poisson import (
     choose_capacity,
     dyadic_probability,
@@ -115,11 +117,24 @@ class _Batches(abc.ABC):
     _on_device: str
     """The function that draws the same batches in compiled code."""
 
-    def __init__(self, key: Array, num_examples: int, sampling_prob: float, num_steps: int):
+    capacity: int
+    overflow: float = 0.0
+    _numbers: tuple[Any, ...]
+    """The numbers of the scheme, as `_sample` takes them."""
+
+    def __init__(
+        self, key: Array, num_examples: int, sampling_prob: float, num_steps: int, num_valid: int | None
+    ) -> None:
         self.num_examples = check_count("num_examples", num_examples)
         self.num_steps = check_count("num_steps", num_steps)
         self.sampling_prob = sampling_prob
         self._key_data, self._impl = check_key(key)
+        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+
+    @staticmethod
+    @abc.abstractmethod
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        """Draw the batch of a step that is in range."""
 
     def __len__(self) -> int:
         return self.num_steps
@@ -139,14 +154,34 @@ class _Batches(abc.ABC):
         if not 0 <= number < self.num_steps:
             raise IndexError(f"step must be from 0 to {self.num_steps - 1}, got {shown(step)}")
         with at_once(), _where_bits_are_drawn(self._impl):
-            return self._batch(number)
+            batch = _draw(self._key_data, number, self._num_valid, self._impl, self._sample, self._numbers)
+            count = int(batch.count)
+            if count > self.capacity:
+                raise BatchOverflowError(
+                    f"step {number} drew {count} examples and the capacity is {self.capacity}; the probability of that "
+                    f"over the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: "
+                    "start another run with a larger capacity and a new key, and account for both"
+                )
+            return IndexBatch(np.array(batch.indices), np.array(batch.is_padding))
 
     def __iter__(self) -> Iterator[IndexBatch]:
         return (self[step] for step in range(self.num_steps))
 
-    @abc.abstractmethod
-    def _batch(self, step: int) -> IndexBatch:
-        """Return the batch of a step that is in range."""
+    def take(self, step: int, *data: PyTree) -> tuple[Any, ...]:
+        """Return the rows of the batch of a step, ``*rows, is_padding``, as `Batch.take` does.
+
+        Arrays of NumPy are read on the host. Rows that the data do not have are marked as padding.
+        """
+        indices, is_padding = self[step]
+        return take_rows(indices, is_padding, self.num_examples, data)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def _draw(
+    key_data: Array, step: Array, num_valid: Array, impl: str, sample: Callable[..., Batch], numbers: tuple[Any, ...]
+) -> Batch:
+    key = jax.random.wrap_key_data(key_data, impl=impl)
+    return sample(key, step, num_valid, *numbers)
 
 
 class PoissonBatches(_Batches):
@@ -189,7 +224,7 @@ class PoissonBatches(_Batches):
         sizes: Sequence[int] | None = None,
         num_valid: int | None = None,
     ) -> None:
-        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
         if sizes is not None:
             sizes = _ascending(sizes, capacity)
             capacity = sizes[-1]
@@ -199,24 +234,19 @@ class PoissonBatches(_Batches):
         check_number("overflow", overflow, OPEN_UNIT)
         self.sizes = sizes or (self.capacity,)
         self.overflow = overflow_probability(self.num_examples, self.sampling_prob, self.num_steps, self.capacity)
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        self._numbers = (self.num_examples, self.sampling_prob, self.capacity)
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _poisson_at(
-            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.sampling_prob, self.capacity
-        )
-        count = int(sample.count)
-        if count > self.capacity:
-            raise BatchOverflowError(
-                f"step {step} drew {count} examples and the capacity is {self.capacity}; the probability of that over "
-                f"the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: start "
-                "another run with a larger capacity and a new key, and account for both"
-            )
+    @staticmethod
+    def _sample(
+        key: Array, step: Array, num_valid: Array, num_examples: int, sampling_prob: float, capacity: int
+    ) -> Batch:
+        return poisson_sample(fold_in(key, step), num_examples, sampling_prob, capacity, num_valid=num_valid)
+
+    def __getitem__(self, step: Any) -> IndexBatch:
+        indices, is_padding = super().__getitem__(step)
+        count = np.sum(~is_padding)
         smallest_size = next(size for size in self.sizes if count <= size)
-        return IndexBatch(
-            indices=np.array(sample.indices[:smallest_size]),
-            is_padding=np.array(sample.is_padding[:smallest_size]),
-        )
+        return IndexBatch(indices[:smallest_size], is_padding[:smallest_size])
 
     def __repr__(self) -> str:
         return (
@@ -264,34 +294,18 @@ class CyclicPoissonBatches(_Batches):
         num_valid: int | None = None,
     ) -> None:
         num_examples, self.num_groups = checked_groups(num_examples, num_groups)
-        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
         self.capacity = int(check_count("capacity", capacity))
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        self._numbers = (self.num_examples, self.sampling_prob, self.num_groups, self.capacity)
 
         # A batch does not fit, or the permutation that makes the groups is not uniform.
         longest_group = -(-num_examples // self.num_groups)
         batch_too_large = overflow_probability(longest_group, self.sampling_prob, self.num_steps, self.capacity)
         self.overflow = min(1.0, batch_too_large + shuffled_error(num_examples, 1))
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _cyclic_at(
-            self._key_data,
-            step,
-            self._num_valid,
-            self._impl,
-            self.num_examples,
-            self.sampling_prob,
-            self.num_groups,
-            self.capacity,
-        )
-        count = int(sample.count)
-        if count > self.capacity:
-            raise BatchOverflowError(
-                f"step {step} drew {count} examples and the capacity is {self.capacity}; the probability "
-                f"of that over the run is at most {self.overflow:.3g}. Start another run with a larger capacity and a "
-                "new key, and account for both"
-            )
-        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        return cyclic_poisson_sample(key, step, *numbers, num_valid=num_valid)
 
     def __repr__(self) -> str:
         return (
@@ -347,30 +361,31 @@ class AllocationBatches(_Batches):
         self.overflow = allocation_overflow(
             num_examples, self.steps_per_epoch, num_steps, self.capacity, self.num_selected
         )
-        super().__init__(key, num_examples, self.num_selected / self.steps_per_epoch, num_steps)
+        super().__init__(key, num_examples, self.num_selected / self.steps_per_epoch, num_steps, num_valid)
         self.bins = check_choice("bins", bins, ("fresh", "fixed"))
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        self._numbers = (self.num_examples, self.steps_per_epoch, self.capacity, self.num_selected, self.bins)
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _allocation_at(
-            self._key_data,
+    @staticmethod
+    def _sample(
+        key: Array,
+        step: Array,
+        num_valid: Array,
+        num_examples: int,
+        steps_per_epoch: int,
+        capacity: int,
+        num_selected: int,
+        bins: str,
+    ) -> Batch:
+        return allocation_sample(
+            key,
             step,
-            self._num_valid,
-            self._impl,
-            self.num_examples,
-            self.steps_per_epoch,
-            self.capacity,
-            self.num_selected,
-            self.bins,
+            num_examples,
+            steps_per_epoch,
+            capacity,
+            num_selected=num_selected,
+            bins=bins,
+            num_valid=num_valid,
         )
-        count = int(sample.count)
-        if count > self.capacity:
-            raise BatchOverflowError(
-                f"step {step} has {count} examples and the capacity is {self.capacity}; the probability of "
-                f"that over the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: "
-                "start another run with a larger capacity and a new key, and account for both"
-            )
-        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
 
     def __repr__(self) -> str:
         return (
@@ -420,16 +435,14 @@ class ShuffledBatches(_Batches):
         num_examples, self.steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
         self.bins = check_choice("bins", bins, ("fresh", "fixed"))
         num_epochs = int(check_count("num_epochs", num_epochs))
-        super().__init__(key, num_examples, 1 / self.steps_per_epoch, self.steps_per_epoch * num_epochs)
+        super().__init__(key, num_examples, 1 / self.steps_per_epoch, self.steps_per_epoch * num_epochs, num_valid)
         self.capacity = -(-num_examples // self.steps_per_epoch)
         self.overflow = shuffled_error(num_examples, num_epochs)
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        self._numbers = (self.num_examples, self.steps_per_epoch, self.bins)
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _shuffled_at(
-            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.steps_per_epoch, self.bins
-        )
-        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, num_examples: int, steps_per_epoch: int, bins: str) -> Batch:
+        return shuffled_sample(key, step, num_examples, steps_per_epoch, bins=bins, num_valid=num_valid)
 
     def __repr__(self) -> str:
         return (
@@ -471,15 +484,18 @@ class TruncatedPoissonBatches(_Batches):
         capacity: int,
         num_valid: int | None = None,
     ) -> None:
-        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
         self.capacity = int(check_count("capacity", capacity))
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        self._numbers = (self.num_examples, self.sampling_prob, self.capacity)
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _truncated_at(
-            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.sampling_prob, self.capacity
-        )
-        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
+    @staticmethod
+    def _sample(
+        key: Array, step: Array, num_valid: Array, num_examples: int, sampling_prob: float, capacity: int
+    ) -> Batch:
+        step_key = fold_in(key, step)
+        batch = truncated_poisson_sample(step_key, num_examples, sampling_prob, capacity, num_valid=num_valid)
+        # More may be drawn than are kept.
+        return dataclasses.replace(batch, count=jnp.minimum(batch.count, capacity))
 
     def __repr__(self) -> str:
         return (
@@ -514,14 +530,17 @@ class UniformBatches(_Batches):
     def __init__(self, key: Array, num_examples: int, batch_size: int, *, num_steps: int) -> None:
         self.batch_size = check_count("batch_size", batch_size)
         num_examples = check_count("num_examples", num_examples)
-        super().__init__(key, num_examples, self.batch_size / num_examples, num_steps)
+        super().__init__(key, num_examples, self.batch_size / num_examples, num_steps, None)
         if self.batch_size > num_examples:
             raise ValueError(f"batch_size must be at most num_examples={num_examples}, got {self.batch_size}")
         self.overflow = uniform_sampling_error(self.num_examples, self.num_steps)
+        self.capacity = self.batch_size
+        self._numbers = (self.num_examples, self.batch_size)
 
-    def _batch(self, step: int) -> IndexBatch:
-        indices = _uniform_at(self._key_data, step, self._impl, self.num_examples, self.batch_size)
-        return IndexBatch(np.array(indices), np.zeros(self.batch_size, bool))
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, num_examples: int, batch_size: int) -> Batch:
+        indices = uniform_sample(fold_in(key, step), num_examples, batch_size)
+        return Batch(indices, jnp.zeros(batch_size, bool), jnp.int32(batch_size), num_examples)
 
     def __repr__(self) -> str:
         return (
@@ -564,66 +583,3 @@ def _where_bits_are_drawn(impl: str) -> contextlib.AbstractContextManager[Any]:
     except RuntimeError:  # JAX_PLATFORMS names no CPU
         return contextlib.nullcontext()
     return jax.default_device(cpus[0])
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
-def _poisson_at(
-    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, sampling_prob: float, capacity: int
-) -> PoissonSample:
-    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
-    return poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
-def _truncated_at(
-    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, sampling_prob: float, capacity: int
-) -> PoissonSample:
-    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
-    return truncated_poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))
-def _allocation_at(
-    key_data: Array,
-    step: Array,
-    num_valid: Array,
-    impl: str,
-    num_examples: int,
-    steps_per_epoch: int,
-    capacity: int,
-    num_selected: int,
-    bins: str,
-) -> PoissonSample:
-    key = jax.random.wrap_key_data(key_data, impl=impl)
-    return allocation_sample(
-        key, step, num_examples, steps_per_epoch, capacity, num_selected=num_selected, bins=bins, num_valid=num_valid
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
-def _shuffled_at(
-    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, steps_per_epoch: int, bins: str
-) -> PoissonSample:
-    key = jax.random.wrap_key_data(key_data, impl=impl)
-    return shuffled_sample(key, step, num_examples, steps_per_epoch, bins=bins, num_valid=num_valid)
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
-def _cyclic_at(
-    key_data: Array,
-    step: Array,
-    num_valid: Array,
-    impl: str,
-    num_examples: int,
-    sampling_prob: float,
-    num_groups: int,
-    capacity: int,
-) -> PoissonSample:
-    key = jax.random.wrap_key_data(key_data, impl=impl)
-    return cyclic_poisson_sample(key, step, num_examples, sampling_prob, num_groups, capacity, num_valid=num_valid)
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _uniform_at(key_data: Array, step: Array, impl: str, num_examples: int, batch_size: int) -> Array:
-    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
-    return uniform_sample(key, num_examples, batch_size)

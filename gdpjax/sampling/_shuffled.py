@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from gdpjax._core.arguments import check_choice, check_count
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._padding import PoissonSample, checked_rows, checked_step, padded, real_rows
+from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._padding import checked_rows, checked_step, padded, real_rows
 from gdpjax.sampling._ranks import lowest_rows_of
 
 _NUM_WORDS = 4
@@ -31,7 +32,7 @@ def shuffled_sample(
     *,
     bins: str = "fresh",
     num_valid: Array | None = None,
-) -> PoissonSample:
+) -> Batch:
     """Draw the batch of one step of shuffled epochs on the device.
 
     The event of E epochs is ``ShuffledEvent(noise_multiplier, steps_per_epoch, E, overflow=shuffled_error(num_examples,
@@ -48,7 +49,7 @@ def shuffled_sample(
       num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample` of ceil(N / t) slots, ascending; its ``count`` is the number of real rows, which always fit.
+      A `Batch` of ceil(N / t) slots, ascending; its ``count`` is the number of real rows, which always fit.
 
     Raises:
       ValueError: values out of range. Traced ones give a batch of padding and the largest ``count``.
