@@ -263,7 +263,7 @@ def check_rows(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
 
     num_rows = [np.shape(array)[0] if np.ndim(array) else None for array in jax.tree.leaves(trees)]
     if len(set(num_rows)) != 1 or None in num_rows:
-        raise ValueError(f"all arrays must have one row per example, got leading axes {num_rows}")
+        raise ValueError(f"expected at least one array, and all with one row per example, got leading axes {num_rows}")
     return tuple(trees), int(num_rows[0])
 
 

@@ -9,7 +9,6 @@ place of one that does not exist, which would add this example many times: `take
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any, final
 
 import jax
@@ -36,7 +35,7 @@ class Batch:
     ``count > indices.shape[0]`` means that the batch did not fit. Then every row is padding, so that a step on it adds
     noise to nothing; that is the failure whose probability `overflow_probability` bounds and a ledger must hold.
 
-    It can be unpacked as ``indices, is_padding, count``.
+    It can be unpacked and indexed as the tuple ``indices, is_padding, count``.
 
     Attributes:
       indices: int32[capacity], the rows of the batch, 0 in slots of padding.
@@ -50,8 +49,8 @@ class Batch:
     count: Array
     num_examples: int
 
-    def __iter__(self) -> Iterator[Array]:
-        return iter((self.indices, self.is_padding, self.count))
+    def __getitem__(self, place: Any) -> Any:
+        return (self.indices, self.is_padding, self.count)[place]
 
     def take(self, *data: PyTree) -> tuple[Any, ...]:
         """Return the rows of the batch, inside or outside jit: ``*rows, is_padding``.

@@ -118,7 +118,7 @@ class _Batches(abc.ABC):
     """The function that draws the same batches in compiled code."""
 
     capacity: int
-    overflow: float = 0.0
+    overflow: float
     _numbers: tuple[Any, ...]
     """The numbers of the scheme, as `_sample` takes them."""
 

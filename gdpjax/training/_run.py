@@ -43,7 +43,7 @@ from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, s
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
-from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
+from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done, own_copy
 from gdpjax.training._plan import IN_EPOCHS, Plan
 from gdpjax.training._processes import (
     beside,
@@ -85,6 +85,8 @@ class Run:
     ) -> None:
         self.folder = folder
         self._training = training
+        # An array of NumPy could be changed by its owner between a chunk and its repetition.
+        data = jax.tree.map(own_copy, data)
         self._data = data
         self.state = state
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
@@ -97,7 +99,7 @@ class Run:
 
         # Everything that decides the bits of a step.
         own = {
-            "data": digest_of(*data.arrays, data.num_examples),
+            "data": digest_of(*jax.tree.leaves(data)),
             "program": program_digest(training.step, state, data),
             "initial state": initial,
         }

@@ -115,9 +115,8 @@ def by_hand(plan, key, steps):
     def step(params, opt_state, t):
         key_of_step = jax.random.fold_in(sampling_key, t)
         batch = gdpjax.sampling.poisson_sample(key_of_step, N, plan.sampling_prob, plan.capacity)
-        batch_x = jnp.asarray(x)[batch.indices]
-        batch_y = jnp.asarray(y)[batch.indices]
-        total = grad_fn(params, batch_x, batch_y, is_padding=batch.is_padding)
+        *batch_rows, is_padding = batch.take(x, y)
+        total = grad_fn(params, *batch_rows, is_padding=is_padding)
         updates, opt_state = tx.update(total, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
@@ -400,7 +399,8 @@ def group(ids, x, max_per_user):
         (lambda t: t.step(t.init(PARAMS, KEY), rows()), "which training.place"),
         (lambda t: t.step(t.init(PARAMS, KEY), t.place(rows()[0])), "num_arrays=2"),
         (lambda t: t.run_steps(t.init(PARAMS, KEY), Data((object(), 1.0), 60), 2), "array 0 of the data must be"),
-        (lambda t: t.run_steps(t.init(PARAMS, KEY), Data((1.0, jnp.ones(60)), 60), 2), "placed for another plan"),
+        (lambda t: t.run_steps(t.init(PARAMS, KEY), Data((1.0, jnp.ones(60)), 60), 2), "one row per example"),
+        (lambda t: t.run_steps(t.init(PARAMS, KEY), Data((jnp.ones(61), jnp.ones(61)), 60), 2), "for another plan"),
         (step_on_too_many, "capacity of"),
         (lambda t: t.init(PARAMS, 0), "PRNG key"),
         (train_statistics, "GroupNorm"),
