@@ -1148,7 +1148,7 @@ RECORDS = {
     "NormalApproximation",
     "OneRunAudit",
     "Phases",
-    "PoissonSample",
+    "Batch",
     "PrivatizeState",
     "Run",
     "State",

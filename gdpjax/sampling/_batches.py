@@ -27,20 +27,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_choice, check_count, check_number
-from gdpjax._core.checks import OPEN_UNIT, WHOLE, at_once, check_scalar, is_traced
+from gdpjax._core.checks import OPEN_UNIT, at_once, is_traced
 from gdpjax._core.keys import check_key, fold_in
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.sampling._allocation import allocation_overflow, allocation_sample
 from gdpjax.sampling._batch import Batch, take_rows
-from gdpjax.sampling._cyclic import checked_groups, cyclic_poisson_sample
+from gdpjax.sampling._cyclic import cyclic_poisson_sample
 from gdpjax.sampling._poisson import (
     choose_capacity,
     dyadic_probability,
     overflow_probability,
     poisson_sample,
 )
-from gdpjax.sampling._shuffled import checked_sizes, shuffled_error, shuffled_sample
+from gdpjax.sampling._shuffled import shuffled_error, shuffled_sample
 from gdpjax.sampling._truncated import truncated_poisson_sample
 from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
@@ -117,6 +117,9 @@ class _Batches(abc.ABC):
     _on_device: str
     """The function that draws the same batches in compiled code."""
 
+    _shown: tuple[str, ...]
+    """The attributes that ``repr`` shows."""
+
     capacity: int
     overflow: float
     _numbers: tuple[Any, ...]
@@ -129,7 +132,9 @@ class _Batches(abc.ABC):
         self.num_steps = check_count("num_steps", num_steps)
         self.sampling_prob = sampling_prob
         self._key_data, self._impl = check_key(key)
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        if num_valid is None:
+            num_valid = self.num_examples
+        self._num_valid = check_count("num_valid", num_valid, least=0, most=self.num_examples)
 
     @staticmethod
     @abc.abstractmethod
@@ -146,8 +151,6 @@ class _Batches(abc.ABC):
                 f"compiled code call gdpjax.sampling.{self._on_device}"
             )
         try:
-            if isinstance(step, bool | np.bool_):
-                raise TypeError("a truth value is no step")
             number = operator.index(step)
         except TypeError as error:
             raise ValueError(f"step must be a whole number, got {shown(step)}") from error
@@ -166,6 +169,10 @@ class _Batches(abc.ABC):
 
     def __iter__(self) -> Iterator[IndexBatch]:
         return (self[step] for step in range(self.num_steps))
+
+    def __repr__(self) -> str:
+        described = [f"{name}={getattr(self, name)!r}" for name in self._shown]
+        return f"{type(self).__name__}({', '.join(described)})"
 
     def take(self, step: int, *data: PyTree) -> tuple[Any, ...]:
         """Return the rows of the batch of a step, ``*rows, is_padding``, as `Batch.take` does.
@@ -211,6 +218,7 @@ class PoissonBatches(_Batches):
     """
 
     _on_device = "poisson_sample with jax.random.fold_in(key, step)"
+    _shown = ("num_examples", "sampling_prob", "num_steps", "sizes")
 
     def __init__(
         self,
@@ -237,22 +245,14 @@ class PoissonBatches(_Batches):
         self._numbers = (self.num_examples, self.sampling_prob, self.capacity)
 
     @staticmethod
-    def _sample(
-        key: Array, step: Array, num_valid: Array, num_examples: int, sampling_prob: float, capacity: int
-    ) -> Batch:
-        return poisson_sample(fold_in(key, step), num_examples, sampling_prob, capacity, num_valid=num_valid)
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        return poisson_sample(fold_in(key, step), *numbers, num_valid=num_valid)
 
     def __getitem__(self, step: Any) -> IndexBatch:
         indices, is_padding = super().__getitem__(step)
         count = np.sum(~is_padding)
         smallest_size = next(size for size in self.sizes if count <= size)
         return IndexBatch(indices[:smallest_size], is_padding[:smallest_size])
-
-    def __repr__(self) -> str:
-        return (
-            f"PoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
-            f"num_steps={self.num_steps}, sizes={self.sizes})"
-        )
 
 
 class CyclicPoissonBatches(_Batches):
@@ -281,6 +281,7 @@ class CyclicPoissonBatches(_Batches):
     """
 
     _on_device = "cyclic_poisson_sample with the key and the step"
+    _shown = ("num_examples", "sampling_prob", "num_groups", "num_steps", "capacity")
 
     def __init__(
         self,
@@ -293,25 +294,19 @@ class CyclicPoissonBatches(_Batches):
         capacity: int,
         num_valid: int | None = None,
     ) -> None:
-        num_examples, self.num_groups = checked_groups(num_examples, num_groups)
         super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
+        self.num_groups = check_count("num_groups", num_groups, most=self.num_examples)
         self.capacity = int(check_count("capacity", capacity))
         self._numbers = (self.num_examples, self.sampling_prob, self.num_groups, self.capacity)
 
         # A batch does not fit, or the permutation that makes the groups is not uniform.
-        longest_group = -(-num_examples // self.num_groups)
+        longest_group = -(-self.num_examples // self.num_groups)
         batch_too_large = overflow_probability(longest_group, self.sampling_prob, self.num_steps, self.capacity)
-        self.overflow = min(1.0, batch_too_large + shuffled_error(num_examples, 1))
+        self.overflow = min(1.0, batch_too_large + shuffled_error(self.num_examples, 1))
 
     @staticmethod
     def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
         return cyclic_poisson_sample(key, step, *numbers, num_valid=num_valid)
-
-    def __repr__(self) -> str:
-        return (
-            f"CyclicPoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
-            f"num_groups={self.num_groups}, num_steps={self.num_steps}, capacity={self.capacity})"
-        )
 
 
 class AllocationBatches(_Batches):
@@ -341,6 +336,7 @@ class AllocationBatches(_Batches):
     """
 
     _on_device = "allocation_sample with the key and the step"
+    _shown = ("num_examples", "steps_per_epoch", "num_steps", "num_selected", "bins", "capacity")
 
     def __init__(
         self,
@@ -366,33 +362,9 @@ class AllocationBatches(_Batches):
         self._numbers = (self.num_examples, self.steps_per_epoch, self.capacity, self.num_selected, self.bins)
 
     @staticmethod
-    def _sample(
-        key: Array,
-        step: Array,
-        num_valid: Array,
-        num_examples: int,
-        steps_per_epoch: int,
-        capacity: int,
-        num_selected: int,
-        bins: str,
-    ) -> Batch:
-        return allocation_sample(
-            key,
-            step,
-            num_examples,
-            steps_per_epoch,
-            capacity,
-            num_selected=num_selected,
-            bins=bins,
-            num_valid=num_valid,
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"AllocationBatches(num_examples={self.num_examples}, steps_per_epoch={self.steps_per_epoch}, "
-            f"num_steps={self.num_steps}, num_selected={self.num_selected}, bins={self.bins!r}, "
-            f"capacity={self.capacity})"
-        )
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        *sizes, num_selected, bins = numbers
+        return allocation_sample(key, step, *sizes, num_selected=num_selected, bins=bins, num_valid=num_valid)
 
 
 class ShuffledBatches(_Batches):
@@ -421,6 +393,7 @@ class ShuffledBatches(_Batches):
     """
 
     _on_device = "shuffled_sample with the key and the step"
+    _shown = ("num_examples", "steps_per_epoch", "num_steps")
 
     def __init__(
         self,
@@ -432,7 +405,8 @@ class ShuffledBatches(_Batches):
         bins: str = "fresh",
         num_valid: int | None = None,
     ) -> None:
-        num_examples, self.steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
+        num_examples = check_count("num_examples", num_examples)
+        self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, most=num_examples)
         self.bins = check_choice("bins", bins, ("fresh", "fixed"))
         num_epochs = int(check_count("num_epochs", num_epochs))
         super().__init__(key, num_examples, 1 / self.steps_per_epoch, self.steps_per_epoch * num_epochs, num_valid)
@@ -443,12 +417,6 @@ class ShuffledBatches(_Batches):
     @staticmethod
     def _sample(key: Array, step: Array, num_valid: Array, num_examples: int, steps_per_epoch: int, bins: str) -> Batch:
         return shuffled_sample(key, step, num_examples, steps_per_epoch, bins=bins, num_valid=num_valid)
-
-    def __repr__(self) -> str:
-        return (
-            f"ShuffledBatches(num_examples={self.num_examples}, steps_per_epoch={self.steps_per_epoch}, "
-            f"num_steps={self.num_steps})"
-        )
 
 
 class TruncatedPoissonBatches(_Batches):
@@ -473,6 +441,7 @@ class TruncatedPoissonBatches(_Batches):
     """
 
     _on_device = "truncated_poisson_sample with jax.random.fold_in(key, step)"
+    _shown = ("num_examples", "sampling_prob", "num_steps", "capacity")
 
     def __init__(
         self,
@@ -489,19 +458,10 @@ class TruncatedPoissonBatches(_Batches):
         self._numbers = (self.num_examples, self.sampling_prob, self.capacity)
 
     @staticmethod
-    def _sample(
-        key: Array, step: Array, num_valid: Array, num_examples: int, sampling_prob: float, capacity: int
-    ) -> Batch:
-        step_key = fold_in(key, step)
-        batch = truncated_poisson_sample(step_key, num_examples, sampling_prob, capacity, num_valid=num_valid)
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        batch = truncated_poisson_sample(fold_in(key, step), *numbers, num_valid=num_valid)
         # More may be drawn than are kept.
-        return dataclasses.replace(batch, count=jnp.minimum(batch.count, capacity))
-
-    def __repr__(self) -> str:
-        return (
-            f"TruncatedPoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
-            f"num_steps={self.num_steps}, capacity={self.capacity})"
-        )
+        return dataclasses.replace(batch, count=jnp.minimum(batch.count, batch.indices.size))
 
 
 class UniformBatches(_Batches):
@@ -526,13 +486,12 @@ class UniformBatches(_Batches):
     """
 
     _on_device = "uniform_sample with jax.random.fold_in(key, step)"
+    _shown = ("num_examples", "batch_size", "num_steps")
 
     def __init__(self, key: Array, num_examples: int, batch_size: int, *, num_steps: int) -> None:
-        self.batch_size = check_count("batch_size", batch_size)
         num_examples = check_count("num_examples", num_examples)
+        self.batch_size = check_count("batch_size", batch_size, most=num_examples)
         super().__init__(key, num_examples, self.batch_size / num_examples, num_steps, None)
-        if self.batch_size > num_examples:
-            raise ValueError(f"batch_size must be at most num_examples={num_examples}, got {self.batch_size}")
         self.overflow = uniform_sampling_error(self.num_examples, self.num_steps)
         self.capacity = self.batch_size
         self._numbers = (self.num_examples, self.batch_size)
@@ -542,26 +501,10 @@ class UniformBatches(_Batches):
         indices = uniform_sample(fold_in(key, step), num_examples, batch_size)
         return Batch(indices, jnp.zeros(batch_size, bool), jnp.int32(batch_size), num_examples)
 
-    def __repr__(self) -> str:
-        return (
-            f"UniformBatches(num_examples={self.num_examples}, batch_size={self.batch_size}, "
-            f"num_steps={self.num_steps})"
-        )
-
-
-def _checked_num_valid(num_valid: int | None, num_examples: int) -> int:
-    """Return the number of real rows, which are all of them if None."""
-    if num_valid is None:
-        return num_examples
-    check_scalar("num_valid", num_valid, WHOLE)
-    if num_valid > num_examples:
-        raise ValueError(f"num_valid must be at most num_examples={num_examples}, got {num_valid}")
-    return int(num_valid)
-
 
 def _ascending(sizes: Sequence[int], capacity: int | None) -> tuple[int, ...]:
     """Return the sizes; ValueError unless they ascend and end with the capacity, if that is given."""
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes):
+    if not isinstance(sizes, Sequence):
         raise ValueError(f"sizes must be a few whole numbers, got {shown(sizes)}")
     checked = tuple(check_count("sizes", size) for size in sizes)
     if not checked or list(checked) != sorted(set(checked)):

@@ -69,7 +69,8 @@ def cyclic_poisson_sample(
     >>> int(draw(jax.random.key(0), 5).count)
     25
     """
-    num_examples, num_groups = checked_groups(num_examples, num_groups)
+    num_examples = check_count("num_examples", num_examples)
+    num_groups = check_count("num_groups", num_groups, most=num_examples)
     rows = checked_rows(num_examples, num_valid)
     step, is_valid_step = checked_step(step)
 
@@ -85,14 +86,3 @@ def cyclic_poisson_sample(
     # A step or a number of rows out of range gives a batch that never fits.
     batch = Batch(members.indices[sample.indices], sample.is_padding, sample.count, num_examples)
     return where_valid(batch, is_valid_step & rows.contains(num_real))
-
-
-def checked_groups(num_examples: int, num_groups: int) -> tuple[int, int]:
-    """Return both numbers; ValueError for more groups than rows."""
-    num_examples = int(check_count("num_examples", num_examples))
-    num_groups = int(check_count("num_groups", num_groups))
-    if num_groups > num_examples:
-        raise ValueError(
-            f"num_groups must be at most num_examples={num_examples}, or groups are empty, got {num_groups}"
-        )
-    return num_examples, num_groups

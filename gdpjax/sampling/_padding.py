@@ -78,20 +78,19 @@ def real_rows(included: Array, num_valid: Array | None, rows: Domain) -> tuple[A
 def padded(included: Array, capacity: int, valid: Array) -> Batch:
     """Return the batch of the marked rows, bool[num_examples], ascending; it is all padding where they do not fit.
 
-    A count has no NaN: where ``valid`` is false, as of a traced number out of range, it is one that never fits.
+    Where ``valid`` is false, as of a traced number out of range, it is one that never fits.
     """
-    num_included = included.sum(dtype=jnp.int32)
-    count = jnp.where(valid, num_included, jnp.iinfo(jnp.int32).max)
+    count = included.sum(dtype=jnp.int32)
 
     # A batch that does not fit is padding throughout: the part that would fit is not the batch that is accounted for.
     is_padding = (jnp.arange(capacity) >= count) | (count > capacity)
-    indices = jnp.where(is_padding, 0, first_positions(included, capacity))
-    return Batch(indices, is_padding, count, included.shape[0])
+    batch = Batch(first_positions(included, capacity), is_padding, count, included.shape[0])
+    return where_valid(batch, valid)
 
 
 def where_valid(batch: Batch, valid: Array) -> Batch:
-    """Return a batch where ``valid`` is true, and one of padding that never fits where it is not."""
-    is_padding = batch.is_padding | ~valid
+    """Return a batch where ``valid`` is true, and one of padding, whose count never fits, where it is not."""
+    is_padding = batch.is_padding | ~jnp.asarray(valid)
     return Batch(
         indices=jnp.where(is_padding, 0, batch.indices),
         is_padding=is_padding,

@@ -2,7 +2,7 @@
 
     batches = Poisson(num_examples=60_000, expected_batch_size=256, num_steps=3516)
     tx = gdpjax.privatize(grad_fn, noise_multiplier=1.3, batches=batches, key=noise_key)
-    batch = batches.sample(sampling_key, t)                          # in the compiled step t
+    *rows, is_padding = batches.sample(sample_key, t).take(x, y)     # in the compiled step t
 
 A loop of one's own would otherwise write the sampling probability where it draws, where it adds noise and where it
 accounts, and the capacity where it draws and where it computes the probability of an overflow; nothing could see that
@@ -142,7 +142,9 @@ class Poisson:
         ``host_batches(key)[step]`` has the same rows.
 
         Args:
-          key: one PRNG key, the same for every step of the run, used for nothing else.
+          key: one PRNG key, the same for every step of the run, used for nothing else. Two runs never share it: they
+            would see the same batches, and be ONE joint event (`gdpjax.Event.joint`), not two that add up. Make it and
+            the noise key from one key of the run: ``sample_key, noise_key = jax.random.split(run_key)``.
           step: which step of the run, from 0, a number or a traced one. Steps from num_steps on are drawn, too. One in
             float32 must be below 2^24, where that type begins to round whole numbers.
           num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all.
@@ -170,7 +172,7 @@ class Poisson:
         """Return the batches of the run on the host, by step, for a data loader.
 
         Args:
-          key: one PRNG key, used for nothing else.
+          key: one PRNG key, used for nothing else; that of `sample`, which two runs never share.
           num_valid: how many of the rows are real, from 0 to num_examples; None: all of them.
 
         Returns:

@@ -61,7 +61,8 @@ def shuffled_sample(
     >>> [int(draw(step).count) for step in range(3)]
     [4, 3, 3]
     """
-    num_examples, steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
+    num_examples = check_count("num_examples", num_examples)
+    steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, most=num_examples)
     check_choice("bins", bins, ("fresh", "fixed"))
     rows = checked_rows(num_examples, num_valid)
     step, is_valid_step = checked_step(step)
@@ -106,14 +107,3 @@ def shuffled_error(num_examples: int, num_epochs: int) -> float:
     # The last factor makes up for the rounding of the product.
     bound = float(num_epochs) * float(num_examples) ** 2 * 2.0**-129 * (1 + 1e-15)
     return min(1.0, bound)
-
-
-def checked_sizes(num_examples: int, steps_per_epoch: int) -> tuple[int, int]:
-    """Return both numbers; ValueError for more steps than rows."""
-    num_examples = int(check_count("num_examples", num_examples))
-    steps_per_epoch = int(check_count("steps_per_epoch", steps_per_epoch))
-    if steps_per_epoch > num_examples:
-        raise ValueError(
-            f"steps_per_epoch must be at most num_examples={num_examples}, or batches are empty, got {steps_per_epoch}"
-        )
-    return num_examples, steps_per_epoch

@@ -63,20 +63,12 @@ def place(plan: Plan, *arrays: PyTree, sharding: Any = None) -> Data:
     _warn_of_rows_that_are_not_finite(arrays, num_examples, plan.unit)
 
     def placed(array: Any) -> Array:
-        # Rows of zeros in place of those that are missing.
-        rows = array
-        if num_missing:
-            widths = [(0, 0)] * np.ndim(array)
-            widths[0] = (0, num_missing)
-            rows = np.pad(np.asarray(array), widths)
-
-        # Each of several processes has a copy of its own, and puts its part.
-        if jax.process_count() > 1:
-            rows = np.asarray(rows)
-        if sharding is None:
-            return jnp.array(rows)
-        # On processors an array of NumPy may be used where it lies: later changes of the caller's would be seen.
-        return jax.device_put(jnp.array(rows) if isinstance(rows, jax.Array) else np.array(rows), sharding)
+        # A copy, because on processors an array of NumPy may be used where it lies, and changed by its owner.
+        if isinstance(array, jax.Array) and not num_missing and jax.process_count() == 1:
+            return jax.device_put(array.copy(), sharding)
+        # Rows that are missing are zeros. Each of several processes has a copy of its own, and puts its part.
+        widths = [(0, num_missing), *[(0, 0)] * (np.ndim(array) - 1)]
+        return jax.device_put(np.pad(np.asarray(array), widths), sharding)
 
     return Data(jax.tree.map(placed, arrays), jnp.asarray(num_examples, jnp.int32))
 

@@ -462,7 +462,9 @@ class _Compiled:
         try:
             return self._compiled(state, *args, **kwargs)
         except (TypeError, ValueError):
-            self._explain(state, args, kwargs)
+            # Explain an argument that could not have been compiled for.
+            check_tree("state", state)
+            check_tree("the data or the batch", (args, kwargs))
             raise
 
     def _other_arguments(self, error: TypeError) -> str:
@@ -475,14 +477,6 @@ class _Compiled:
         if "data" in parameters:
             advice = "; data are what training.place(...) returned"
         return f"expected training.{name}({listing}), got other arguments ({error}){advice}"
-
-    def _explain(self, state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raise ValueError if an argument could not have been compiled for."""
-        check_tree("state", state)
-        for position, value in enumerate(args):
-            check_tree(f"argument {position + 1}", value)
-        for name, value in kwargs.items():
-            check_tree(name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_compiled"), name)
@@ -500,7 +494,9 @@ def num_steps_done(state: State) -> Array:
 
 def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Batch, Array]:
     """Draw the batch of one step, and tell whether it fits the capacity."""
-    # In schemes of whole epochs every step has the key of the run, of which it draws its part of an epoch.
+    # In schemes of whole epochs every step has the key of the run, of which it draws its part of an epoch. In the
+    # others every step draws anew, with a key of its own.
+    key_of_step = fold_in(sampling_key, step)
     if plan.sampling == "allocation":
         batch = allocation_sample(
             sampling_key,
@@ -512,8 +508,7 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             bins=plan.bins,
             num_valid=num_examples,
         )
-        return batch, batch.count <= plan.capacity
-    if plan.sampling == "shuffled":
+    elif plan.sampling == "shuffled":
         batch = shuffled_sample(
             sampling_key,
             step,
@@ -522,8 +517,7 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             bins=plan.order,
             num_valid=num_examples,
         )
-        return batch, batch.count <= plan.capacity
-    if plan.sampling == "cyclic_poisson":
+    elif plan.sampling == "cyclic_poisson":
         batch = cyclic_poisson_sample(
             sampling_key,
             step,
@@ -533,25 +527,23 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             plan.capacity,
             num_valid=num_examples,
         )
-        return batch, batch.count <= plan.capacity
-
-    # In the others every step draws anew, with a key of its own.
-    key = fold_in(sampling_key, step)
-    if plan.sampling == "uniform":
-        indices = uniform_sample(key, plan.max_examples, plan.capacity)
+    elif plan.sampling == "uniform":
+        indices = uniform_sample(key_of_step, plan.max_examples, plan.capacity)
         is_padding = jnp.zeros(plan.capacity, bool)
-        return Batch(indices, is_padding, jnp.asarray(plan.capacity), plan.max_examples), jnp.asarray(True)
+        batch = Batch(indices, is_padding, jnp.asarray(plan.capacity), plan.max_examples)
+    else:
+        sample = truncated_poisson_sample if plan.sampling == "truncated_poisson" else poisson_sample
+        batch = sample(
+            key_of_step,
+            plan.max_examples,
+            plan.sampling_prob,
+            plan.capacity,
+            num_valid=num_examples,
+        )
 
-    sample = truncated_poisson_sample if plan.sampling == "truncated_poisson" else poisson_sample
-    batch = sample(
-        key,
-        plan.max_examples,
-        plan.sampling_prob,
-        plan.capacity,
-        num_valid=num_examples,
-    )
-    fits = jnp.asarray(True) if plan.sampling == "truncated_poisson" else batch.count <= plan.capacity
-    return batch, fits
+    # Of a truncated batch more may have been drawn than are kept.
+    fits = batch.count <= plan.capacity
+    return batch, fits | (plan.sampling == "truncated_poisson")
 
 
 def check_status(state: State) -> None:

@@ -85,7 +85,7 @@ class Run:
     ) -> None:
         self.folder = folder
         self._training = training
-        # An array of NumPy could be changed by its owner between a chunk and its repetition.
+        # An array of NumPy, or a dict, could be changed by its owner between a chunk and its repetition.
         data = jax.tree.map(own_copy, data)
         self._data = data
         self.state = state
@@ -123,8 +123,8 @@ class Run:
 
     @property
     def data(self) -> Data:
-        """Return the data that the steps are made on."""
-        return self._data
+        """Return the data that the steps are made on, in containers of their own."""
+        return jax.tree.map(own_copy, self._data)
 
     @property
     def step(self) -> int:

@@ -476,7 +476,8 @@ def privatize(
       clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
       noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count. The number
         0 makes steps without privacy, and the ledger's epsilon infinite.
-      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
+      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy. A new one does
+        not make a new run of old batches: two runs that share the key of their batches are one `gdpjax.Event.joint`.
       batches: a `gdpjax.sampling.Poisson`, which is to draw the batches, too: in the place of the next three, which
         follow from it, and so cannot be other ones than it draws with. Its numbers are known before compiling; a sweep
         in which one of them is traced gives the three. The sum must have been made with ``is_padding=``.

@@ -153,6 +153,14 @@ def test_scan_equals_steps_equals_a_loader(training, whole, after_each):
     assert info.norms.shape == (training.plan.capacity,)
 
 
+def test_two_runs_have_batches_of_their_own(training):
+    """Trap 82: a run has one key, from which its batches and its noise are drawn."""
+    sources = [batch_source(training.plan, training.init(PARAMS, jax.random.key(seed)), N) for seed in (0, 1, 0)]
+    first, second, again = [[batch.indices.tolist() for batch in source] for source in sources]
+    assert first == again
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
 def test_constant_work_trains_the_same(training):
     """The rows that are computed or skipped beyond the batch change nothing that is released."""
     optimizer = optax.sgd(0.1, momentum=0.9)
@@ -409,6 +417,7 @@ def group(ids, x, max_per_user):
         (lambda t: batch_source(t.plan, t.init(PARAMS, KEY), 61), "max_examples = 60"),
         (lambda t: group([1, 2], [0.0, 0.0, 0.0], 1), "one row per example"),
         (lambda t: group([1, 2], [0.0, 0.0], 0), "max_per_user"),
+        (lambda t: group(np.ma.array([1, 2], mask=[True, False]), [0.0, 0.0], 1), "none of them masked"),
     ],
 )
 def test_bad_input(training, act, message):
