@@ -14,12 +14,10 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from gdpjax._core.arguments import check_rows
 from gdpjax._core.types import Array, PyTree
-
-EXPLICIT = AxisType.Explicit
 
 
 @final
@@ -105,14 +103,9 @@ def _spread_rows(array: Array, indices: Array) -> Array:
     """Return array[indices], spread over the devices of the mesh that the array is on."""
     sharding: Any = jax.typeof(array).sharding
     mesh = sharding.mesh
-    explicit_axes = []
-    for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True):
-        if axis_type == EXPLICIT:
-            explicit_axes.append(name)
-
     # On an Auto mesh `clipped_grad` spreads the rows.
-    if not explicit_axes:
+    if not mesh.explicit_axes:
         return array[indices]
     with jax.sharding.use_abstract_mesh(mesh):
         whole = jax.sharding.reshard(array, PartitionSpec())
-        return jax.sharding.reshard(whole[indices], PartitionSpec(tuple(explicit_axes)))
+        return jax.sharding.reshard(whole[indices], PartitionSpec(mesh.explicit_axes))
