@@ -261,10 +261,10 @@ def check_rows(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
         structure = jax.tree.structure(argument, is_leaf=_is_nested_numbers)
         trees.append(jax.tree.unflatten(structure, arrays))
 
-    num_rows = [np.shape(array)[0] if np.ndim(array) else None for array in jax.tree.leaves(trees)]
-    if len(set(num_rows)) != 1 or None in num_rows:
-        raise ValueError(f"expected at least one array, and all with one row per example, got leading axes {num_rows}")
-    return tuple(trees), int(num_rows[0])
+    axes: list[Any] = [np.shape(array)[0] if np.ndim(array) else None for array in jax.tree.leaves(trees)]
+    if len(set(axes)) != 1 or None in axes:
+        raise ValueError(f"expected at least one array, and all with one row per example, got leading axes {axes}")
+    return tuple(trees), axes[0]
 
 
 def _is_nested_numbers(node: Any) -> bool:

@@ -110,8 +110,7 @@ def _examples_of(batch: Any, step: int) -> list[int]:
             f"the batch of step {step} must be whole numbers, or (indices, is_padding) with a mask of truth values; "
             f"got {shown(batch)}"
         )
-    indices = indices[~is_padding]
-    examples = [int(index) for index in indices]
+    examples = indices[~is_padding].tolist()
     if len(set(examples)) < len(examples):
         raise ParticipationError(f"step {step} has an example more than once")
     return examples

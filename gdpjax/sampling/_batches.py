@@ -151,6 +151,8 @@ class _Batches(abc.ABC):
                 f"compiled code call gdpjax.sampling.{self._on_device}"
             )
         try:
+            if isinstance(step, bool | np.bool_):
+                raise TypeError("a truth value is no step")
             number = operator.index(step)
         except TypeError as error:
             raise ValueError(f"step must be a whole number, got {shown(step)}") from error
@@ -296,7 +298,7 @@ class CyclicPoissonBatches(_Batches):
     ) -> None:
         super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
         self.num_groups = check_count("num_groups", num_groups, most=self.num_examples)
-        self.capacity = int(check_count("capacity", capacity))
+        self.capacity = check_count("capacity", capacity)
         self._numbers = (self.num_examples, self.sampling_prob, self.num_groups, self.capacity)
 
         # A batch does not fit, or the permutation that makes the groups is not uniform.
@@ -408,7 +410,7 @@ class ShuffledBatches(_Batches):
         num_examples = check_count("num_examples", num_examples)
         self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, most=num_examples)
         self.bins = check_choice("bins", bins, ("fresh", "fixed"))
-        num_epochs = int(check_count("num_epochs", num_epochs))
+        num_epochs = check_count("num_epochs", num_epochs)
         super().__init__(key, num_examples, 1 / self.steps_per_epoch, self.steps_per_epoch * num_epochs, num_valid)
         self.capacity = -(-num_examples // self.steps_per_epoch)
         self.overflow = shuffled_error(num_examples, num_epochs)
@@ -454,7 +456,7 @@ class TruncatedPoissonBatches(_Batches):
         num_valid: int | None = None,
     ) -> None:
         super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
-        self.capacity = int(check_count("capacity", capacity))
+        self.capacity = check_count("capacity", capacity)
         self._numbers = (self.num_examples, self.sampling_prob, self.capacity)
 
     @staticmethod

@@ -1,5 +1,7 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
+from typing import Any
+
 from gdpjax._core.arguments import check_instance
 from gdpjax.sampling import (
     AllocationBatches,
@@ -82,7 +84,7 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
             num_valid=num_examples,
         )
 
-    fields = {"num_steps": plan.max_steps, "capacity": plan.capacity, "num_valid": num_examples}
+    fields: dict[str, Any] = {"num_steps": plan.max_steps, "capacity": plan.capacity, "num_valid": num_examples}
     if plan.sampling == "cyclic_poisson":
         return CyclicPoissonBatches(key, num_rows, plan.sampling_prob, plan.num_groups, **fields)
     source = TruncatedPoissonBatches if plan.sampling == "truncated_poisson" else PoissonBatches

@@ -83,7 +83,7 @@ def _warn_of_rows_that_are_not_finite(arrays: tuple[PyTree, ...], num_examples: 
         is_finite = jnp.isfinite(array) if isinstance(array, jax.Array) else np.isfinite(np.asarray(array))
         is_finite_row = is_finite.all(axis=tuple(range(1, is_finite.ndim)))
         has_others |= ~np.asarray(is_finite_row)
-    num_others = int(has_others.sum())
+    num_others = has_others.sum()
     if num_others:
         warnings.warn(
             f"{num_others} of {num_examples} {unit}s have a NaN or an infinity in the data. One whose gradient is not "
