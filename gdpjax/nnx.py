@@ -68,7 +68,7 @@ def private_training(
       optimizer: a plain optax optimizer, such as ``optax.adam(1e-3)``; it sees the trained variables only.
       wrt: which variables are trained, as in `nnx.Optimizer`: `nnx.Param`, `nnx.LoRAParam`, any filter. All others are
         frozen.
-      num_arrays: how many arrays an example consists of.
+      num_arrays: how many arguments of the loss an example is, arrays or pytrees of arrays.
       example_key: the loss takes a PRNG key of its own for each example, beside those of the module's streams.
       options: the other options of `gdpjax.training.private_training` (strategy, microbatch_size, constant_work,
         keep_batch_dim, scale).

@@ -787,6 +787,8 @@ def _sampling_cases() -> dict[str, Case]:
             sizes=(8, 16),
         ),
         "PoissonBatches[]": case(sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).__getitem__, 1),
+        "PoissonBatches.take": case(sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).take, 1, np.ones((8, 2))),
+        "Batch.take": case(sampling.poisson_sample(KEY, 20, 0.1, 8).take, np.ones((8, 2)), np.ones(8)),
         "AllocationBatches": case(
             _first(sampling.AllocationBatches),
             KEY,
@@ -1107,7 +1109,7 @@ RECORDS = {
     "NoiseState",
     "NormalApproximation",
     "OneRunAudit",
-    "PoissonSample",
+    "Batch",
     "PrivatizeState",
     "Run",
     "State",

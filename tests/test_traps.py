@@ -798,6 +798,24 @@ TRAPS = {
         ),
         "version 0.2.0: each fails, of the recorded steps the case of the narrowest bracket",
     ),
+    85: Trap(
+        "Rows that the data do not have are read as the last row, which is then added many times.",
+        (
+            "tests/sampling/test_take.py::test_a_row_that_is_missing_adds_nothing",
+            "tests/sampling/test_take.py::test_batches_on_the_host_take_rows_too",
+            "tests/sampling/test_take.py::test_other_data_are_refused",
+        ),
+        "in the test: x[batch.indices], with which one example moves the sum by more than 40 in place of 2",
+    ),
+    86: Trap(
+        "Two runs share a sampling key, and are accounted for as if their batches were independent.",
+        (
+            "tests/accounting/test_events.py::test_two_runs_on_the_same_batches_are_one_joint_event",
+            "tests/training/test_loop.py::test_two_runs_have_batches_of_their_own",
+        ),
+        "two independent events state an epsilon of 2.58 where 4.48 is released; init with one sampling key for all "
+        "runs: the second of these fails",
+    ),
 }
 
 

@@ -244,13 +244,40 @@ def _is_special(leaf: Any) -> bool:
     return leaf.dtype == jax.dtypes.float0 or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def leaves_of(name: str, tree: Any) -> list[tuple[Any, Any]]:
+def leaves_of(name: str, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[Any, Any]]:
     """Return the leaves of ``tree`` with their paths; ValueError if JAX cannot walk it (keys that cannot be sorted)."""
     try:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     except Exception as error:
         raise ValueError(f"{name} must be a pytree that JAX can flatten, got {shown(tree)}: {error}") from error
     return leaves
+
+
+def check_rows(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
+    """Return data, pytrees with one row per example in each leaf, as trees of arrays, and the number of rows.
+
+    ValueError where leaves are no arrays, or have unequal numbers of rows.
+    """
+    trees = []
+    for index, argument in enumerate(arguments):
+        name = f"array {index} of the data"
+        arrays = []
+        for path, leaf in leaves_of(name, argument, _is_nested_numbers):
+            arrays.append(check_array(f"{name}{jax.tree_util.keystr(path)}", leaf, kinds="biufc"))
+        structure = jax.tree.structure(argument, is_leaf=_is_nested_numbers)
+        trees.append(jax.tree.unflatten(structure, arrays))
+
+    axes: list[Any] = [np.shape(array)[0] if np.ndim(array) else None for array in jax.tree.leaves(trees)]
+    if len(set(axes)) != 1 or None in axes:
+        raise ValueError(f"expected at least one array, and all with one row per example, got leading axes {axes}")
+    return tuple(trees), axes[0]
+
+
+def _is_nested_numbers(node: Any) -> bool:
+    """Return whether a list or tuple holds numbers only: it is read as one array, not as a tree of numbers."""
+    if not isinstance(node, list | tuple):
+        return False
+    return all(isinstance(leaf, bool | int | float | complex) for leaf in jax.tree.leaves(node))
 
 
 def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **renamed: str) -> None:

@@ -38,6 +38,7 @@ from gdpjax._core.arguments import (
     check_count,
     check_flag,
     check_instance,
+    check_rows,
     check_transformation,
     check_tree,
     keyword_checked,
@@ -49,6 +50,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
 from gdpjax.sampling import (
+    Batch,
     BatchOverflowError,
     allocation_sample,
     cyclic_poisson_sample,
@@ -57,7 +59,7 @@ from gdpjax.sampling import (
     truncated_poisson_sample,
     uniform_sample,
 )
-from gdpjax.training._data import Data, check_data, place, rows_of
+from gdpjax.training._data import Data, check_data, place
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.training._scale import Scale, factors_of, in_scaled_space, is_trained, origin, unscaled
@@ -152,7 +154,7 @@ def private_training(
       loss_fn: scalar loss of ONE example, ``loss_fn(params, *example)``, or ``loss_fn(params, *example, key)`` with
         ``example_key``. With a plan per user an example is a user's rows.
       optimizer: what turns the noisy mean into updates, such as ``optax.adam(1e-3)``; post-processing.
-      num_arrays: how many arrays an example consists of.
+      num_arrays: how many arguments of the loss an example is, arrays or pytrees of arrays.
       example_key: the loss takes a PRNG key of its own for each example (dropout).
       keep_batch_dim, trainable, strategy, microbatch_size: as in `gdpjax.clipped_grad`. The optimizer keeps its moments
         of frozen leaves, too, unless it is ``optax.masked(optimizer, trainable)``.
@@ -293,7 +295,7 @@ def private_training(
         status = jnp.asarray(RUNNING, jnp.int32)
         state = beside(params, State(params, opt_state, sampling_key, status))
         # An array of NumPy could be changed by its owner between a chunk and its repetition.
-        return jax.tree.map(_own_copy, state)
+        return jax.tree.map(own_copy, state)
 
     def take(
         state: State,
@@ -350,15 +352,13 @@ def private_training(
     def step(state: State, data: Data) -> tuple[State, Info]:
         _check_data(plan, data, num_arrays)
         done = num_steps_done(state)
-        indices, is_padding, fits = draw(plan, state.sampling_key, done, data.num_examples)
-        batch = tuple(rows_of(array, indices) for array in data.arrays)
-        return take(state, batch, is_padding, fits)
+        batch, fits = draw(plan, state.sampling_key, done, data.num_examples)
+        *rows, is_padding = batch.take(*data.arrays)
+        return take(state, tuple(rows), is_padding, fits)
 
     def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
-        check_array("is_padding", is_padding, kinds="biuf")
         _check_batch(plan, batch, is_padding, num_arrays)
-        batch = tuple(jnp.asarray(array) for array in batch)
-        return take(state, batch, jnp.asarray(is_padding, bool), jnp.asarray(True))
+        return take(state, jax.tree.map(jnp.asarray, batch), jnp.asarray(is_padding, bool), jnp.asarray(True))
 
     def run_steps(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
         num_steps = check_count("num_steps", num_steps)
@@ -373,7 +373,14 @@ def private_training(
         return (data,), {}
 
     def check_step_on(*batch: Any, is_padding: Any) -> tuple[tuple, dict[str, Any]]:
-        return batch, {"is_padding": is_padding}
+        batch, _ = check_rows(batch)
+        is_padding = check_array("is_padding", is_padding, kinds="biuf")
+
+        # The owner of an array of NumPy may write the next batch into it while this step is still computed.
+        def copied(leaf: Any) -> Any:
+            return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+        return jax.tree.map(copied, batch), {"is_padding": copied(is_padding)}
 
     def check_steps(data: Data, num_steps: int) -> tuple[tuple, dict[str, Any]]:
         _check_data(plan, data, num_arrays)
@@ -400,7 +407,7 @@ def _correlation_of(plan: Plan) -> Correlation | None:
     return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, None, None)
 
 
-def _own_copy(leaf: Any) -> Any:
+def own_copy(leaf: Any) -> Any:
     """Return a leaf, or a copy of it on the device if it is an array of NumPy."""
     return jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf
 
@@ -459,7 +466,9 @@ class _Compiled:
         try:
             return self._compiled(state, *args, **kwargs)
         except (TypeError, ValueError):
-            self._explain(state, args, kwargs)
+            # Explain an argument that could not have been compiled for.
+            check_tree("state", state)
+            check_tree("the data or the batch", (args, kwargs))
             raise
 
     def _other_arguments(self, error: TypeError) -> str:
@@ -472,14 +481,6 @@ class _Compiled:
         if "data" in parameters:
             advice = "; data are what training.place(...) returned"
         return f"expected training.{name}({listing}), got other arguments ({error}){advice}"
-
-    def _explain(self, state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raise ValueError if an argument could not have been compiled for."""
-        check_tree("state", state)
-        for position, value in enumerate(args):
-            check_tree(f"argument {position + 1}", value)
-        for name, value in kwargs.items():
-            check_tree(name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_compiled"), name)
@@ -495,11 +496,13 @@ def num_steps_done(state: State) -> Array:
     return ledger_state_of(state.opt_state).num_steps.sum(dtype=jnp.int32)
 
 
-def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Array, Array, Array]:
-    """Draw the batch of one step: its row numbers, which of them are padding, and whether it fits the capacity."""
-    # In schemes of whole epochs every step has the key of the run, of which it draws its part of an epoch.
+def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Batch, Array]:
+    """Draw the batch of one step, and tell whether it fits the capacity."""
+    # In schemes of whole epochs every step has the key of the run, of which it draws its part of an epoch. In the
+    # others every step draws anew, with a key of its own.
+    key_of_step = fold_in(sampling_key, step)
     if plan.sampling == "allocation":
-        sample = allocation_sample(
+        batch = allocation_sample(
             sampling_key,
             step,
             plan.max_examples,
@@ -509,9 +512,8 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             bins=plan.bins,
             num_valid=num_examples,
         )
-        return sample.indices, sample.is_padding, sample.count <= plan.capacity
-    if plan.sampling == "shuffled":
-        sample = shuffled_sample(
+    elif plan.sampling == "shuffled":
+        batch = shuffled_sample(
             sampling_key,
             step,
             plan.max_examples,
@@ -519,9 +521,8 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             bins=plan.order,
             num_valid=num_examples,
         )
-        return sample.indices, sample.is_padding, sample.count <= plan.capacity
-    if plan.sampling == "cyclic_poisson":
-        sample = cyclic_poisson_sample(
+    elif plan.sampling == "cyclic_poisson":
+        batch = cyclic_poisson_sample(
             sampling_key,
             step,
             plan.max_examples,
@@ -530,31 +531,23 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             plan.capacity,
             num_valid=num_examples,
         )
-        return sample.indices, sample.is_padding, sample.count <= plan.capacity
-
-    # In the others every step draws anew, with a key of its own.
-    key = fold_in(sampling_key, step)
-    if plan.sampling == "uniform":
-        indices = uniform_sample(key, plan.max_examples, plan.capacity)
+    elif plan.sampling == "uniform":
+        indices = uniform_sample(key_of_step, plan.max_examples, plan.capacity)
         is_padding = jnp.zeros(plan.capacity, bool)
-        return indices, is_padding, jnp.asarray(True)
-    if plan.sampling == "truncated_poisson":
-        sample = truncated_poisson_sample(
-            key,
+        batch = Batch(indices, is_padding, jnp.asarray(plan.capacity), plan.max_examples)
+    else:
+        sample = truncated_poisson_sample if plan.sampling == "truncated_poisson" else poisson_sample
+        batch = sample(
+            key_of_step,
             plan.max_examples,
             plan.sampling_prob,
             plan.capacity,
             num_valid=num_examples,
         )
-        return sample.indices, sample.is_padding, jnp.asarray(True)
-    sample = poisson_sample(
-        key,
-        plan.max_examples,
-        plan.sampling_prob,
-        plan.capacity,
-        num_valid=num_examples,
-    )
-    return sample.indices, sample.is_padding, sample.count <= plan.capacity
+
+    # Of a truncated batch more may have been drawn than are kept.
+    fits = batch.count <= plan.capacity
+    return batch, fits | (plan.sampling == "truncated_poisson")
 
 
 def check_status(state: State) -> None:
@@ -572,24 +565,20 @@ def check_status(state: State) -> None:
 
 def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:
     """Raise ValueError unless the data were placed for this plan and this loss."""
-    check_data(data)
+    num_rows = check_data(data)
     if len(data.arrays) != num_arrays:
         raise ValueError(f"an example has num_arrays={num_arrays} arrays, got data of {len(data.arrays)}")
-    rows = [jnp.shape(array)[0] if jnp.shape(array) else None for array in data.arrays]
-    if any(num_rows != plan.max_examples for num_rows in rows):
-        raise ValueError(f"data of {rows} rows were placed for another plan than max_examples={plan.max_examples}")
+    if num_rows != plan.max_examples:
+        raise ValueError(f"data of {num_rows} rows were placed for another plan than max_examples={plan.max_examples}")
 
 
 def _check_batch(plan: Plan, batch: tuple[Any, ...], is_padding: Any, num_arrays: int) -> None:
     """Raise ValueError unless a batch drawn elsewhere has the arrays and the rows of this plan."""
-    rows = []
-    for array in (*batch, is_padding):
-        shape = jnp.shape(array)
-        rows.append(shape[0] if shape else None)
-    if len(batch) != num_arrays or any(num_rows != plan.capacity for num_rows in rows):
+    _, num_rows = check_rows((*batch, is_padding))
+    if len(batch) != num_arrays or num_rows != plan.capacity:
         raise ValueError(
             f"expected {num_arrays} arrays and is_padding, all of the plan's capacity of {plan.capacity} rows, got "
-            f"{rows}: draw batches with gdpjax.training.batch_source"
+            f"{len(batch)} of {num_rows}: draw batches with gdpjax.training.batch_source"
         )
 
 

@@ -44,7 +44,7 @@ from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, s
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
-from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
+from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done, own_copy
 from gdpjax.training._plan import IN_EPOCHS, Plan
 from gdpjax.training._processes import (
     beside,
@@ -86,6 +86,8 @@ class Run:
     ) -> None:
         self.folder = folder
         self._training = training
+        # An array of NumPy, or a dict, could be changed by its owner between a chunk and its repetition.
+        data = jax.tree.map(own_copy, data)
         self._data = data
         self.state = state
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
@@ -98,7 +100,7 @@ class Run:
 
         # Everything that decides the bits of a step.
         own = {
-            "data": digest_of(*data.arrays, data.num_examples),
+            "data": digest_of(*jax.tree.leaves(data)),
             "program": program_digest(training.step, state, data),
             "initial state": initial,
         }
@@ -122,8 +124,8 @@ class Run:
 
     @property
     def data(self) -> Data:
-        """Return the data that the steps are made on."""
-        return self._data
+        """Return the data that the steps are made on, in containers of their own."""
+        return jax.tree.map(own_copy, self._data)
 
     @property
     def step(self) -> int:

@@ -397,7 +397,8 @@ def privatize(
         0 makes steps without privacy, and the ledger's epsilon infinite. The ledger tells 512 different (noise
         multiplier, sampling probability) in a row apart, and 4096 of a schedule; more share one event that is not
         exact (`Event`), of which `ledger_of` warns.
-      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
+      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy. A new one does
+        not make a new run of old batches: two runs that share the key of their batches are one `gdpjax.Event.joint`.
       batches: a `gdpjax.sampling.Poisson`, which is to draw the batches, too: in the place of the next three, which
         follow from it, and so cannot be other ones than it draws with. Its numbers are known before compiling; a sweep
         in which one of them is traced gives the three. The sum must have been made with ``is_padding=``.

@@ -197,6 +197,15 @@ def test_uniform_events_and_whole_data_releases_under_replace_one():
     assert epsilon_bounds(laplace, delta=1e-9).upper <= 0.3 * (1 + 1e-9)
 
 
+def test_two_runs_on_the_same_batches_are_one_joint_event():
+    """Trap 86: two runs that share a sampling key release more than two runs with a key each."""
+    one_run = {"sampling_prob": 0.01, "num_steps": 1000}
+    independent = epsilon_bounds(Ledger([Event(1.0, **one_run)] * 2), delta=1e-5)
+    joint = epsilon_bounds(Ledger([Event.joint(1.0, 1.0, **one_run)]), delta=1e-5)
+    assert 2.583 < independent.lower < independent.upper < 2.585
+    assert 4.479 < joint.lower < joint.upper < 4.482
+
+
 def test_quantile_clipping_is_a_joint_event():
     """The event of quantile clipping is the joint one, with twice the noise of the count under Poisson sampling."""
     options = {"sampling_prob": 0.01, "num_steps": 10}
