@@ -218,7 +218,7 @@ def test_runs_that_begin_once_are_accepted():
 
 def test_a_sweep_begins_once_for_each_configuration():
     def run(noise_multiplier, key):
-        factory = optax.inject_hyperparams(gdpjax.privatize, static_args=("clip", "key", "ledger_capacity"))
+        factory = optax.inject_hyperparams(gdpjax.privatize, static_args=("clip", "key"))
         tx = factory(
             gdpjax.Sensitivity(1.0),
             noise_multiplier=noise_multiplier,
