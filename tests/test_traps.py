@@ -762,6 +762,14 @@ TRAPS = {
         ("tests/training/test_run_folder.py::test_a_state_that_is_put_back_is_charged_and_gets_new_keys",),
         "the keys of a state are not compared with those of the run: it fails",
     ),
+    81: Trap(
+        "A target that the finite range of the noise excludes is answered by a plan with another epsilon.",
+        (
+            "tests/training/test_plan.py::test_no_plan_has_silently_another_epsilon",
+            "tests/sweeps/test_sweep_spec.py::test_settings_without_a_plan_are_refused_together",
+        ),
+        "the plan of the least noise is returned, as before: all of their cases with a target fail",
+    ),
 }
 
 

@@ -44,20 +44,6 @@ def epoch_end(settings: Mapping[str, float], num_examples: int, epoch: int) -> i
     return steps_of_epochs(epoch, num_examples, int(settings["batch_size"]))
 
 
-def for_compiled_code(plan: Plan, epsilon: float | None) -> Plan:
-    """Return the plan with its noise multiplier rounded up to float32, which compiled code takes.
-
-    What is certified is then what runs. A target ``epsilon`` is met by the rounded number too.
-    """
-    plan = plan.replace(noise_multiplier=float32_above(plan.noise_multiplier))
-    if epsilon is None:
-        return plan
-    # The target was verified at a noise multiplier that may be a little larger.
-    while plan.epsilon_bounds().upper > epsilon:
-        plan = plan.replace(noise_multiplier=float32_above(plan.noise_multiplier * (1 + 1e-6)))
-    return plan
-
-
 def float32_above(value: float) -> float:
     """Return the least float32 number that is at least ``value``.
 

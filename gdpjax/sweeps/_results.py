@@ -27,15 +27,12 @@ Row = dict[str, Any]
 def row_of(outcome: Outcome, layout: Layout) -> Row:
     """Return the record of a trial that is over. It is charged for all planned steps, whenever it stopped."""
     trial = outcome.trial
+    assert trial.cost is not None
     values: Row = dict(trial.settings)
-    values |= {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate, "delta": trial.delta}
+    values |= {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate}
     values |= outcome.scores
     values |= {"error": outcome.error, "seconds": outcome.seconds}
-    if trial.cost is not None:
-        values |= dataclasses.asdict(trial.cost)
-    else:
-        # A trial without a cost has no guarantee, and was not run.
-        values.pop("noise_multiplier", None)
+    values |= dataclasses.asdict(trial.cost)
     return {name: values.get(name) for name in layout.columns}
 
 

@@ -123,15 +123,9 @@ def run_trials(sweep: Sweep, on_record: Sequence[Row], backend: Backend, observe
     observer.on_start(len(sweep.trials), on_record)
     done = {row["trial"] for row in on_record}
     remaining = [trial for trial in sweep.trials if trial.number not in done]
-    refused = [Outcome(trial, error=trial.error) for trial in remaining if trial.error]
-    if refused:
-        sweep.record(refused, observer)
 
     # No two trials may share a key, those on record included.
-    keys: dict[int, Keys] = {}
-    for trial in sweep.trials:
-        if trial.plan is not None:
-            keys[trial.number] = folders.keys_of(trial, sweep.root)
+    keys = {trial.number: folders.keys_of(trial, sweep.root) for trial in sweep.trials}
     refuse_shared_keys(list(keys.values()))
 
     # Submit all chunks, and record each as it ends.
@@ -163,8 +157,7 @@ def by_shape(task: Task, trials: Sequence[Trial]) -> dict[Shape, list[Trial]]:
     """Return the trials that share a program."""
     shapes: dict[Shape, list[Trial]] = {}
     for trial in trials:
-        if trial.plan is not None:
-            shapes.setdefault(shape_of(task, trial), []).append(trial)
+        shapes.setdefault(shape_of(task, trial), []).append(trial)
     return shapes
 
 

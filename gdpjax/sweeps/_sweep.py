@@ -222,9 +222,8 @@ def check_each_step(spec: Spec, examples: Examples, trials: Sequence[Trial]) -> 
     """
     first_with: dict[Any, Trial] = {}
     for trial in trials:
-        if trial.plan is not None:
-            # Without the number of steps.
-            first_with.setdefault(shape_of(spec.task, trial)[1:], trial)
+        # Without the number of steps.
+        first_with.setdefault(shape_of(spec.task, trial)[1:], trial)
     for trial in first_with.values():
         assert trial.plan is not None
         try:
@@ -247,7 +246,7 @@ def refuse_equal_trials(spec: Spec, trials: Sequence[Trial]) -> None:
     """Refuse trials that are one training, with the same keys: targets so close that the same noise meets both."""
     first_with: dict[str, Trial] = {}
     for trial in trials:
-        if trial.seed is None or trial.plan is None:
+        if trial.seed is None:
             continue
         settings = json.dumps(identity(trial), sort_keys=True, default=str)
         first = first_with.setdefault(settings, trial)

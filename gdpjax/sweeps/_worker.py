@@ -131,7 +131,6 @@ class Worker:
 
     def _compile(self, chunk: Chunk) -> _Compiled | Exception:
         trial = chunk.trials[0]
-        # Trials without a plan have their error on record.
         assert trial.plan is not None
         try:
             blueprint = blueprint_of(self.task, self.examples, trial.plan, trial.settings)

@@ -15,6 +15,7 @@ import numpy as np
 from gdpjax._core import roots
 from gdpjax._core.arguments import check_count, check_expected_batch_size, check_number, check_text, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
+from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting import certified, steps_of_epochs
@@ -23,6 +24,8 @@ from gdpjax.training._plan import FAILURE, IN_EPOCHS, Plan, steps_of_epoch
 
 _LEAST, _MOST = 1e-2, 1e6
 _NOISE = roots.Axis(_MOST, _LEAST)
+_SHORT_OF_TARGET = 1e-4
+"""The part of a target by which the search may miss it."""
 _TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
 _ELSEWHERE = {
     "l2_clip": "clip",
@@ -204,21 +207,27 @@ def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], fl
     if upper(plan) > target:
         raise ValueError(f"the target {name} = {target} cannot be met: even noise_multiplier = {_MOST:g} exceeds it")
 
-    def upper_at(noise: float) -> float:
-        # A plan with too little noise for its finite range is refused.
-        try:
-            return upper(plan.replace(noise_multiplier=noise))
-        except ValueError:
-            return math.inf
-
     # From 1 on, so that the slow ends of the accountant's range are only visited if they must be.
     state = roots.begin(_NOISE, np.ones(1), np.ones(1))
+    reached = 0.0
     with np.errstate(all="ignore"):
         while not state.done.all():
-            value = upper_at(float(state.point[0]))
+            value = upper(plan.replace(noise_multiplier=float(state.point[0])))
+            if value <= target:
+                reached = value
             excess = np.log(np.array([value]) / target)
             meets_target = np.array([value <= target])
             state = roots.advance(_NOISE, state, excess, meets_target)
-    if state.holds[0] == _LEAST:
+    least, too_little = float(state.holds[0]), float(state.fails[0])
+    if least == _LEAST:
         raise ValueError(f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it")
-    return plan.replace(noise_multiplier=float(state.holds[0]))
+
+    # The plan would have another epsilon than was asked for, and not say it.
+    ends_at_range = not plan.replace(noise_multiplier=too_little).is_private
+    if ends_at_range and reached < target * (1 - _SHORT_OF_TARGET):
+        raise ValueError(
+            f"the target {name} = {target} cannot be had: the largest {name} with these settings is "
+            f"{rounded(reached, 4, 'down')}, at noise_multiplier = {rounded(least, 4, 'up')}, since less noise is too "
+            "little for its finite range. Pass at most that, or noise_multiplier (0 for a run without privacy)"
+        )
+    return plan.replace(noise_multiplier=least)

@@ -160,11 +160,19 @@ def test_noise_is_rounded_up():
         assert value <= float32_above(value) < value * (1 + 2e-7)
 
 
-def test_a_plan_that_is_refused_is_the_trials_error():
-    good, bad = plan_trials(None, list_trials(spec_of(SMALL + "noise_multiplier = [2.0, 0.05]\n")), 64)
-    assert good.error is None
-    assert "too small for finite noise" in bad.error
-    assert bad.cost is None
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("noise_multiplier = [2.0, 0.05]", "no plan for noise_multiplier 0.05, .*: noise_.* too small for finite"),
+        ("epsilon = [8, 1000, 1e6]", "no plan for epsilon 1000.0, .*; epsilon 1000000.0, .* cannot be had: the"),
+        (f"noise_multiplier = {[0.01 + 0.001 * i for i in range(10)]}", ".*; and 2 more. The first"),
+    ],
+)
+def test_settings_without_a_plan_are_refused_together(line, message):
+    """Trap 81: no row may be labelled with an epsilon that it has not."""
+    spec = spec_of(SMALL + line + "\n")
+    with pytest.raises(UserError, match=r"line \d+: " + message):
+        plan_trials(spec, list_trials(spec), 64)
 
 
 def test_a_batch_above_the_data_names_the_line():

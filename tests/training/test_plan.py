@@ -318,6 +318,28 @@ def test_a_target_that_cannot_be_met_or_asks_for_nothing():
         make_plan(**small | dict(num_steps=10**9, expected_batch_size=10**6), epsilon=1e-6)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(epsilon=1e9),
+        dict(epsilon=80.4, group_size=3),
+        dict(epsilon=1000.0, sampling="uniform"),
+        dict(mu=100.0, sampling="shuffled"),
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_no_plan_has_silently_another_epsilon(options):
+    """Trap 81: noise has a largest value, so that some targets cannot be had; the largest that is named can."""
+    (name, *_) = options
+    with pytest.raises(ValueError, match="cannot be had") as refused:
+        make_plan(**BASE, epochs=4, **options)
+    largest = float(re.search(r"with these settings is ([\d.]+),", str(refused.value))[1])
+    assert largest < options[name]
+    plan = make_plan(**BASE, epochs=4, **options | {name: largest})
+    bounds = plan.epsilon_bounds() if name == "epsilon" else plan.mu_bounds()
+    assert 0.999 * largest < bounds.upper <= largest
+
+
 TRUNCATED = dict(
     clip=1.0,
     max_examples=1000,
