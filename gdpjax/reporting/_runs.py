@@ -33,8 +33,6 @@ _RELATIONS = {
 }
 
 
-_KNOWN = Event | AllocationEvent | TruncatedPoissonEvent | CorrelatedGaussianEvent | CyclicPoissonEvent
-"""Events that the moments accountant knows."""
 _ALWAYS_DRAWN = AllocationEvent | ShuffledEvent | CorrelatedGaussianEvent | CyclicPoissonEvent
 """Events whose examples take part, so that without noise they show."""
 
@@ -48,7 +46,8 @@ class Described(NamedTuple):
         neighbours: which data sets are neighbours, in words.
         curve: its certified curve.
         facts: the same scheme and neighbours in short cells, each a label and a text.
-        event: its steps, where all of them are alike: what other accountants can be asked about.
+        steps: what the other accountants are asked about.
+        unasked: why they are not asked.
         not_private: why nothing is guaranteed; empty where something is.
         delta: the one that a plan was made for.
     """
@@ -58,7 +57,8 @@ class Described(NamedTuple):
     neighbours: str
     curve: CertifiedCurve
     facts: tuple[tuple[str, str], ...] = ()
-    event: AnyEvent | None = None
+    steps: Ledger | AnyEvent | None = None
+    unasked: str = ""
     not_private: str = ""
     delta: float | None = None
 
@@ -72,7 +72,8 @@ def describe_run(run: Any, name: str | None, default: str) -> Described:
     if isinstance(run, Plan):
         return _of_plan(run, name)
     if isinstance(run, CertifiedCurve):
-        return Described(name, "a certified curve", "as the curve's", run, (("scheme", "certified curve"),))
+        facts = (("scheme", "certified curve"),)
+        return Described(name, "a certified curve", "as the curve's", run, facts, unasked="a curve has no steps")
     if isinstance(run, tuple | list) and len(run) == len(NUMBERS):
         domains = (NONNEGATIVE, UNIT, COUNT)
         numbers = [check_number(*triple) for triple in zip(NUMBERS, run, domains, strict=True)]
@@ -106,9 +107,10 @@ def _of_plan(plan: Plan, name: str) -> Described:
         neighbours = f"add or remove one group of up to {plan.group_size} {plan.unit}s"
         facts = (*described.facts, ("unit", f"up to {plan.group_size} {plan.unit}s"))
     # The other accountants are asked about one unit.
-    event = described.event if plan.is_private and plan.group_size == 1 else None
-    reason = "" if plan.is_private else str(plan.without_privacy())
-    return Described(name, described.scheme, neighbours, plan.curve, facts, event, reason, plan.delta)
+    reason = plan.without_privacy() or ""
+    unasked = "only of one unit, not of groups" if plan.group_size > 1 else reason
+    steps = None if unasked else plan.event
+    return Described(name, described.scheme, neighbours, plan.curve, facts, steps, unasked, reason, plan.delta)
 
 
 def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
@@ -116,13 +118,12 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     relations = {event.neighboring_relation for event in events}
     neighbours = _RELATIONS[relations.pop()] if len(relations) == 1 else "any"  # pyright: ignore[reportArgumentType]
     scheme = "; ".join(dict.fromkeys(map(_words, events))) if len(events) <= 3 else _summary(events)
-    (only,) = events if len(events) == 1 else (None,)
-    event = only if isinstance(only, _KNOWN) and only.noise_multiplier > 0 else None
     bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
     bare = bare or any(isinstance(e, _ALWAYS_DRAWN) and e.noise_multiplier == 0 for e in events)
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
     facts = (*_facts(events), ("neighbours", neighbours))
-    return Described(name, scheme or "nothing is released", neighbours, certified(run), facts, event, reason)
+    scheme = scheme or "nothing is released"
+    return Described(name, scheme, neighbours, certified(run), facts, run, not_private=reason)
 
 
 def _facts(events: tuple[AnyEvent, ...]) -> list[tuple[str, str]]:
