@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +27,10 @@ from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._imports import ImportedTask
 from gdpjax.sweeps._keys import SEED_NOTICE
-from gdpjax.sweeps._layout import Layout, layout_of
+from gdpjax.sweeps._layout import COSTS, Layout, layout_of
 from gdpjax.sweeps._program import blueprint_of, trace_step_of
 from gdpjax.sweeps._spec import GivenTask, Spec, read_spec, spec_of_mapping
-from gdpjax.sweeps._summary import count
+from gdpjax.sweeps._summary import best_within, configurations, count
 from gdpjax.sweeps._task import Examples, Task, check_task, digest_of_programs, load_examples
 from gdpjax.sweeps._trials import Trial, identity, list_trials, plan_trials
 from gdpjax.sweeps._worker import shape_of
@@ -67,18 +69,22 @@ class SweepResult:
         return any(row["error"] is not None for row in self.rows)
 
     def best(self, epsilon: float | None = None) -> Row:
-        """Return the row with the best score, within a certified ``epsilon`` if one is given.
+        """Return the configuration with the best mean score over its seeds, within a certified ``epsilon`` if given.
 
-        Choosing it costs privacy beyond its own epsilon, unless the evaluation data are public and nothing else of the
+        Its dictionary has the hyperparameters and the costs of one training, the mean of each score under its name,
+        the standard deviation of the score that decides as ``<score>_stdev`` (None for one seed), and the numbers of
+        its trials as ``trial``. It is the one that the report names. Choosing it costs privacy beyond its own epsilon, unless the evaluation data are public and nothing else of the
         sweep is used: see the report.
         """
-        good = [row for row in self.rows if row["error"] is None]
-        if epsilon is not None:
-            good = [row for row in good if row["epsilon_upper"] <= epsilon * (1 + 1e-9)]
-        if not good:
+        budget = math.inf if epsilon is None else check_number("epsilon", epsilon, POSITIVE)
+        found = best_within(configurations(self.rows, self.layout), self.layout, budget)
+        if found is None:
             within = "" if epsilon is None else f" within epsilon {epsilon}"
             raise UserError(f"no trial succeeded{within}")
-        return max(good, key=lambda row: self.layout.better(row[self.layout.score]))
+        trials = [row for row in self.rows if row["trial"] in found.trials]
+        best: Row = {name: trials[0][name] for name in (*self.layout.hyperparameters, *COSTS)}
+        best |= {name: statistics.fmean(row[name] for row in trials) for name in self.layout.scores}
+        return best | {f"{self.layout.score}_stdev": found.stdev, "trial": found.trials}
 
 
 def run_sweep(
