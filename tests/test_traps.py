@@ -394,8 +394,9 @@ TRAPS = {
         (
             "tests/training/test_loop.py::test_it_stops_at_the_planned_maximum",
             "tests/training/test_plan.py::test_statement_has_every_item",
+            "tests/training/test_run.py::test_a_run_that_stopped_states_what_was_planned_and_what_was_made",
         ),
-        "the step goes on beyond the planned maximum",
+        "the step goes on beyond the planned maximum; a statement of the steps that were made alone",
     ),
     36: Trap(
         "Private diagnostics (training loss, gradient norms) are released as if covered.",

@@ -21,7 +21,7 @@ from gdpjax.ledger import (
     TruncatedPoissonEvent,
 )
 from gdpjax.tradeoff import CertifiedCurve
-from gdpjax.training import Plan
+from gdpjax.training import Plan, num_steps_on_record
 
 PLAN_FILE = "plan.json"
 NUMBERS = ("noise_multiplier", "sampling_prob", "num_steps")
@@ -67,7 +67,9 @@ def describe_run(run: Any, name: str | None, default: str) -> Described:
     """The description of ``run``; ValueError for what is no run."""
     if isinstance(run, str | Path):
         path = Path(run)
-        return describe_run(_read(path), name or path.resolve().name, default)
+        run = _read(path)
+        described = describe_run(run, name or path.resolve().name, default)
+        return _with_steps_made(described, run, path) if isinstance(run, Plan) else described
     name = name or default
     if isinstance(run, Plan):
         return _of_plan(run, name)
@@ -97,6 +99,16 @@ def _read(path: Path) -> Plan | Ledger:
         return Plan.from_json(text.decode())
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+
+
+def _with_steps_made(described: Described, plan: Plan, folder: Path) -> Described:
+    """Return the description with the steps of the folder's checkpoint, if there is one to read and it has fewer."""
+    steps_made = num_steps_on_record(folder)
+    sentences = "" if steps_made is None else plan.on_steps_made(steps_made)
+    if not sentences:
+        return described
+    facts = (*described.facts, ("steps made", f"{steps_made} of {plan.max_steps}"))
+    return described._replace(scheme=f"{described.scheme}. {sentences}", facts=facts)
 
 
 def _of_plan(plan: Plan, name: str) -> Described:

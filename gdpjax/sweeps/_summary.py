@@ -82,9 +82,7 @@ def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Co
     return front
 
 
-def best_within(
-    candidates: Sequence[Configuration], layout: Layout, epsilon: float = math.inf
-) -> Configuration | None:
+def best_within(candidates: Sequence[Configuration], layout: Layout, epsilon: float = math.inf) -> Configuration | None:
     """Return the configuration of the best mean score over its seeds within a certified ``epsilon``, if there is one.
 
     The page, the tables, the progress and `SweepResult.best` all name this one.

@@ -73,8 +73,8 @@ class SweepResult:
 
         Its dictionary has the hyperparameters and the costs of one training, the mean of each score under its name,
         the standard deviation of the score that decides as ``<score>_stdev`` (None for one seed), and the numbers of
-        its trials as ``trial``. It is the one that the report names. Choosing it costs privacy beyond its own epsilon, unless the evaluation data are public and nothing else of the
-        sweep is used: see the report.
+        its trials as ``trial``. It is the one that the report names. Choosing it costs privacy beyond its own epsilon,
+        unless the evaluation data are public and nothing else of the sweep is used: see the report.
         """
         budget = math.inf if epsilon is None else check_number("epsilon", epsilon, POSITIVE)
         found = best_within(configurations(self.rows, self.layout), self.layout, budget)

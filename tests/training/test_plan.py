@@ -340,6 +340,32 @@ def test_no_plan_has_silently_another_epsilon(options):
     assert 0.999 * largest < bounds.upper <= largest
 
 
+@pytest.mark.parametrize(
+    ("options", "same_as"),
+    [
+        (dict(group_size=2), 40),
+        (dict(sampling="uniform"), 40),
+        (dict(sampling="allocation"), 50),
+        (dict(sampling="shuffled"), 50),
+        (dict(correlation=gdpjax.correlated.bisr(4)), None),
+        (dict(noise_multiplier=0.0), None),
+    ],
+)
+def test_the_steps_that_were_made_are_whole_epochs_or_the_whole_run(options, same_as):
+    common = dict(clip=1.0, max_examples=1000, expected_batch_size=20, delta=1e-5, noise_multiplier=4.0, epochs=2)
+    plan = make_plan(**common | options)
+    assert plan.statement(100) == plan.statement()
+    assert "Steps: 0 of the 100 planned steps were made" in plan.statement(0)
+    made = plan.statement(40).splitlines()[4]
+    assert made.startswith("Steps: 40 of the 100 planned steps were made.")
+    shown = re.findall(r"epsilon <= ([\d.]+)", made)
+    if same_as is None:
+        assert not shown
+    else:
+        upper = plan.replace(max_steps=same_as).epsilon_bounds().upper
+        assert upper <= float(shown[0]) < 1.001 * upper
+
+
 TRUNCATED = dict(
     clip=1.0,
     max_examples=1000,
