@@ -18,8 +18,6 @@ def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> P
     """
     batch_size = int(settings["batch_size"])
     epsilon = settings.get("epsilon")
-    if batch_size > num_examples:
-        raise UserError(f"batch_size must be at most the number of examples, {num_examples}, got {batch_size}")
     try:
         plan = make_plan(
             clip=settings["l2_clip_norm"],

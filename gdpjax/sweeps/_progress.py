@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gdpjax._core.figures import rounded
 from gdpjax.sweeps._layout import Layout, label, shown_score
+from gdpjax.sweeps._observer import Observer
 from gdpjax.sweeps._summary import (
     Row,
     best_by_target,
@@ -28,7 +29,7 @@ from gdpjax.sweeps._summary import (
 MOST_ERRORS = 3
 
 
-class ProgressObserver:
+class ProgressObserver(Observer):
     """Show a sweep on a console; use it as a context."""
 
     def __init__(self, console: Console, layout: Layout) -> None:

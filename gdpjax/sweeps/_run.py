@@ -18,35 +18,12 @@ import numpy as np
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps._keys import Keys
 from gdpjax.sweeps._layout import Layout
+from gdpjax.sweeps._observer import Observer
 from gdpjax.sweeps._results import Row, row_of, write_part
 from gdpjax.sweeps._summary import count
 from gdpjax.sweeps._task import Examples, Task
 from gdpjax.sweeps._trials import Trial
 from gdpjax.sweeps._worker import Chunk, Outcome, Result, Shape, Stopped, Worker, described, shape_of
-
-
-class Observer(Protocol):
-    """An observer of a sweep, which is told what happens."""
-
-    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
-        """The sweep begins; the rows of trials that were finished earlier are ``on_record``."""
-        ...
-
-    def on_plans(self, done: int) -> None:
-        """Called when ``done`` plans are made, and their noise is calibrated."""
-        ...
-
-    def on_chunks(self, description: str) -> None:
-        """Chunks of another shape are on their way."""
-        ...
-
-    def on_steps(self, done: int, total: int) -> None:
-        """A running chunk has done that many of its steps."""
-        ...
-
-    def on_chunk(self, rows: list[Row]) -> None:
-        """A chunk is over and on record."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,12 +22,12 @@ from gdpjax._core.arguments import (
     check_text,
 )
 from gdpjax._core.checks import POSITIVE
-from gdpjax._core.shown import shown
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._imports import ImportedTask
 from gdpjax.sweeps._keys import SEED_NOTICE
 from gdpjax.sweeps._layout import COSTS, Layout, layout_of
+from gdpjax.sweeps._observer import Observer
 from gdpjax.sweeps._program import blueprint_of, trace_step_of
 from gdpjax.sweeps._spec import GivenTask, Spec, read_spec, spec_of_mapping
 from gdpjax.sweeps._summary import best_within, configurations, count
@@ -38,12 +38,12 @@ from gdpjax.sweeps._worker import shape_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gdpjax.sweeps._run import Backend, Observer
+    from gdpjax.sweeps._run import Backend
 
 EXTRA = "the extra sweeps: in a clone, pip install '.[sweeps]'"
 MOST_SLOTS = 8
 """The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
-BackendFor = Callable[[Task, Examples, "Observer"], "Backend"]
+BackendFor = Callable[[Task, Examples, Observer], "Backend"]
 Row = dict[str, Any]
 
 
@@ -123,7 +123,6 @@ def run_sweep(
     require_extra()
     folder = check_path("out", out)
     resume = check_flag("resume", resume)
-    check_console(console)
     backend_for = backend_of(backend, width, memory_gb, ray_address, console)
     with interruptible(folder, resume):
         checked = as_spec(task, spec)
@@ -264,38 +263,13 @@ def refuse_equal_trials(spec: Spec, trials: Sequence[Trial]) -> None:
             )
 
 
-def watch(console: "Console | None", layout: Layout) -> Any:
+def watch(console: "Console | None", layout: Layout) -> Observer:
     """Return an observer as a context: one that draws on the console, or one that does nothing."""
     if console is None:
-        return Silent()
+        return Observer()
     from gdpjax.sweeps._progress import ProgressObserver
 
     return ProgressObserver(console, layout)
-
-
-class Silent:
-    """An observer of a sweep that does nothing."""
-
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
-        """The sweep begins."""
-
-    def on_plans(self, done: int) -> None:
-        """Plans are made."""
-
-    def on_chunks(self, description: str) -> None:
-        """Chunks of another shape are on their way."""
-
-    def on_steps(self, done: int, total: int) -> None:
-        """A chunk has done some of its steps."""
-
-    def on_chunk(self, rows: list[Row]) -> None:
-        """A chunk is on record."""
 
 
 def finished_sweep(folder: Path) -> SweepResult:
@@ -315,7 +289,6 @@ def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepR
     from gdpjax.sweeps._results import read_rows
 
     folder = check_path("folder", folder)
-    check_console(console)
     layout = folders.described(folder).layout
     rows = read_rows(folder, layout)
     if not rows:
@@ -333,12 +306,6 @@ def _print(console: "Console", result: SweepResult) -> None:
     programs = folders.read_programs(result.folder)
     print_summary(console, result.rows, result.layout, programs, about.num_trials)
     console.print(f"Report: {result.report}", soft_wrap=True)
-
-
-def check_console(console: Any) -> None:
-    """Refuse a console that cannot print, before anything runs."""
-    if console is not None and not callable(getattr(console, "print", None)):
-        raise UserError(f"console must be a rich.console.Console or None, got {shown(console)}")
 
 
 def require_extra() -> None:
@@ -374,7 +341,7 @@ def backend_of(
 
     import_ray()
 
-    def on_cluster(task: Task, examples: Examples, observer: "Observer") -> "Backend":
+    def on_cluster(task: Task, examples: Examples, observer: Observer) -> "Backend":
         made = RayBackend(task, examples, width, memory_bytes, ray_address)
         if console is not None:
             console.print(made.description)
@@ -384,7 +351,7 @@ def backend_of(
 
 
 def _local_backend(width: int, memory_bytes: int) -> BackendFor:
-    def here(task: Task, examples: Examples, observer: "Observer") -> "Backend":
+    def here(task: Task, examples: Examples, observer: Observer) -> "Backend":
         from gdpjax.sweeps._run import Limits, LocalBackend
 
         slots = min(num_slots(), width)

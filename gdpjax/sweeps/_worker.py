@@ -18,7 +18,7 @@ import numpy as np
 
 from gdpjax.ledger import Event, ledger_of
 from gdpjax.sampling import BatchOverflowError
-from gdpjax.sweeps._errors import UserError, text_of
+from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._keys import Keys
 from gdpjax.sweeps._program import Blueprint, Program, arguments_of, blueprint_of, lane, make_program
 from gdpjax.sweeps._task import Examples, Task, failure_of, with_place
@@ -297,7 +297,7 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
 
 def described(error: Exception) -> str:
     """Return one line for an error."""
-    text = " ".join(text_of(error).split())[:500]
+    text = " ".join(str(error).split())[:500]
     if isinstance(error, UserError):
         return text
     return f"{type(error).__name__}: {text}"
