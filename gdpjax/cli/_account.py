@@ -15,7 +15,7 @@ from gdpjax.accounting import (
 )
 from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, printed, rounded
-from gdpjax.cli._runs import add_run_options, as_option, run_of_options
+from gdpjax.cli._runs import add_run_options, run_of_options
 from gdpjax.tradeoff import CertifiedCurve
 
 _ATTACKS = ("advantage", "tpr", "fpr", "bayes_success", "prior")
@@ -144,24 +144,17 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _target_of_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Return the quantity that has a target, and the target as `calibrate_noise_multiplier` takes it."""
-    attack = {}
-    for name in _ATTACKS:
+    """Return the quantity that has a target, and the target as `calibrate_noise_multiplier` takes (or refuses) it."""
+    target = {}
+    for name in (*_ATTACKS, "mu", "epsilon", "failure"):
         value = getattr(arguments, name)
         if value is not None:
-            attack[name] = value
-    if attack:
-        quantity = next(iter(attack))
-        if arguments.epsilon is not None or arguments.mu is not None:
-            raise ValueError(f"give one target, not {as_option(quantity)} and another")
-        return quantity, {**attack, "failure": arguments.failure}
-    if arguments.mu is not None:
-        if arguments.epsilon is not None:
-            raise ValueError("give either --mu or --epsilon as the target, not both")
-        return "mu", {"mu": arguments.mu, "failure": arguments.failure}
-    if arguments.failure is not None:
-        raise ValueError("--failure belongs to a target --mu with --accountant numeric; leave it out")
-    return "epsilon", {"epsilon": arguments.epsilon, "delta": arguments.delta}
+            target[name] = value
+    quantity = next(iter(target), "epsilon")
+    # With another target delta is for the report.
+    if quantity == "epsilon":
+        target["delta"] = arguments.delta
+    return quantity, target
 
 
 def _meets(curve: CertifiedCurve, target: dict[str, Any], failure: float) -> bool:

@@ -217,8 +217,6 @@ class _Recorder:
         self.job = job
         self.out = job.out
         self.trial = job.trial
-        # `run_job` has made the plan.
-        assert job.trial.plan is not None
         self.plan = job.trial.plan
         settings = job.trial.settings
         num_examples = job.examples.num_examples

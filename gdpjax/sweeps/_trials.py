@@ -35,7 +35,7 @@ class Trial:
       seed: None for keys from the system's entropy.
       replicate: which of the seeds it has.
       names: of data, model and optimizer.
-      plan: None before planning.
+      plan: not there before `plan_trials`.
       cost: certified, of the plan.
     """
 
@@ -45,8 +45,8 @@ class Trial:
     seed: int | None
     replicate: int
     names: Mapping[str, str]
-    plan: Plan | None = None
-    cost: Cost | None = None
+    plan: Plan = None  # pyright: ignore[reportAssignmentType]
+    cost: Cost = None  # pyright: ignore[reportAssignmentType]
 
 
 def list_trials(spec: Spec) -> list[Trial]:
@@ -175,7 +175,7 @@ def plan_trials(
         _fail_for(spec, refused)
 
     # The costs, by one batched call of each accountant.
-    costs = costs_of_plans([trial.plan for trial in planned if trial.plan is not None])
+    costs = costs_of_plans([trial.plan for trial in planned])
     return [dataclasses.replace(trial, cost=cost) for trial, cost in zip(planned, costs, strict=True)]
 
 

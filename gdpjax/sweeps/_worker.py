@@ -131,7 +131,6 @@ class Worker:
 
     def _compile(self, chunk: Chunk) -> _Compiled | Exception:
         trial = chunk.trials[0]
-        assert trial.plan is not None
         try:
             blueprint = blueprint_of(self.task, self.examples, trial.plan, trial.settings)
             program, data = compile_shape(blueprint, trial.settings, chunk.width, self.memory_bytes, self.slots)
@@ -258,7 +257,6 @@ def is_finite(params: Any) -> bool:
 
 def shape_of(task: Task, trial: Trial) -> Shape:
     """Return the shape of a trial that has a plan."""
-    assert trial.plan is not None
     constants = tuple(sorted(task.constants(trial.settings).items()))
     return trial.plan.max_steps, trial.plan.expected_batch_size, *constants
 
@@ -280,7 +278,6 @@ def described_program(chunk: Chunk, program: Program) -> dict[str, Any]:
 
 def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     """Raise RuntimeError unless the state's ledger holds the event that the cost was computed for, or less of it."""
-    assert trial.plan is not None
     (event,) = ledger_of(state.opt_state).events
     planned = trial.plan.event
     assert isinstance(event, Event)

@@ -7,7 +7,6 @@ these, evaluated with its overflow, sampling, relation and groups, and met the t
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.accounting import certified, steps_of_epochs
+from gdpjax.accounting import steps_of_epochs
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.training._plan import FAILURE, IN_EPOCHS, Plan, steps_of_epoch
 
@@ -161,36 +160,25 @@ def make_plan(
     )
     if name == "noise_multiplier" or target == math.inf:
         return plan
-    upper = _epsilon_upper if name == "epsilon" else _mu_upper
-    return _calibrated(plan, name, target, upper)
+    return _calibrated(plan, name, target)
 
 
-def _epsilon_upper(plan: Plan) -> float:
-    """Return the upper end of `Plan.epsilon_bounds`."""
-    if plan.recorded_as == "shuffled":
-        return _unamplified("epsilon", plan, plan.delta)
-    return float(plan.epsilon_bounds().upper)
-
-
-def _mu_upper(plan: Plan) -> float:
-    """Return the upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
-    if plan.recorded_as == "shuffled":
-        return _unamplified("mu", plan, FAILURE)
-    return float(plan.curve_if(announced=False).mu().upper)
-
-
-def _unamplified(question: str, plan: Plan, at: float) -> float:
-    """Return the upper end of a plan of shuffled batches, without its lower end, which takes much longer."""
+def _upper(plan: Plan, name: str) -> float:
+    """Return the upper end of epsilon or mu, without the search for a lower end where that takes long."""
     if not plan.is_private:
         return math.inf
-    curve = certified(plan.event).above  # pyright: ignore
-    ask = getattr(curve, question)
-    return float(ask(at).upper)
+    if name == "epsilon" and plan.recorded_as != "shuffled":
+        return float(plan.epsilon_bounds().upper)
+    curve: Any = plan.curve_if(announced=False)
+    if plan.recorded_as == "shuffled":
+        curve = curve.above
+    bounds = curve.epsilon(plan.delta) if name == "epsilon" else curve.mu(FAILURE)
+    return float(bounds.upper)
 
 
-def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], float]) -> Plan:
-    """Return the plan with (nearly) the least noise multiplier whose ``upper`` is at most ``target``."""
-    if upper(plan) > target:
+def _calibrated(plan: Plan, name: str, target: float) -> Plan:
+    """Return the plan with (nearly) the least noise multiplier whose epsilon or mu is at most ``target``."""
+    if _upper(plan, name) > target:
         raise ValueError(f"the target {name} = {target} cannot be met: even noise_multiplier = {_MOST:g} exceeds it")
 
     # From 1 on, so that the slow ends of the accountant's range are only visited if they must be.
@@ -198,7 +186,7 @@ def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], fl
     reached = 0.0
     with np.errstate(all="ignore"):
         while not state.done.all():
-            value = upper(plan.replace(noise_multiplier=float(state.point[0])))
+            value = _upper(plan.replace(noise_multiplier=float(state.point[0])), name)
             if value <= target:
                 reached = value
             excess = np.log(np.array([value]) / target)
