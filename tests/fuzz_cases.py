@@ -1138,6 +1138,7 @@ OF_FILES = {
     "read_document",
     "read_document_lines",
     "has_run",
+    "num_steps_on_record",
     "use_compilation_cache",
     "register_primitive",
     "print_training",

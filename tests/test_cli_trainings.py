@@ -100,12 +100,12 @@ def test_a_model_that_is_not_finite_is_a_failure_and_is_kept(what, tmp_path, cap
     assert (tmp_path / "run" / "result.json").is_file()
 
 
-@pytest.mark.parametrize("failing", ["noise_multiplier = [0.01, 2.0]", "noise_multiplier = 2.0"])
+@pytest.mark.parametrize("failing", ["learning_rate = [3e38, 0.1]", "learning_rate = 0.1"])
 def test_a_sweep_of_which_a_trial_failed_ends_with_status_1(failing, project, tmp_path, capsys):
     text = (project / "train.toml").read_text()
     spec = project / "some.toml"
-    spec.write_text(re.sub(r"(?m)^epsilon = .*$", failing, text))
-    has_failed = "0.01" in failing
+    spec.write_text(re.sub(r"(?m)^learning_rate = .*$", failing, text))
+    has_failed = "3e38" in failing
     arguments = ["sweep-trainings", str(spec), "--out", str(tmp_path / "sweep")]
     assert main(arguments) == (1 if has_failed else 0)
     said = capsys.readouterr().out

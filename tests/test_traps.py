@@ -394,8 +394,9 @@ TRAPS = {
         (
             "tests/training/test_loop.py::test_it_stops_at_the_planned_maximum",
             "tests/training/test_plan.py::test_statement_has_every_item",
+            "tests/training/test_run.py::test_a_run_that_stopped_states_what_was_planned_and_what_was_made",
         ),
-        "the step goes on beyond the planned maximum",
+        "the step goes on beyond the planned maximum; a statement of the steps that were made alone",
     ),
     36: Trap(
         "Private diagnostics (training loss, gradient norms) are released as if covered.",
@@ -815,6 +816,14 @@ TRAPS = {
         ),
         "two independent events state an epsilon of 2.58 where 4.48 is released; init with one sampling key for all "
         "runs: the second of these fails",
+    ),
+    87: Trap(
+        "A target that the finite range of the noise excludes is answered by a plan with another epsilon.",
+        (
+            "tests/training/test_plan.py::test_no_plan_has_silently_another_epsilon",
+            "tests/sweeps/test_sweep_spec.py::test_settings_without_a_plan_are_refused_together",
+        ),
+        "the plan of the least noise is returned, as before: all of their cases with a target fail",
     ),
 }
 

@@ -20,6 +20,7 @@ a fixed size in `gdpjax.accounting._renyi_uniform`. Other schemes, and a whole L
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -182,9 +183,32 @@ def run_rdp(
     noise_multiplier: Array, sampling_prob: Array, num_steps: Array, orders: np.ndarray, sampling: str = "poisson"
 ) -> Array:
     """The Renyi differential privacy of a run, [...] to [..., K]; 0 where there are no steps."""
-    per_step = _LOG_MOMENTS[sampling](noise_multiplier, sampling_prob, orders) / (orders - 1)
+    per_step = _rdp_of_step(noise_multiplier, sampling_prob, orders, sampling)
     steps = num_steps[..., None]
     return jnp.where(steps > 0, jnp.maximum(steps, 1.0) * per_step, 0.0)
+
+
+def _rdp_of_step(noise_multiplier: Array, sampling_prob: Array, orders: np.ndarray, sampling: str) -> Array:
+    """The Renyi differential privacy of one step, [...] to [..., K].
+
+    Its derivative is a product with two arrays, which JAX can transpose after float64 was switched off again; the
+    gathers inside of it are not transposed there.
+    """
+
+    def divergences(noise: Array, prob: Array) -> Array:
+        return _LOG_MOMENTS[sampling](noise, prob, orders) / (orders - 1)
+
+    def derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        noise, prob = jnp.broadcast_arrays(*primals)
+        ones, zeros = jnp.ones_like(noise), jnp.zeros_like(noise)
+        value, by_noise = jax.jvp(divergences, (noise, prob), (ones, zeros))
+        _, by_prob = jax.jvp(divergences, (noise, prob), (zeros, ones))
+        of_noise, of_prob = (tangent[..., None] for tangent in tangents)
+        return value, by_noise * of_noise + by_prob * of_prob
+
+    function = jax.custom_jvp(divergences)
+    function.defjvp(derivative)
+    return function(noise_multiplier, sampling_prob)
 
 
 def convert(rdp: Array, orders: Array, delta: Array, conversion: str, xp: Any = jnp) -> Array:
@@ -209,7 +233,7 @@ def convert_to_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:
 @float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT)
 def _rdp_at_orders(noise_multiplier: Array, sampling_prob: Array, orders: tuple, sampling: str) -> Array:
     array = np.asarray(orders)
-    return _LOG_MOMENTS[sampling](noise_multiplier[..., 0], sampling_prob[..., 0], array) / (array - 1)
+    return _rdp_of_step(noise_multiplier[..., 0], sampling_prob[..., 0], array, sampling)
 
 
 @float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT, orders=RENYI_ORDER)

@@ -3,9 +3,9 @@
 import argparse
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
-from gdpjax._core.types import FAILURE, Bounds
+from gdpjax._core.types import FAILURE
 from gdpjax.accounting import (
     calibrate_noise_multiplier,
     certified,
@@ -14,14 +14,24 @@ from gdpjax.accounting import (
     moments_accountant_epsilon,
 )
 from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, clt_is_reliable, printed, rounded
-from gdpjax.cli._runs import add_run_options, as_option, run_of_options
+from gdpjax.cli._runs import add_run_options, run_of_options
 from gdpjax.tradeoff import CertifiedCurve
 
 _ATTACKS = ("advantage", "tpr", "fpr", "bayes_success", "prior")
 """Options of a target in terms of what an attacker can do."""
 _DIGITS = 8
 """How many digits a calibrated noise multiplier has."""
-_NEEDS_DELTA = "needs --delta"
+_STANDINGS = {
+    "mu_clt": (CLT_CAVEAT, "up"),
+    "epsilon_clt": (CLT_CAVEAT, "up"),
+    "clt_reliable": ("whether epsilon_clt is proved to be within 5% of the truth", "nearest"),
+    "mu_upper": ("certified: the run is mu-GDP except with probability mu_failure", "up"),
+    "mu_failure": ("given", "exact"),
+    "epsilon_lower": ("certified: the true epsilon is at least this", "down"),
+    "epsilon_upper": ("certified: the true epsilon is at most this", "up"),
+    "epsilon_moments_accountant": ("upper bound: a guarantee, not tight", "up"),
+}
+"""Standing and rounding of the figures. What privacy costs is rounded up."""
 
 
 def add_parser(commands: Any) -> None:
@@ -61,111 +71,49 @@ def _account(arguments: argparse.Namespace) -> list[Row]:
     return [Row("noise_multiplier", arguments.noise_multiplier, "given", "exact"), *report]
 
 
-class _Figures(NamedTuple):
-    """The figures of the accountants for a run at one delta.
-
-    Attributes:
-      epsilon_clt: the estimate of the central limit theorem.
-      bounds: the certified bounds on epsilon.
-      moments_accountant: the bound of the moments accountant.
-    """
-
-    epsilon_clt: float
-    bounds: Bounds
-    moments_accountant: float
-
-
 def _run_report(
     noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float | None, failure: float, with_mu: bool
 ) -> list[Row]:
     """Return the rows about a run: epsilon at ``delta``, if that is given, and mu, if it is asked for."""
-    if noise_multiplier == 0:
-        return _report_without_noise(sampling_prob, num_steps, delta, failure)
-    run = (noise_multiplier, sampling_prob, num_steps)
-    curve = certified(*run)
-
-    # The time is compilation: that of mu, the longest, goes on beside the others'.
-    figures = None
-    mu_upper = None
-    with ThreadPoolExecutor(1) as executor:
-        mu = executor.submit(curve.mu, failure) if with_mu else None
-        if delta is not None:
-            figures = _Figures(
-                epsilon_clt=float(clt_epsilon(*run, delta)),
-                bounds=curve.epsilon(delta),
-                moments_accountant=float(moments_accountant_epsilon(*run, delta)),
-            )
-    if mu is not None:
-        mu_upper = float(mu.result().upper)
-
-    # What privacy costs is rounded up.
-    mu_standing = "certified: the run is mu-GDP except with probability mu_failure" if with_mu else "add --with-mu"
-    return [
+    found = _figures((noise_multiplier, sampling_prob, num_steps), delta, failure, with_mu)
+    rows = [
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours", "exact"),
         Row("delta", delta, "given" if delta is not None else "not given", "exact"),
-        Row("mu_clt", float(clt_mu_poisson(*run)), CLT_CAVEAT, "up"),
-        *_clt_rows(figures),
-        Row("mu_upper", mu_upper, mu_standing, "up"),
-        Row("mu_failure", failure, "given", "exact"),
-        *_epsilon_rows(figures),
     ]
+    for key, (standing, rounding) in _STANDINGS.items():
+        if key not in found:
+            standing = "add --with-mu" if key == "mu_upper" else "needs --delta"
+        elif noise_multiplier == 0 and key != "mu_failure":
+            standing = "NOT PRIVATE: without noise every example that is in a batch shows"
+        rows.append(Row(key, found.get(key), standing, rounding))
+    return rows
 
 
-def _clt_rows(figures: _Figures | None) -> list[Row]:
-    """Return the rows of the central limit theorem's epsilon."""
-    reliable_standing = "whether epsilon_clt is proved to be within 5% of the truth"
-    if figures is None:
-        return [
-            Row("epsilon_clt", None, _NEEDS_DELTA, "up"),
-            Row("clt_reliable", None, reliable_standing),
-        ]
-    is_reliable = bool(clt_is_reliable(figures.bounds, figures.epsilon_clt))
-    return [
-        Row("epsilon_clt", figures.epsilon_clt, CLT_CAVEAT, "up"),
-        Row("clt_reliable", is_reliable, reliable_standing),
-    ]
+def _figures(run: tuple[float, float, int], delta: float | None, failure: float, with_mu: bool) -> dict[str, Any]:
+    """Return the figures of every accountant by their keys, without those that are not asked for."""
+    curve = certified(*run)
+    found: dict[str, Any] = {"mu_failure": failure}
+    if run[0] == 0:
+        others = ("mu_clt", "epsilon_clt", "mu_upper", "epsilon_moments_accountant")
+        found |= dict.fromkeys(others, math.inf) | {"clt_reliable": False}
+        if delta is not None:
+            found["epsilon_lower"], found["epsilon_upper"] = map(float, curve.epsilon(delta))
+        return found
 
-
-def _epsilon_rows(figures: _Figures | None) -> list[Row]:
-    """Return the rows of the bounds on epsilon."""
-    if figures is None:
-        return [
-            Row("epsilon_lower", None, _NEEDS_DELTA, "down"),
-            Row("epsilon_upper", None, _NEEDS_DELTA, "up"),
-            Row("epsilon_moments_accountant", None, _NEEDS_DELTA, "up"),
-        ]
-    lower = float(figures.bounds.lower)
-    upper = float(figures.bounds.upper)
-    return [
-        Row("epsilon_lower", lower, "certified: the true epsilon is at least this", "down"),
-        Row("epsilon_upper", upper, "certified: the true epsilon is at most this", "up"),
-        Row("epsilon_moments_accountant", figures.moments_accountant, "upper bound: a guarantee, not tight", "up"),
-    ]
-
-
-def _report_without_noise(sampling_prob: float, num_steps: int, delta: float | None, failure: float) -> list[Row]:
-    """Return the rows of `_run_report` for a run that is not private."""
-    warning = "NOT PRIVATE: without noise every example that is in a batch shows"
-    lower = None
-    upper = None
-    if delta is not None:
-        bounds = certified(0.0, sampling_prob, num_steps).epsilon(delta)
-        lower = float(bounds.lower)
-        upper = float(bounds.upper)
-    return [
-        Row("num_steps", num_steps, "given"),
-        Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours"),
-        Row("delta", delta, "given" if delta is not None else "not given", "exact"),
-        Row("mu_clt", math.inf, warning),
-        Row("epsilon_clt", math.inf, warning),
-        Row("clt_reliable", False, warning),
-        Row("mu_upper", math.inf, warning),
-        Row("mu_failure", failure, "given"),
-        Row("epsilon_lower", lower, warning),
-        Row("epsilon_upper", upper, warning),
-        Row("epsilon_moments_accountant", math.inf, warning),
-    ]
+    # The time is compilation: that of mu, the longest, goes on beside the others'.
+    with ThreadPoolExecutor(1) as executor:
+        mu = executor.submit(curve.mu, failure) if with_mu else None
+        found["mu_clt"] = float(clt_mu_poisson(*run))
+        if delta is not None:
+            found["epsilon_clt"] = float(clt_epsilon(*run, delta))
+            bounds = curve.epsilon(delta)
+            found["epsilon_lower"], found["epsilon_upper"] = map(float, bounds)
+            found["clt_reliable"] = bool(clt_is_reliable(bounds, found["epsilon_clt"]))
+            found["epsilon_moments_accountant"] = float(moments_accountant_epsilon(*run, delta))
+    if mu is not None:
+        found["mu_upper"] = float(mu.result().upper)
+    return found
 
 
 def _calibrate(arguments: argparse.Namespace) -> list[Row]:
@@ -195,42 +143,30 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _target_of_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Return the quantity that has a target, and the target as `calibrate_noise_multiplier` takes it."""
-    attack = {}
-    for name in _ATTACKS:
+    """Return the quantity that has a target, and the target as `calibrate_noise_multiplier` takes (or refuses) it."""
+    target = {}
+    for name in (*_ATTACKS, "mu", "epsilon", "failure"):
         value = getattr(arguments, name)
         if value is not None:
-            attack[name] = value
-    if attack:
-        quantity = next(iter(attack))
-        if arguments.epsilon is not None or arguments.mu is not None:
-            raise ValueError(f"give one target, not {as_option(quantity)} and another")
-        return quantity, {**attack, "failure": arguments.failure}
-    if arguments.mu is not None:
-        if arguments.epsilon is not None:
-            raise ValueError("give either --mu or --epsilon as the target, not both")
-        return "mu", {"mu": arguments.mu, "failure": arguments.failure}
-    if arguments.failure is not None:
-        raise ValueError("--failure belongs to a target --mu with --accountant numeric; leave it out")
-    return "epsilon", {"epsilon": arguments.epsilon, "delta": arguments.delta}
+            target[name] = value
+    quantity = next(iter(target), "epsilon")
+    # With another target delta is for the report.
+    if quantity == "epsilon":
+        target["delta"] = arguments.delta
+    return quantity, target
 
 
 def _meets(curve: CertifiedCurve, target: dict[str, Any], failure: float) -> bool:
     """Return whether the curve is certified to meet the target."""
-    if "epsilon" in target:
-        bounds = curve.epsilon(target["delta"])
-        return bool(bounds.upper <= target["epsilon"])
-    if "mu" in target:
-        bounds = curve.mu(failure)
-        return bool(bounds.upper <= target["mu"])
-    if "advantage" in target:
-        bounds = curve.advantage()
-        return bool(bounds.upper <= target["advantage"])
-    if "tpr" in target:
-        bounds = curve.tpr(target["fpr"])
-        return bool(bounds.upper <= target["tpr"])
-    bounds = curve.bayes_success(target.get("prior", 0.5))
-    return bool(bounds.upper <= target["bayes_success"])
+    questions = {
+        "epsilon": lambda: curve.epsilon(target["delta"]),
+        "mu": lambda: curve.mu(failure),
+        "advantage": curve.advantage,
+        "tpr": lambda: curve.tpr(target["fpr"]),
+        "bayes_success": lambda: curve.bayes_success(target.get("prior", 0.5)),
+    }
+    (name,) = target.keys() & questions
+    return bool(questions[name]().upper <= target[name])
 
 
 def _short(

@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 from gdpjax._core.arguments import check_target
+from gdpjax.cli._report import add_cache_option
 from gdpjax.reporting import report
 
 FORMATS = ("text", "markdown", "latex", "json", "html")
@@ -26,11 +27,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--delta", type=float, action="append", help="where epsilon is asked for; may be repeated")
     parser.add_argument("--name", action="append", help="what a run is called; once for each run")
     parser.add_argument("--json", action="store_true", help="the same as --format json")
-    parser.add_argument(
-        "--no-compilation-cache",
-        action="store_true",
-        help="keep no compiled programs in the user's cache folder for the next start (GDPJAX_COMPILATION_CACHE=off)",
-    )
+    add_cache_option(parser)
     parser.set_defaults(run=_report)
 
 
@@ -66,18 +63,10 @@ def _run(text: str) -> Any:
         raise ValueError(f"{path} is a sweep: gdpjax sweep-report {path}")
     if path.exists():
         return path
-    numbers = _numbers(text)
-    if numbers is None:
+    try:
+        numbers = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
         return path
     if len(numbers) != 3:
         raise ValueError(f"three numbers are needed, noise,probability,steps such as 1.3,0.004,3516; got {text!r}")
     return tuple(numbers)
-
-
-def _numbers(text: str) -> list[float] | None:
-    """Return the numbers between the commas of a text, those that were forgotten left out; None where it is other."""
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        return [float(part) for part in parts if part]
-    except ValueError:
-        return None

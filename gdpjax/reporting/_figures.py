@@ -1,19 +1,20 @@
 """The figures of a report: computed once for each run, each with its standing."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gdpjax._core.types import FAILURE, Bounds
 from gdpjax.accounting import (
-    clt_epsilon,
     clt_mu_poisson,
     clt_mu_uniform,
-    delta_after_overflow,
+    gdp_compose,
+    gdp_epsilon,
     moments_accountant_epsilon,
 )
-from gdpjax.ledger import AnyEvent, Event
+from gdpjax.ledger import AnyEvent, Event, GaussianEvent, Ledger
 from gdpjax.reporting._runs import Described
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -33,12 +34,14 @@ class Figure(NamedTuple):
         label: what it is called in a table; the plain text form.
         value: `Bounds` of two numbers, or one number, or None where it is not known.
         standing: what kind of number it is.
+        reason: why there is no value.
     """
 
     key: str
     label: str
     value: Bounds | float | None
     standing: str
+    reason: str = ""
 
 
 def figures_of(run: Described, deltas: tuple[float, ...]) -> list[Figure]:
@@ -59,27 +62,52 @@ def figures_of(run: Described, deltas: tuple[float, ...]) -> list[Figure]:
         figures.append(Figure(f"tpr_at_fpr_{rate:g}", f"TPR at FPR {rate:g}", _numbers(curve.tpr(rate)), CERTIFIED))
     success = _numbers(curve.bayes_success(PRIOR))
     figures.append(Figure("bayes_success", f"Bayes success, prior {PRIOR:g}", success, CERTIFIED))
-    return figures + _other_accountants(run.event, deltas[0], epsilons[0])
+    return figures + _other_accountants(run, deltas[0], epsilons[0])
 
 
-def _other_accountants(event: AnyEvent | None, delta: float, epsilon: Bounds) -> list[Figure]:
-    """Return the figures of the moments accountant and the CLT, where they know the scheme."""
-    moments = clt = mu = None
-    if event is not None and not isinstance(event, Event):
-        moments = float(moments_accountant_epsilon(event, delta=delta))
-    if isinstance(event, Event) and event.sampling in ("poisson", "uniform"):
-        run = event.noise_multiplier, event.sampling_prob, event.num_steps
-        clt = float(clt_epsilon(*run, delta, sampling=event.sampling))
-        mu = float((clt_mu_poisson if event.sampling == "poisson" else clt_mu_uniform)(*run))
-        if event.overflow < delta:
-            left = delta_after_overflow(delta, event.overflow) if event.overflow else delta
-            moments = float(moments_accountant_epsilon(*run, left, sampling=event.sampling))
+def _other_accountants(run: Described, delta: float, epsilon: Bounds) -> list[Figure]:
+    """Return the figures of the moments accountant and of the CLT, each with the reason where it has none."""
+    moments, unknown = _answer(run, lambda steps: moments_accountant_epsilon(steps, delta=delta))
+    mu, no_limit = _answer(run, _limiting_mu)
+    clt = None if mu is None else float(gdp_epsilon(delta, mu))
     return [
-        Figure("epsilon_moments_accountant", f"moments accountant at delta {delta:g}", moments, UPPER_BOUND),
-        Figure("mu_clt", "CLT mu", mu, ESTIMATE),
-        Figure("epsilon_clt", f"CLT epsilon at delta {delta:g}", clt, ESTIMATE),
-        Figure("clt_understates_by", "epsilon less the CLT's", _excess(epsilon, clt), COMPARISON),
+        Figure("epsilon_moments_accountant", f"moments accountant at delta {delta:g}", moments, UPPER_BOUND, unknown),
+        Figure("mu_clt", "CLT mu", mu, ESTIMATE, no_limit),
+        Figure("epsilon_clt", f"CLT epsilon at delta {delta:g}", clt, ESTIMATE, no_limit),
+        Figure(
+            "clt_understates_by",
+            "epsilon less the CLT's",
+            _excess(epsilon, clt),
+            COMPARISON,
+            no_limit or "the CLT's epsilon is infinite",
+        ),
     ]
+
+
+def _answer(run: Described, accountant: Callable[[Any], Any]) -> tuple[float | None, str]:
+    """Return the number of an accountant, or the reason why it has none for this run."""
+    if run.steps is None:
+        return None, run.unasked
+    try:
+        return float(accountant(run.steps)), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def _limiting_mu(run: Ledger | AnyEvent) -> float:
+    """Return the mu of the central limit theorem: that of each event, and squares add up."""
+    mus = []
+    for event in run.events if isinstance(run, Ledger) else (run,):
+        if not isinstance(event, Event | GaussianEvent):
+            raise ValueError(f"no central limit theorem for {type(event).__name__}")
+        if event.noise_multiplier == 0:
+            raise ValueError("no central limit theorem without noise")
+        if isinstance(event, GaussianEvent):
+            mus.append(math.sqrt(event.num_steps) / event.noise_multiplier)
+            continue
+        limit = clt_mu_poisson if event.sampling == "poisson" else clt_mu_uniform
+        mus.append(float(limit(event.noise_multiplier, event.sampling_prob, event.num_steps)))
+    return float(gdp_compose(mus))
 
 
 def _excess(epsilon: Bounds, estimate: float | None) -> Bounds | None:

@@ -21,7 +21,7 @@ from gdpjax.ledger import (
     TruncatedPoissonEvent,
 )
 from gdpjax.tradeoff import CertifiedCurve
-from gdpjax.training import Plan
+from gdpjax.training import Plan, num_steps_on_record
 
 PLAN_FILE = "plan.json"
 NUMBERS = ("noise_multiplier", "sampling_prob", "num_steps")
@@ -33,8 +33,6 @@ _RELATIONS = {
 }
 
 
-_KNOWN = Event | AllocationEvent | TruncatedPoissonEvent | CorrelatedGaussianEvent | CyclicPoissonEvent
-"""Events that the moments accountant knows."""
 _ALWAYS_DRAWN = AllocationEvent | ShuffledEvent | CorrelatedGaussianEvent | CyclicPoissonEvent
 """Events whose examples take part, so that without noise they show."""
 
@@ -48,7 +46,8 @@ class Described(NamedTuple):
         neighbours: which data sets are neighbours, in words.
         curve: its certified curve.
         facts: the same scheme and neighbours in short cells, each a label and a text.
-        event: its steps, where all of them are alike: what other accountants can be asked about.
+        steps: what the other accountants are asked about.
+        unasked: why they are not asked.
         not_private: why nothing is guaranteed; empty where something is.
         delta: the one that a plan was made for.
     """
@@ -58,7 +57,8 @@ class Described(NamedTuple):
     neighbours: str
     curve: CertifiedCurve
     facts: tuple[tuple[str, str], ...] = ()
-    event: AnyEvent | None = None
+    steps: Ledger | AnyEvent | None = None
+    unasked: str = ""
     not_private: str = ""
     delta: float | None = None
 
@@ -67,12 +67,15 @@ def describe_run(run: Any, name: str | None, default: str) -> Described:
     """The description of ``run``; ValueError for what is no run."""
     if isinstance(run, str | Path):
         path = Path(run)
-        return describe_run(_read(path), name or path.resolve().name, default)
+        run = _read(path)
+        described = describe_run(run, name or path.resolve().name, default)
+        return _with_steps_made(described, run, path) if isinstance(run, Plan) else described
     name = name or default
     if isinstance(run, Plan):
         return _of_plan(run, name)
     if isinstance(run, CertifiedCurve):
-        return Described(name, "a certified curve", "as the curve's", run, (("scheme", "certified curve"),))
+        facts = (("scheme", "certified curve"),)
+        return Described(name, "a certified curve", "as the curve's", run, facts, unasked="a curve has no steps")
     if isinstance(run, tuple | list) and len(run) == len(NUMBERS):
         domains = (NONNEGATIVE, UNIT, COUNT)
         numbers = [check_number(*triple) for triple in zip(NUMBERS, run, domains, strict=True)]
@@ -98,6 +101,16 @@ def _read(path: Path) -> Plan | Ledger:
         raise ValueError(f"{file}: {error}") from error
 
 
+def _with_steps_made(described: Described, plan: Plan, folder: Path) -> Described:
+    """Return the description with the steps of the folder's checkpoint, if there is one to read and it has fewer."""
+    steps_made = num_steps_on_record(folder)
+    sentences = "" if steps_made is None else plan.on_steps_made(steps_made)
+    if not sentences:
+        return described
+    facts = (*described.facts, ("steps made", f"{steps_made} of {plan.max_steps}"))
+    return described._replace(scheme=f"{described.scheme}. {sentences}", facts=facts)
+
+
 def _of_plan(plan: Plan, name: str) -> Described:
     described = _of_ledger(plan.event, name)
     neighbours = f"{_RELATIONS[plan.neighboring_relation]} {plan.unit}"  # pyright: ignore[reportArgumentType]
@@ -106,9 +119,10 @@ def _of_plan(plan: Plan, name: str) -> Described:
         neighbours = f"add or remove one group of up to {plan.group_size} {plan.unit}s"
         facts = (*described.facts, ("unit", f"up to {plan.group_size} {plan.unit}s"))
     # The other accountants are asked about one unit.
-    event = described.event if plan.is_private and plan.group_size == 1 else None
-    reason = "" if plan.is_private else str(plan.without_privacy())
-    return Described(name, described.scheme, neighbours, plan.curve, facts, event, reason, plan.delta)
+    reason = plan.without_privacy() or ""
+    unasked = "only of one unit, not of groups" if plan.group_size > 1 else reason
+    steps = None if unasked else plan.event
+    return Described(name, described.scheme, neighbours, plan.curve, facts, steps, unasked, reason, plan.delta)
 
 
 def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
@@ -116,13 +130,12 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     relations = {event.neighboring_relation for event in events}
     neighbours = _RELATIONS[relations.pop()] if len(relations) == 1 else "any"  # pyright: ignore[reportArgumentType]
     scheme = "; ".join(dict.fromkeys(map(_words, events))) if len(events) <= 3 else _summary(events)
-    (only,) = events if len(events) == 1 else (None,)
-    event = only if isinstance(only, _KNOWN) and only.noise_multiplier > 0 else None
     bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
     bare = bare or any(isinstance(e, _ALWAYS_DRAWN) and e.noise_multiplier == 0 for e in events)
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
     facts = (*_facts(events), ("neighbours", neighbours))
-    return Described(name, scheme or "nothing is released", neighbours, certified(run), facts, event, reason)
+    scheme = scheme or "nothing is released"
+    return Described(name, scheme, neighbours, certified(run), facts, run, not_private=reason)
 
 
 def _facts(events: tuple[AnyEvent, ...]) -> list[tuple[str, str]]:

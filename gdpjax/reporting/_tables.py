@@ -88,7 +88,11 @@ def note_of(figures: Sequence[Sequence[Figure]]) -> str:
 
 def _is_vacuous(run: Described, figure: Figure) -> bool:
     """Whether a figure of a run that is not private excludes nothing. The regret is that of an infinite mu."""
-    if not run.not_private or not isinstance(figure.value, Bounds) or figure.standing != CERTIFIED:
+    if not run.not_private or figure.value is None:
+        return False
+    if not isinstance(figure.value, Bounds):
+        return figure.value == math.inf
+    if figure.standing != CERTIFIED:
         return False
     return figure.key == "regret" or figure.value.upper >= 1
 
@@ -98,7 +102,7 @@ def _standing(run: Described, figure: Figure) -> str:
         return NO_GUARANTEE
     if isinstance(figure.value, Bounds) and figure.standing == COMPARISON:
         return _comparison(figure.value)
-    return _STANDINGS[figure.standing] if figure.value is not None else "not known for this scheme"
+    return _STANDINGS[figure.standing] if figure.value is not None else figure.reason
 
 
 def _comparison(excess: Bounds) -> str:

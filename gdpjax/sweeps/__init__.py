@@ -6,6 +6,7 @@
 * `_task`, `_hyperparameters`   what the user brings, and which of its numbers may be searched
 * `_spec`, `_lines`, `_imports`   a TOML file or a dictionary, checked, with lines in the messages
 * `_plans`, `_privacy`, `_trials`   each trial with its plan and certified cost
+* `_observer`   who is told what happens
 * `_keys`   one stream of randomness per use
 * `_program`, `_worker`   one compiled program for each shape, and a chunk of trials through it
 * `_run`, `_ray`   chunk by chunk, on this machine or on a cluster

@@ -7,11 +7,3 @@ class UserError(ValueError):
 
 class RunInterrupted(Exception):
     """The user stopped a run or a sweep; the message says how to go on."""
-
-
-def text_of(error: BaseException) -> str:
-    """Return the text of an exception; nothing where its own ``__str__`` fails."""
-    try:
-        return str(error)
-    except Exception:
-        return ""

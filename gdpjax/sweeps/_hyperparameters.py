@@ -169,11 +169,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _float_of(value: Any) -> float:
-    """Return a number as a float: infinity for a whole number of several hundred digits, NaN for what is no number."""
-    try:
-        return float(value) if _is_number(value) else math.nan
-    except OverflowError:
-        return math.inf
+    """Return a number as a float, NaN for what is no number."""
+    return float(value) if _is_number(value) else math.nan
 
 
 def _declared_kind(annotation: Any) -> type | None:

@@ -18,8 +18,6 @@ def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> P
     """
     batch_size = int(settings["batch_size"])
     epsilon = settings.get("epsilon")
-    if batch_size > num_examples:
-        raise UserError(f"batch_size must be at most the number of examples, {num_examples}, got {batch_size}")
     try:
         plan = make_plan(
             clip=settings["l2_clip_norm"],
@@ -42,20 +40,6 @@ def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> P
 def epoch_end(settings: Mapping[str, float], num_examples: int, epoch: int) -> int:
     """Return the number of steps done after ``epoch`` epochs."""
     return steps_of_epochs(epoch, num_examples, int(settings["batch_size"]))
-
-
-def for_compiled_code(plan: Plan, epsilon: float | None) -> Plan:
-    """Return the plan with its noise multiplier rounded up to float32, which compiled code takes.
-
-    What is certified is then what runs. A target ``epsilon`` is met by the rounded number too.
-    """
-    plan = plan.replace(noise_multiplier=float32_above(plan.noise_multiplier))
-    if epsilon is None:
-        return plan
-    # The target was verified at a noise multiplier that may be a little larger.
-    while plan.epsilon_bounds().upper > epsilon:
-        plan = plan.replace(noise_multiplier=float32_above(plan.noise_multiplier * (1 + 1e-6)))
-    return plan
 
 
 def float32_above(value: float) -> float:

@@ -14,12 +14,22 @@ from rich.table import Table
 
 from gdpjax._core.figures import rounded
 from gdpjax.sweeps._layout import Layout, label, shown_score
-from gdpjax.sweeps._summary import Row, best_by_target, compilations, configurations, count, how_many_are_over, varied
+from gdpjax.sweeps._observer import Observer
+from gdpjax.sweeps._summary import (
+    Row,
+    best_by_target,
+    best_within,
+    compilations,
+    configurations,
+    count,
+    how_many_are_over,
+    varied,
+)
 
 MOST_ERRORS = 3
 
 
-class ProgressObserver:
+class ProgressObserver(Observer):
     """Show a sweep on a console; use it as a context."""
 
     def __init__(self, console: Console, layout: Layout) -> None:
@@ -37,11 +47,9 @@ class ProgressObserver:
         )
         self._trials = self._progress.add_task("trials", total=None, note="")
         self._steps = self._progress.add_task("steps", total=None, note="")
-        # Of all trials so far, those of earlier processes included.
         self._num_trials = 0
-        self._num_done = 0
-        self._num_failed = 0
-        self._best: float | None = None
+        # Of all trials so far, those of earlier processes included.
+        self._rows: list[Row] = []
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -53,11 +61,8 @@ class ProgressObserver:
     def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
         """Set the length, and begin with the rows that are on record."""
         self._num_trials = num_trials
-        self._num_done = 0
-        self._num_failed = 0
-        self._best = None
-        self._include(on_record)
-        self._progress.reset(self._trials, total=num_trials, completed=self._num_done)
+        self._rows = list(on_record)
+        self._progress.reset(self._trials, total=num_trials, completed=len(on_record))
 
     def on_plans(self, done: int) -> None:
         """Show how many plans are made, and their noise calibrated."""
@@ -75,32 +80,24 @@ class ProgressObserver:
 
     def on_chunk(self, rows: Sequence[Row]) -> None:
         """Advance, and describe how the sweep went so far."""
-        self._include(rows)
-        failed = f"{self._num_failed} failed" if self._num_failed else ""
+        self._rows.extend(rows)
+        num_failed = sum(row["error"] is not None for row in self._rows)
+        failed = f"{num_failed} failed" if num_failed else ""
         best = ""
-        if self._best is not None:
-            score = self._layout.score
-            best = f"best {label(score)} so far {shown_score(score, self._best):.4g}"
+        found = best_within(configurations(self._rows, self._layout), self._layout)
+        if found is not None:
+            score = mean_and_spread(self._layout, found.mean, found.stdev)
+            best = f"best {label(self._layout.score)} so far {score}"
 
         note = ", ".join(part for part in (failed, best) if part)
-        self._progress.update(self._trials, completed=self._num_done, note=note)
+        self._progress.update(self._trials, completed=len(self._rows), note=note)
         if not self._console.is_terminal:
-            text = f"{self._num_done} of {count(self._num_trials, 'trial')} done"
+            text = f"{len(self._rows)} of {count(self._num_trials, 'trial')} done"
             if failed:
                 text += f", {failed}"
             if best:
                 text += f": {best}"
             self._console.print(text, soft_wrap=True)
-
-    def _include(self, rows: Sequence[Row]) -> None:
-        """Count finished trials, and keep the best score."""
-        scores = [row[self._layout.score] for row in rows if row["error"] is None]
-        self._num_done += len(rows)
-        self._num_failed += len(rows) - len(scores)
-        if self._best is not None:
-            scores.append(self._best)
-        if scores:
-            self._best = max(scores, key=self._layout.better)
 
 
 def print_summary(

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 
@@ -28,14 +27,10 @@ def row_of(outcome: Outcome, layout: Layout) -> Row:
     """Return the record of a trial that is over. It is charged for all planned steps, whenever it stopped."""
     trial = outcome.trial
     values: Row = dict(trial.settings)
-    values |= {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate, "delta": trial.delta}
+    values |= {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate}
     values |= outcome.scores
     values |= {"error": outcome.error, "seconds": outcome.seconds}
-    if trial.cost is not None:
-        values |= dataclasses.asdict(trial.cost)
-    else:
-        # A trial without a cost has no guarantee, and was not run.
-        values.pop("noise_multiplier", None)
+    values |= dataclasses.asdict(trial.cost)
     return {name: values.get(name) for name in layout.columns}
 
 
@@ -84,17 +79,7 @@ def _write(path: Path, rows: Sequence[Row], layout: Layout) -> None:
     """Write rows into one Parquet file, atomically."""
     columns = [(name, pyarrow.type_for_alias(kind)) for name, kind in layout.columns.items()]
     schema = pyarrow.schema(columns)
-    plain_rows = [_plain_row(row, layout) for row in rows]
-    table = pyarrow.Table.from_pylist(plain_rows, schema)
+    table = pyarrow.Table.from_pylist(rows, schema)
     content = io.BytesIO()
     pyarrow.parquet.write_table(table, content)
     write_atomically(path, content.getvalue())
-
-
-def _plain_row(row: Row, layout: Layout) -> Row:
-    """Return the columns of a row with numbers of Python in place of those of NumPy."""
-    plain = {}
-    for name in layout.columns:
-        value = row[name]
-        plain[name] = value.item() if isinstance(value, np.generic) else value
-    return plain

@@ -18,35 +18,12 @@ import numpy as np
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps._keys import Keys
 from gdpjax.sweeps._layout import Layout
+from gdpjax.sweeps._observer import Observer
 from gdpjax.sweeps._results import Row, row_of, write_part
 from gdpjax.sweeps._summary import count
 from gdpjax.sweeps._task import Examples, Task
 from gdpjax.sweeps._trials import Trial
 from gdpjax.sweeps._worker import Chunk, Outcome, Result, Shape, Stopped, Worker, described, shape_of
-
-
-class Observer(Protocol):
-    """An observer of a sweep, which is told what happens."""
-
-    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
-        """The sweep begins; the rows of trials that were finished earlier are ``on_record``."""
-        ...
-
-    def on_plans(self, done: int) -> None:
-        """Called when ``done`` plans are made, and their noise is calibrated."""
-        ...
-
-    def on_chunks(self, description: str) -> None:
-        """Chunks of another shape are on their way."""
-        ...
-
-    def on_steps(self, done: int, total: int) -> None:
-        """A running chunk has done that many of its steps."""
-        ...
-
-    def on_chunk(self, rows: list[Row]) -> None:
-        """A chunk is over and on record."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +100,9 @@ def run_trials(sweep: Sweep, on_record: Sequence[Row], backend: Backend, observe
     observer.on_start(len(sweep.trials), on_record)
     done = {row["trial"] for row in on_record}
     remaining = [trial for trial in sweep.trials if trial.number not in done]
-    refused = [Outcome(trial, error=trial.error) for trial in remaining if trial.error]
-    if refused:
-        sweep.record(refused, observer)
 
     # No two trials may share a key, those on record included.
-    keys: dict[int, Keys] = {}
-    for trial in sweep.trials:
-        if trial.plan is not None:
-            keys[trial.number] = folders.keys_of(trial, sweep.root)
+    keys = {trial.number: folders.keys_of(trial, sweep.root) for trial in sweep.trials}
     refuse_shared_keys(list(keys.values()))
 
     # Submit all chunks, and record each as it ends.
@@ -163,8 +134,7 @@ def by_shape(task: Task, trials: Sequence[Trial]) -> dict[Shape, list[Trial]]:
     """Return the trials that share a program."""
     shapes: dict[Shape, list[Trial]] = {}
     for trial in trials:
-        if trial.plan is not None:
-            shapes.setdefault(shape_of(task, trial), []).append(trial)
+        shapes.setdefault(shape_of(task, trial), []).append(trial)
     return shapes
 
 

@@ -34,7 +34,7 @@ from typing import Annotated, Any, Literal, NoReturn, Protocol
 import msgspec
 import numpy as np
 
-from gdpjax._core.arguments import check_path, check_text
+from gdpjax._core.arguments import check_path, did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
@@ -196,19 +196,10 @@ def read_spec(path: Path, task_fields: TaskFields) -> Spec:
 
 def parse_spec(path: Path, text: str, task_fields: TaskFields) -> Spec:
     """Return the sweep in a TOML text; ``path`` is for messages."""
-    path = check_path("path", path)
-    check_text("text", text, "the text of a TOML file")
-    is_instance = not isinstance(task_fields, type) and hasattr(task_fields, "fields")
-    if not is_instance or not callable(getattr(task_fields, "task", None)):
-        raise UserError(f"task_fields must say what the task is, such as ImportedTask(), got {shown(task_fields)}")
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not TOML: {error}") from error
-    except RecursionError as error:
-        raise UserError(f"{path} is nested too deeply for a spec") from error
     except ValueError as error:
-        raise UserError(f"{path} holds a number that is too long: {error}") from error
+        raise UserError(f"{path} is not TOML: {error}") from error
     return Reader(Source(path, text, lines_of(text)), content, task_fields).spec()
 
 
@@ -290,8 +281,7 @@ class Reader:
         value = self.content.get(name, default)
         if value in known:
             return value
-        close = difflib.get_close_matches(value, known, 1) if isinstance(value, str) else []
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(value, known)
         self.fail((name,), f"{name} must be one of {', '.join(known)}, got {shown(value)}{hint}")
 
     def _converted(self, field: Field, value: Any, kind: type) -> Any:

@@ -82,19 +82,19 @@ def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Co
     return front
 
 
+def best_within(candidates: Sequence[Configuration], layout: Layout, epsilon: float = math.inf) -> Configuration | None:
+    """Return the configuration of the best mean score over its seeds within a certified ``epsilon``, if there is one.
+
+    The page, the tables, the progress and `SweepResult.best` all name this one.
+    """
+    affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= epsilon * (1 + 1e-9)]
+    return max(affordable, key=lambda candidate: layout.better(candidate.mean), default=None)
+
+
 def best_by_target(candidates: Sequence[Configuration], layout: Layout) -> list[tuple[float, Configuration]]:
-    """Return the configuration of the best mean score within each budget of certified epsilon."""
-
-    def goodness(candidate: Configuration) -> float:
-        return layout.better(candidate.mean)
-
-    best = []
-    for target in _targets(candidates):
-        budget = target * (1 + 1e-9)
-        affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= budget]
-        if affordable:
-            best.append((target, max(affordable, key=goodness)))
-    return best
+    """Return the best configuration within each budget of certified epsilon."""
+    best = [(target, best_within(candidates, layout, target)) for target in _targets(candidates)]
+    return [(target, found) for target, found in best if found is not None]
 
 
 def _targets(candidates: Sequence[Configuration]) -> list[float]:

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +22,15 @@ from gdpjax._core.arguments import (
     check_text,
 )
 from gdpjax._core.checks import POSITIVE
-from gdpjax._core.shown import shown
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._imports import ImportedTask
 from gdpjax.sweeps._keys import SEED_NOTICE
-from gdpjax.sweeps._layout import Layout, layout_of
+from gdpjax.sweeps._layout import COSTS, Layout, layout_of
+from gdpjax.sweeps._observer import Observer
 from gdpjax.sweeps._program import blueprint_of, trace_step_of
 from gdpjax.sweeps._spec import GivenTask, Spec, read_spec, spec_of_mapping
-from gdpjax.sweeps._summary import count
+from gdpjax.sweeps._summary import best_within, configurations, count
 from gdpjax.sweeps._task import Examples, Task, check_task, digest_of_programs, load_examples
 from gdpjax.sweeps._trials import Trial, identity, list_trials, plan_trials
 from gdpjax.sweeps._worker import shape_of
@@ -36,12 +38,12 @@ from gdpjax.sweeps._worker import shape_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gdpjax.sweeps._run import Backend, Observer
+    from gdpjax.sweeps._run import Backend
 
 EXTRA = "the extra sweeps: in a clone, pip install '.[sweeps]'"
 MOST_SLOTS = 8
 """The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
-BackendFor = Callable[[Task, Examples, "Observer"], "Backend"]
+BackendFor = Callable[[Task, Examples, Observer], "Backend"]
 Row = dict[str, Any]
 
 
@@ -67,18 +69,22 @@ class SweepResult:
         return any(row["error"] is not None for row in self.rows)
 
     def best(self, epsilon: float | None = None) -> Row:
-        """Return the row with the best score, within a certified ``epsilon`` if one is given.
+        """Return the configuration with the best mean score over its seeds, within a certified ``epsilon`` if given.
 
-        Choosing it costs privacy beyond its own epsilon, unless the evaluation data are public and nothing else of the
-        sweep is used: see the report.
+        Its dictionary has the hyperparameters and the costs of one training, the mean of each score under its name,
+        the standard deviation of the score that decides as ``<score>_stdev`` (None for one seed), and the numbers of
+        its trials as ``trial``. It is the one that the report names. Choosing it costs privacy beyond its own epsilon,
+        unless the evaluation data are public and nothing else of the sweep is used: see the report.
         """
-        good = [row for row in self.rows if row["error"] is None]
-        if epsilon is not None:
-            good = [row for row in good if row["epsilon_upper"] <= epsilon * (1 + 1e-9)]
-        if not good:
+        budget = math.inf if epsilon is None else check_number("epsilon", epsilon, POSITIVE)
+        found = best_within(configurations(self.rows, self.layout), self.layout, budget)
+        if found is None:
             within = "" if epsilon is None else f" within epsilon {epsilon}"
             raise UserError(f"no trial succeeded{within}")
-        return max(good, key=lambda row: self.layout.better(row[self.layout.score]))
+        trials = [row for row in self.rows if row["trial"] in found.trials]
+        best: Row = {name: trials[0][name] for name in (*self.layout.hyperparameters, *COSTS)}
+        best |= {name: statistics.fmean(row[name] for row in trials) for name in self.layout.scores}
+        return best | {f"{self.layout.score}_stdev": found.stdev, "trial": found.trials}
 
 
 def run_sweep(
@@ -117,7 +123,6 @@ def run_sweep(
     require_extra()
     folder = check_path("out", out)
     resume = check_flag("resume", resume)
-    check_console(console)
     backend_for = backend_of(backend, width, memory_gb, ray_address, console)
     with interruptible(folder, resume):
         checked = as_spec(task, spec)
@@ -222,11 +227,9 @@ def check_each_step(spec: Spec, examples: Examples, trials: Sequence[Trial]) -> 
     """
     first_with: dict[Any, Trial] = {}
     for trial in trials:
-        if trial.plan is not None:
-            # Without the number of steps.
-            first_with.setdefault(shape_of(spec.task, trial)[1:], trial)
+        # Without the number of steps.
+        first_with.setdefault(shape_of(spec.task, trial)[1:], trial)
     for trial in first_with.values():
-        assert trial.plan is not None
         try:
             trace_step_of(blueprint_of(spec.task, examples, trial.plan, trial.settings))
         except UserError as error:
@@ -247,7 +250,7 @@ def refuse_equal_trials(spec: Spec, trials: Sequence[Trial]) -> None:
     """Refuse trials that are one training, with the same keys: targets so close that the same noise meets both."""
     first_with: dict[str, Trial] = {}
     for trial in trials:
-        if trial.seed is None or trial.plan is None:
+        if trial.seed is None:
             continue
         settings = json.dumps(identity(trial), sort_keys=True, default=str)
         first = first_with.setdefault(settings, trial)
@@ -259,38 +262,13 @@ def refuse_equal_trials(spec: Spec, trials: Sequence[Trial]) -> None:
             )
 
 
-def watch(console: "Console | None", layout: Layout) -> Any:
+def watch(console: "Console | None", layout: Layout) -> Observer:
     """Return an observer as a context: one that draws on the console, or one that does nothing."""
     if console is None:
-        return Silent()
+        return Observer()
     from gdpjax.sweeps._progress import ProgressObserver
 
     return ProgressObserver(console, layout)
-
-
-class Silent:
-    """An observer of a sweep that does nothing."""
-
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
-        """The sweep begins."""
-
-    def on_plans(self, done: int) -> None:
-        """Plans are made."""
-
-    def on_chunks(self, description: str) -> None:
-        """Chunks of another shape are on their way."""
-
-    def on_steps(self, done: int, total: int) -> None:
-        """A chunk has done some of its steps."""
-
-    def on_chunk(self, rows: list[Row]) -> None:
-        """A chunk is on record."""
 
 
 def finished_sweep(folder: Path) -> SweepResult:
@@ -310,7 +288,6 @@ def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepR
     from gdpjax.sweeps._results import read_rows
 
     folder = check_path("folder", folder)
-    check_console(console)
     layout = folders.described(folder).layout
     rows = read_rows(folder, layout)
     if not rows:
@@ -328,12 +305,6 @@ def _print(console: "Console", result: SweepResult) -> None:
     programs = folders.read_programs(result.folder)
     print_summary(console, result.rows, result.layout, programs, about.num_trials)
     console.print(f"Report: {result.report}", soft_wrap=True)
-
-
-def check_console(console: Any) -> None:
-    """Refuse a console that cannot print, before anything runs."""
-    if console is not None and not callable(getattr(console, "print", None)):
-        raise UserError(f"console must be a rich.console.Console or None, got {shown(console)}")
 
 
 def require_extra() -> None:
@@ -369,7 +340,7 @@ def backend_of(
 
     import_ray()
 
-    def on_cluster(task: Task, examples: Examples, observer: "Observer") -> "Backend":
+    def on_cluster(task: Task, examples: Examples, observer: Observer) -> "Backend":
         made = RayBackend(task, examples, width, memory_bytes, ray_address)
         if console is not None:
             console.print(made.description)
@@ -379,7 +350,7 @@ def backend_of(
 
 
 def _local_backend(width: int, memory_bytes: int) -> BackendFor:
-    def here(task: Task, examples: Examples, observer: "Observer") -> "Backend":
+    def here(task: Task, examples: Examples, observer: Observer) -> "Backend":
         from gdpjax.sweeps._run import Limits, LocalBackend
 
         slots = min(num_slots(), width)

@@ -37,7 +37,7 @@ from gdpjax._core.arguments import check_array, check_callable, check_instance, 
 from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
 from gdpjax.sweeps import records
-from gdpjax.sweeps._errors import UserError, text_of
+from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import (
     LEARNING_RATE,
     NUM_STEPS,
@@ -358,38 +358,18 @@ def check_task(task: Task, examples: Examples, settings: Settings) -> tuple[str,
                 f"a score needs a name of its own (letters, digits, _) that means nothing else, got {name!r}"
             )
 
-    _check_optimizer(traced, params)
+    updates = traced.shapes("optimizer", traced.updates, params)
+    if _layout_of(updates) != _layout_of(params):
+        raise UserError(
+            "the optimizer must return updates in the shapes of the parameters, got "
+            f"{shown(updates)} for {shown(params)}"
+        )
     return tuple(scores)
 
 
 def _is_real(dtype: Any) -> bool:
     """Return whether numbers of this dtype are real numbers, counts or flags, rather than complex ones or keys."""
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
-
-
-def _check_optimizer(traced: "_Traced", params: Any) -> None:
-    """Refuse an optimizer whose updates do not fit the parameters, or whose state changes its shapes."""
-    before = traced.shapes("optimizer", traced.optimizer_state, params)
-    result = traced.shapes("optimizer", traced.update, params)
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        raise UserError(f"the update of the optimizer must be a pair (updates, state), got {shown(result)}")
-    updates, after = result
-    if _layout_of(updates) != _layout_of(params):
-        raise UserError(
-            "the optimizer must return updates in the shapes of the parameters, got "
-            f"{shown(updates)} for {shown(params)}"
-        )
-    pairs = zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True)
-    if any(_is_complex(update) and not _is_complex(param) for update, param in pairs):
-        raise UserError("the optimizer must return updates that are real numbers, got complex ones")
-    if _layout_of(after) != _layout_of(before):
-        raise UserError(
-            f"the state of the optimizer must keep its shapes, got {shown(after)} after a step, {shown(before)} before"
-        )
-
-
-def _is_complex(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.complexfloating)
 
 
 def _layout_of(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
@@ -469,8 +449,9 @@ class _Traced:
         optimizer = self.task.make_optimizer({**self.constants, **real}, num_steps=100)
         return optimizer.update(params, optimizer.init(params), params)
 
-    def optimizer_state(self, real: Settings, params: Any) -> Any:
-        return self.task.make_optimizer({**self.constants, **real}, num_steps=100).init(params)
+    def updates(self, real: Settings, params: Any) -> Any:
+        updates, _ = self.update(real, params)
+        return updates
 
     def shapes(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the shapes of the results of ``function``, or raise the UserError for what it raises."""
@@ -486,7 +467,7 @@ def failure_of(what: str, error: BaseException) -> UserError:
         return UserError(f"{what} failed: {name}: {error.msg}{where}")
 
     # JAX says which argument it was, but not that it is a hyperparameter.
-    message = text_of(error)
+    message = str(error)
     traced = sorted(set(re.findall(r"argument real\['(\w+)'\]", message)))
     if traced:
         are = "is an argument" if len(traced) == 1 else "are arguments"

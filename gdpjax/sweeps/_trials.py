@@ -1,24 +1,27 @@
 """List the trials of a spec, each with its plan and its certified cost, before any of them runs.
 
 A trial's noise multiplier is rounded *up* to float32, since that is what compiled code takes; the cost is certified for
-the rounded number. A trial whose plan is refused (too little noise for its finite range, a target that no noise meets)
-keeps the reason as its error, and the others run.
+the rounded number. Where a setting has no plan (too little noise for its finite range, a target that no noise meets)
+the sweep is refused, with all such settings.
 """
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import Hyperparameter
-from gdpjax.sweeps._plans import for_compiled_code, plan_of
+from gdpjax.sweeps._plans import float32_above, plan_of
 from gdpjax.sweeps._privacy import Cost, costs_of_plans
 from gdpjax.sweeps._spec import MOST_TRIALS, SECTION, Choice, Range, Spec
 from gdpjax.training import Plan
+
+_DECIDE_PRIVACY = ("noise_multiplier", "epsilon", "batch_size", "epochs")
+_MOST_LISTED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +35,8 @@ class Trial:
       seed: None for keys from the system's entropy.
       replicate: which of the seeds it has.
       names: of data, model and optimizer.
-      plan: None before planning, or where the plan is refused.
+      plan: not there before `plan_trials`.
       cost: certified, of the plan.
-      error: why it has no plan.
     """
 
     number: int
@@ -43,9 +45,8 @@ class Trial:
     seed: int | None
     replicate: int
     names: Mapping[str, str]
-    plan: Plan | None = None
-    cost: Cost | None = None
-    error: str | None = None
+    plan: Plan = None  # pyright: ignore[reportAssignmentType]
+    cost: Cost = None  # pyright: ignore[reportAssignmentType]
 
 
 def list_trials(spec: Spec) -> list[Trial]:
@@ -151,21 +152,31 @@ def plan_trials(
     num_examples: int,
     on_plan: Callable[[int], None] = _ignore,
 ) -> list[Trial]:
-    """Return the trials with plans and certified costs, or with the error that keeps them from having one.
+    """Return the trials with plans and certified costs; UserError names all settings that have no plan.
 
     ``on_plan`` is called with the number of plans that are made.
     """
     refuse_large_batches(spec, trials, num_examples)
-    plans: dict[tuple[object, ...], Plan | str] = {}
+    plans: dict[tuple[object, ...], Plan] = {}
+    refused: dict[tuple[object, ...], str] = {}
     planned = []
     for trial in trials:
         # The other hyperparameters change neither the noise multiplier nor the cost.
-        key = tuple(trial.settings.get(name) for name in ("noise_multiplier", "epsilon", "batch_size", "epochs"))
-        if key not in plans:
-            plans[key] = _plan_or_reason(trial, num_examples)
-            on_plan(len(plans))
-        planned.append(_with_plan(trial, plans[key]))
-    return _with_costs(planned)
+        key = tuple(trial.settings.get(name) for name in _DECIDE_PRIVACY)
+        if key not in plans and key not in refused:
+            try:
+                plans[key] = plan_of(trial.settings, trial.delta, num_examples)
+            except UserError as error:
+                refused[key] = str(error)
+            on_plan(len(plans) + len(refused))
+        if key in plans:
+            planned.append(_with_plan(trial, plans[key]))
+    if refused:
+        _fail_for(spec, refused)
+
+    # The costs, by one batched call of each accountant.
+    costs = costs_of_plans([trial.plan for trial in planned])
+    return [dataclasses.replace(trial, cost=cost) for trial, cost in zip(planned, costs, strict=True)]
 
 
 def refuse_large_batches(spec: Spec, trials: Sequence[Trial], num_examples: int) -> None:
@@ -177,31 +188,25 @@ def refuse_large_batches(spec: Spec, trials: Sequence[Trial], num_examples: int)
             spec.fail((SECTION, "batch_size"), problem)
 
 
-def _plan_or_reason(trial: Trial, num_examples: int) -> Plan | str:
-    """Return the plan of a trial, or why it is refused."""
-    try:
-        plan = plan_of(trial.settings, trial.delta, num_examples)
-        return for_compiled_code(plan, trial.settings.get("epsilon"))
-    except ValueError as error:
-        # A UserError is one, too.
-        return str(error)
+def _fail_for(spec: Spec, refused: Mapping[tuple[object, ...], str]) -> NoReturn:
+    """Raise UserError with the settings that have no plan, the reason of the first, and the line of what to change."""
+    settings = []
+    for key in refused:
+        given = [f"{name} {value}" for name, value in zip(_DECIDE_PRIVACY, key, strict=True) if value is not None]
+        settings.append(", ".join(given))
+    listed = "; ".join(settings[:_MOST_LISTED])
+    if len(settings) > _MOST_LISTED:
+        listed += f"; and {len(settings) - _MOST_LISTED} more"
+    name = "epsilon" if "epsilon" in spec.choices else "noise_multiplier"
+    spec.fail((SECTION, name), f"no plan for {listed}. The first: {next(iter(refused.values()))}")
 
 
-def _with_plan(trial: Trial, plan: Plan | str) -> Trial:
-    """Return the trial with the plan and its own clip norm, or with the reason why it has none."""
-    if isinstance(plan, str):
-        return dataclasses.replace(trial, error=f"refused: {plan}")
-    settings = trial.settings | {"noise_multiplier": plan.noise_multiplier}
-    plan = plan.replace(clip=trial.settings["l2_clip_norm"])
+def _with_plan(trial: Trial, plan: Plan) -> Trial:
+    """Return the trial with the plan and its own clip norm, and with the noise that compiled code adds."""
+    noise_multiplier = float32_above(plan.noise_multiplier)
+    settings = trial.settings | {"noise_multiplier": noise_multiplier}
+    plan = plan.replace(noise_multiplier=noise_multiplier, clip=trial.settings["l2_clip_norm"])
     return dataclasses.replace(trial, settings=settings, plan=plan)
-
-
-def _with_costs(trials: list[Trial]) -> list[Trial]:
-    """Return the trials with their costs, by one batched call of each accountant."""
-    plans = {trial.number: trial.plan for trial in trials if trial.plan is not None}
-    costs = costs_of_plans(list(plans.values()))
-    cost_of = dict(zip(plans, costs, strict=True))
-    return [dataclasses.replace(trial, cost=cost_of.get(trial.number)) for trial in trials]
 
 
 def identity(trial: Trial, diagnostics: bool = True) -> dict[str, Any]:

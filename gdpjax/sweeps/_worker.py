@@ -18,7 +18,7 @@ import numpy as np
 
 from gdpjax.ledger import Event, ledger_of
 from gdpjax.sampling import BatchOverflowError
-from gdpjax.sweeps._errors import UserError, text_of
+from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._keys import Keys
 from gdpjax.sweeps._program import Blueprint, Program, arguments_of, blueprint_of, lane, make_program
 from gdpjax.sweeps._task import Examples, Task, failure_of, with_place
@@ -131,8 +131,6 @@ class Worker:
 
     def _compile(self, chunk: Chunk) -> _Compiled | Exception:
         trial = chunk.trials[0]
-        # Trials without a plan have their error on record.
-        assert trial.plan is not None
         try:
             blueprint = blueprint_of(self.task, self.examples, trial.plan, trial.settings)
             program, data = compile_shape(blueprint, trial.settings, chunk.width, self.memory_bytes, self.slots)
@@ -259,7 +257,6 @@ def is_finite(params: Any) -> bool:
 
 def shape_of(task: Task, trial: Trial) -> Shape:
     """Return the shape of a trial that has a plan."""
-    assert trial.plan is not None
     constants = tuple(sorted(task.constants(trial.settings).items()))
     return trial.plan.max_steps, trial.plan.expected_batch_size, *constants
 
@@ -281,7 +278,6 @@ def described_program(chunk: Chunk, program: Program) -> dict[str, Any]:
 
 def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     """Raise RuntimeError unless the state's ledger holds the event that the cost was computed for, or less of it."""
-    assert trial.plan is not None
     (event,) = ledger_of(state.opt_state).events
     planned = trial.plan.event
     assert isinstance(event, Event)
@@ -298,7 +294,7 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
 
 def described(error: Exception) -> str:
     """Return one line for an error."""
-    text = " ".join(text_of(error).split())[:500]
+    text = " ".join(str(error).split())[:500]
     if isinstance(error, UserError):
         return text
     return f"{type(error).__name__}: {text}"

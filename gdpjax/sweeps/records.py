@@ -6,7 +6,6 @@ cover them: ``private_diagnostics.NOT_FOR_RELEASE.jsonl``, and the checkpoints, 
 
 import importlib.metadata
 import json
-import math
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ import jax
 import msgspec
 import numpy as np
 
+from gdpjax._core.figures import plain
 from gdpjax._core.files import write_atomically
 from gdpjax.sweeps._errors import UserError
 from gdpjax.training import DocumentError, convert_document, environment, parse_document, read_document
@@ -166,9 +166,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return plain(value)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -125,9 +125,9 @@ class Training(NamedTuple):
     scale: Scale | None = None
     params_of: Callable[[Any], PyTree] = _as_they_are
 
-    def statement(self) -> str:
-        """Return the plan's statement, with a sentence on the factors where the training has a ``scale``."""
-        statement = self.plan.statement()
+    def statement(self, steps_made: int | None = None) -> str:
+        """Return `Plan.statement`, with a sentence on the factors where the training has a ``scale``."""
+        statement = self.plan.statement(steps_made)
         return statement if self.scale is None else with_scale(statement)
 
 

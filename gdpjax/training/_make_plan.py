@@ -7,42 +7,33 @@ these, evaluated with its overflow, sampling, relation and groups, and met the t
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gdpjax._core import roots
-from gdpjax._core.arguments import check_count, check_expected_batch_size, check_number, check_text, keyword_checked
+from gdpjax._core.arguments import check_count, check_expected_batch_size, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
+from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.accounting import certified, steps_of_epochs
+from gdpjax.accounting import steps_of_epochs
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.training._plan import FAILURE, IN_EPOCHS, Plan, steps_of_epoch
 
 _LEAST, _MOST = 1e-2, 1e6
 _NOISE = roots.Axis(_MOST, _LEAST)
+_SHORT_OF_TARGET = 1e-4
+"""The part of a target by which the search may miss it."""
 _TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
 _ELSEWHERE = {
-    "l2_clip": "clip",
     "l2_clip_norm": "clip",
     "max_grad_norm": "clip",
     "num_examples": "max_examples",
     "batch_size": "expected_batch_size",
-    "max_steps": "num_steps",
-    "target_epsilon": "epsilon",
-    "target_delta": "delta",
-    "eps": "epsilon",
     "sigma": "noise_multiplier",
-    "noise": "noise_multiplier",
-    "sampling_prob": "expected_batch_size",
-    "sample_rate": "expected_batch_size",
 }
 """What other functions, the command line and other libraries call the arguments of `make_plan`."""
-
-_SINGULAR_ENDINGS = ("ss", "us", "is", "series", "species")
-"""Ends of words in the singular that end with an s: business, campus, analysis."""
 
 
 @keyword_checked(**_ELSEWHERE)
@@ -127,9 +118,6 @@ def make_plan(
         raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {got}")
     if sampling is None:
         sampling = "poisson" if correlation is None else "shuffled"
-    unit = check_text("unit", unit, "words for the statement")
-    if unit.endswith("s") and not unit.endswith(_SINGULAR_ENDINGS):
-        raise ValueError(f"name the unit in the singular, such as 'user'; got {shown(unit)}")
 
     max_examples = check_count("max_examples", max_examples)
     expected_batch_size = check_expected_batch_size(expected_batch_size, max_examples)
@@ -172,53 +160,48 @@ def make_plan(
     )
     if name == "noise_multiplier" or target == math.inf:
         return plan
-    upper = _epsilon_upper if name == "epsilon" else _mu_upper
-    return _calibrated(plan, name, target, upper)
+    return _calibrated(plan, name, target)
 
 
-def _epsilon_upper(plan: Plan) -> float:
-    """Return the upper end of `Plan.epsilon_bounds`."""
-    if plan.recorded_as == "shuffled":
-        return _unamplified("epsilon", plan, plan.delta)
-    return float(plan.epsilon_bounds().upper)
-
-
-def _mu_upper(plan: Plan) -> float:
-    """Return the upper end of `Plan.mu_bounds`, without the search for a lower end, which takes as long."""
-    if plan.recorded_as == "shuffled":
-        return _unamplified("mu", plan, FAILURE)
-    return float(plan.curve_if(announced=False).mu().upper)
-
-
-def _unamplified(question: str, plan: Plan, at: float) -> float:
-    """Return the upper end of a plan of shuffled batches, without its lower end, which takes much longer."""
+def _upper(plan: Plan, name: str) -> float:
+    """Return the upper end of epsilon or mu, without the search for a lower end where that takes long."""
     if not plan.is_private:
         return math.inf
-    curve = certified(plan.event).above  # pyright: ignore
-    ask = getattr(curve, question)
-    return float(ask(at).upper)
+    if name == "epsilon" and plan.recorded_as != "shuffled":
+        return float(plan.epsilon_bounds().upper)
+    curve: Any = plan.curve_if(announced=False)
+    if plan.recorded_as == "shuffled":
+        curve = curve.above
+    bounds = curve.epsilon(plan.delta) if name == "epsilon" else curve.mu(FAILURE)
+    return float(bounds.upper)
 
 
-def _calibrated(plan: Plan, name: str, target: float, upper: Callable[[Plan], float]) -> Plan:
-    """Return the plan with (nearly) the least noise multiplier whose ``upper`` is at most ``target``."""
-    if upper(plan) > target:
+def _calibrated(plan: Plan, name: str, target: float) -> Plan:
+    """Return the plan with (nearly) the least noise multiplier whose epsilon or mu is at most ``target``."""
+    if _upper(plan, name) > target:
         raise ValueError(f"the target {name} = {target} cannot be met: even noise_multiplier = {_MOST:g} exceeds it")
-
-    def upper_at(noise: float) -> float:
-        # A plan with too little noise for its finite range is refused.
-        try:
-            return upper(plan.replace(noise_multiplier=noise))
-        except ValueError:
-            return math.inf
 
     # From 1 on, so that the slow ends of the accountant's range are only visited if they must be.
     state = roots.begin(_NOISE, np.ones(1), np.ones(1))
+    reached = 0.0
     with np.errstate(all="ignore"):
         while not state.done.all():
-            value = upper_at(float(state.point[0]))
+            value = _upper(plan.replace(noise_multiplier=float(state.point[0])), name)
+            if value <= target:
+                reached = value
             excess = np.log(np.array([value]) / target)
             meets_target = np.array([value <= target])
             state = roots.advance(_NOISE, state, excess, meets_target)
-    if state.holds[0] == _LEAST:
+    least, too_little = float(state.holds[0]), float(state.fails[0])
+    if least == _LEAST:
         raise ValueError(f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it")
-    return plan.replace(noise_multiplier=float(state.holds[0]))
+
+    # The plan would have another epsilon than was asked for, and not say it.
+    ends_at_range = not plan.replace(noise_multiplier=too_little).is_private
+    if ends_at_range and reached < target * (1 - _SHORT_OF_TARGET):
+        raise ValueError(
+            f"the target {name} = {target} cannot be had: the largest {name} with these settings is "
+            f"{rounded(reached, 4, 'down')}, at noise_multiplier = {rounded(least, 4, 'up')}, since less noise is too "
+            "little for its finite range. Pass at most that, or noise_multiplier (0 for a run without privacy)"
+        )
+    return plan.replace(noise_multiplier=least)

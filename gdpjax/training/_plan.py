@@ -68,7 +68,7 @@ from gdpjax.sampling import (
 )
 from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
 from gdpjax.training._json import plan_from_json, plan_to_json
-from gdpjax.training._statement import describe_in_run, statement_of
+from gdpjax.training._statement import describe_in_run, on_steps_made, statement_of
 from gdpjax.transforms import resolve_correlation
 
 LARGEST_NOISE = 9.1
@@ -588,9 +588,21 @@ class Plan:
         check_keywords("Plan.replace", changes, fields)
         return dataclasses.replace(self, **changes)
 
-    def statement(self) -> str:
-        """Return the sentences that belong in a paper, with the certified figures (seconds the first time)."""
-        return statement_of(self)
+    def statement(self, steps_made: int | None = None) -> str:
+        """Return the sentences that belong in a paper, with the certified figures (seconds the first time).
+
+        The guarantee is for ``max_steps`` steps. For a run that made only ``steps_made`` of them a line says so, with
+        their epsilon and the condition under which it may be quoted.
+
+        >>> plan = Plan(2.0, 1.0, max_examples=1000, expected_batch_size=50, max_steps=100, delta=1e-5)
+        >>> print(plan.statement(40).splitlines()[4][:90])
+        Steps: 40 of the 100 planned steps were made. The guarantee is for all that were planned;
+        """
+        return statement_of(self, "" if steps_made is None else self.on_steps_made(steps_made))
+
+    def on_steps_made(self, steps_made: int) -> str:
+        """Return the sentences on a run that made only so many steps; an empty text if it made all of the plan's."""
+        return on_steps_made(self, check_count("steps_made", steps_made, least=0))
 
     def to_json(self) -> str:
         """Return the plan as JSON text: its fields, and what follows from them."""

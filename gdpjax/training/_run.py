@@ -148,6 +148,10 @@ class Run:
         """Return what was run, for the accountants."""
         return ledger_of(self.state.opt_state)
 
+    def statement(self) -> str:
+        """Return the training's statement; of a run that made fewer steps than planned it says so."""
+        return self.training.statement(self.step)
+
     def advance(
         self,
         num_steps: int,
@@ -700,6 +704,18 @@ def has_run(folder: str | Path) -> bool:
     folder = _folder(folder)
     with _disk(folder, "look for a run"):
         return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
+
+
+def num_steps_on_record(folder: str | Path) -> int | None:
+    """Return after how many steps the folder's checkpoint is; None without one that can be read.
+
+    >>> num_steps_on_record("a folder that is not there") is None
+    True
+    """
+    try:
+        return _checkpoint.read_index(_folder(folder)).step
+    except (CheckpointError, OSError):
+        return None
 
 
 def _refuse_a_second_run(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 What a reader needs to judge or repeat it: mechanism, clipping, sampling, neighbouring relation, what is public, the
 unit of privacy, delta and what is in it, the certified figures and who computed them, the noise generator, what was
-tuned and what was released. The statement is for the planned maximum of steps, also if the run stops before.
+tuned and what was released. The guarantee is for the planned maximum of steps, also if the run stops before: a run that
+may stop when its privacy loss is large exceeds the epsilon of the steps that it made more often than delta allows. The
+statement of such a run gives that epsilon beside the guarantee, with the condition under which it holds.
 """
 
 import decimal
@@ -170,12 +172,10 @@ def _neighbours(plan: Any) -> str:
 
 def _outward(bounds: Any) -> tuple[str, str]:
     """Return a bracket in five digits: the lower end rounded down, the upper one up."""
-    lower, upper = bounds
+    lower, upper = map(float, bounds)
     downward = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
     upward = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
-    rounded_lower = downward.create_decimal(decimal.Decimal(float(lower)))
-    rounded_upper = upward.create_decimal(decimal.Decimal(float(upper)))
-    return str(rounded_lower), str(rounded_upper)
+    return str(downward.create_decimal_from_float(lower)), str(upward.create_decimal_from_float(upper))
 
 
 def _guarantee(plan: Any) -> str:
@@ -205,8 +205,27 @@ def _guarantee(plan: Any) -> str:
     )
 
 
-def statement_of(plan: Any) -> str:
-    """Return the statement of a plan; see `Plan.statement`."""
+def on_steps_made(plan: Any, steps_made: int) -> str:
+    """Return the sentences of `Plan.on_steps_made`."""
+    if steps_made >= plan.max_steps:
+        return ""
+    made = f"{steps_made} of the {plan.max_steps} planned steps were made. The guarantee is for all that were planned"
+    # Correlated noise of later steps is missing: the steps that were made cost what the whole run does.
+    if steps_made == 0 or not plan.is_private or plan.recorded_as == "correlated":
+        return f"{made}."
+    num_steps = steps_made
+    if plan.sampling in ("allocation", "shuffled"):
+        num_steps += -steps_made % plan.steps_per_epoch
+    _, upper = _outward(plan.replace(max_steps=num_steps).epsilon_bounds())
+    return (
+        f"{made}; those that were made have epsilon <= {upper} at the same delta. This may be quoted instead only if "
+        "the decision to stop depended neither on the data nor on anything computed from them, such as the model or "
+        "its scores."
+    )
+
+
+def statement_of(plan: Any, made: str) -> str:
+    """Return the statement of a plan, with sentences on the steps that were made; see `Plan.statement`."""
     if is_traced(plan.noise_multiplier):
         raise ValueError("a plan with a traced noise_multiplier states nothing; ask one configuration's plan")
     rounding = (
@@ -221,7 +240,10 @@ def statement_of(plan: Any) -> str:
         f"Tuned: {plan.tuned}. Released: {plan.released}; training losses, gradient norms and the times of single "
         "steps are not covered."
     )
-    return "\n".join([_mechanism(plan), _sampling(plan), _neighbours(plan), _guarantee(plan), rounding, ends])
+    lines = [_mechanism(plan), _sampling(plan), _neighbours(plan), _guarantee(plan), rounding, ends]
+    if made:
+        lines.insert(4, f"Steps: {made}")
+    return "\n".join(lines)
 
 
 def with_scale(statement: str) -> str:

@@ -114,6 +114,31 @@ def test_gradients():
         assert gradient == pytest.approx(difference / (2 * step), rel=1e-6)
 
 
+def test_reverse_gradients_outside_of_float64():
+    """What is transposed after float64 was switched off is a product of numbers: noise, probability and delta alike."""
+    point = (1.1, 0.01, 1e-5)
+    gradient = jax.grad(lambda s, p, d: moments_accountant_epsilon(s, p, 1000, d), argnums=(0, 1, 2))(*point)
+    for place, value in enumerate(point):
+        up, down = (moments_accountant_epsilon(*changed(point, place, value * f)) for f in (1 + 1e-6, 1 - 1e-6))
+        assert gradient[place] == pytest.approx((up - down) / (2e-6 * value), rel=1e-5)
+
+
+def changed(point, place, value):
+    """The arguments of the moments accountant but for the steps, with one of them replaced."""
+    noise, prob, delta = (*point[:place], value, *point[place + 1 :])
+    return noise, prob, 1000, delta
+
+
+@pytest.mark.parametrize("sampling", ["poisson", pytest.param("uniform", marks=pytest.mark.slow)])
+def test_reverse_gradients_of_divergences(sampling):
+    def total(noise):
+        return rdp_subsampled_gaussian(noise, 0.01, [2.5, 7.0], sampling=sampling).sum()
+
+    step = 1e-6
+    expected = (total(1.1 + step) - total(1.1 - step)) / (2 * step)
+    assert jax.grad(total)(1.1) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

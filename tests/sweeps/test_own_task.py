@@ -53,7 +53,7 @@ class Compilations:
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
 
-class Counting(_sweep.Silent):
+class Counting(_sweep.Observer):
     """Notes how many programs had been compiled by the end of each chunk."""
 
     def __init__(self, compilations, at_chunk):
@@ -83,7 +83,7 @@ def search(shared_programs, tmp_path_factory):
     )
     compiled = []
     with pytest.MonkeyPatch.context() as patch, Compilations() as compilations:
-        patch.setattr(_sweep, "Silent", lambda: Counting(compilations, compiled))
+        patch.setattr(_sweep, "Observer", lambda: Counting(compilations, compiled))
         patch.setattr(_sweep, "num_slots", lambda: 1)
         result = sweeps.run_sweep(TASK, spec, tmp_path_factory.mktemp("own") / "sweep", width=4)
     return Searched(result, compiled)
@@ -259,7 +259,7 @@ MISTAKES = {
     "momentum must be from -3.4e+38 to 3.4e+38": {
         "hyperparameters": NUMBERS | {"momentum": {"min": -1e308, "max": 1e308, "count": 3}}
     },
-    "learning_rate must be a finite number > 0": {"hyperparameters": NUMBERS | {"learning_rate": 10**400}},
+    "learning_rate must be a finite number > 0": {"hyperparameters": NUMBERS | {"learning_rate": float("inf")}},
     "a spec has texts, numbers, lists and tables": {"hyperparameters": NUMBERS | {"learning_rate": 10**5000}},
     "names in a spec must be texts, got 7": {7: 1},
     "score must be one of rmse, size, got 'accuracy'": {"score": "accuracy"},
@@ -308,21 +308,15 @@ def test_wrong_models_are_refused_with_the_function(message, tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
-def stepping_with(update, state=()):
+def stepping_with(update):
     """The task with an optimizer of such an update."""
-    return dataclasses.replace(
-        TASK, optimizer=lambda learning_rate: optax.GradientTransformation(lambda _: state, update)
-    )
+    return dataclasses.replace(TASK, optimizer=lambda learning_rate: optax.GradientTransformation(lambda _: (), update))
 
 
 REFUSED = {
-    "the update of the optimizer must be a pair": stepping_with(lambda updates, state, params: None),
+    "optimizer failed: TypeError": stepping_with(lambda updates, state, params: None),
     "updates in the shapes of the parameters": stepping_with(lambda updates, state, params: ({"a": updates}, state)),
     "updates in the shapes of the parameters, ": stepping_with(lambda updates, state, params: (updates.sum(), state)),
-    "state of the optimizer must keep its shapes": stepping_with(
-        lambda updates, state, params: (updates, jnp.concatenate([state, state])), np.zeros(1)
-    ),
-    "updates that are real numbers": stepping_with(lambda updates, state, params: (updates * 1j, state)),
     "scores must return real numbers, got an array of complex64[]": with_model(
         scores=lambda params, x, y: {"mean": jnp.mean(y) * 1j}
     ),
@@ -349,21 +343,11 @@ def test_what_a_training_would_refuse_is_refused_before_a_folder_is_made(message
     assert not any(tmp_path.iterdir())
 
 
-class Wordless(Exception):
-    """An exception that has no text."""
-
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
-@pytest.mark.parametrize("error", [Wordless(), SystemExit(3)])
-def test_whatever_a_users_function_raises_is_told(error):
-    """An exception without a text, and a loader that ends the process, are the loader's failure."""
-
+def test_a_function_that_ends_the_process_has_failed():
     def fail(*arguments, **settings):
-        raise error
+        raise SystemExit(3)
 
-    message = f"failed: {type(error).__name__}: "
+    message = "failed: SystemExit: "
     with pytest.raises(UserError, match=f"load {message}"):
         load_examples(dataclasses.replace(TASK, load=fail))
     with pytest.raises(UserError, match=f"build and init {message}"):
@@ -557,7 +541,7 @@ from gdpjax.sweeps import _sweep
 import gdpjax.sweeps as sweeps
 from tests.sweeps.test_own_task import TASK, spec_with
 
-class Talking(_sweep.Silent):
+class Talking(_sweep.Observer):
     begun = 0
     def on_steps(self, done, total):
         self.begun += done == 1
@@ -565,7 +549,7 @@ class Talking(_sweep.Silent):
             print("second", flush=True)
             time.sleep(600)
 
-_sweep.Silent, _sweep.num_slots = Talking, lambda: 1
+_sweep.Observer, _sweep.num_slots = Talking, lambda: 1
 sweeps.run_sweep(TASK, spec_with(penalty=[0.0, 0.1, 0.2, 0.3]), sys.argv[1], width=2)
 """
 

@@ -50,7 +50,7 @@ def test_whole_data_set_as_batch():
 
 
 def test_mistakes_are_the_users():
-    with pytest.raises(UserError, match="at most the number of examples, 50"):
+    with pytest.raises(UserError, match="expected_batch_size must be"):
         make_plan(PRESETS["digits"], 50)
     loud = dataclasses.replace(PRESETS["digits"].privacy, noise_multiplier=0.05)
     with pytest.raises(UserError, match="too small for finite noise"):

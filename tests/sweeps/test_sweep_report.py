@@ -208,6 +208,28 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     assert best == [(1.0, 0.1, pytest.approx(0.8)), (2.0, 0.2, 0.95), (3.0, 0.2, 0.95)]
 
 
+def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
+    """The best is that of the mean over seeds, for the function, the page, the summary and the progress alike."""
+    trials, layout = begin(tmp_path, SMALL + "learning_rate = [0.1, 0.2]\nseeds = 2\n", small_digits)
+    accuracies = [0.9, 0.1, 0.6, 0.7]
+    rows = [made_up(trial, layout) | {"test_accuracy": value} for trial, value in zip(trials, accuracies, strict=True)]
+    write_part(tmp_path, rows, layout)
+    found = _sweep.report_sweep(tmp_path)
+    best = found.best(epsilon=10.0)
+    assert (best["learning_rate"], best["trial"]) == (0.2, [2, 3])
+    assert best["test_accuracy"] == pytest.approx(0.65)
+    assert best["test_accuracy_stdev"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
+
+    table = found.report.read_text().partition("<table")[2].partition("</table>")[0]
+    assert "65 \u00b1 7.1" in table
+    assert "50 \u00b1" not in table
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    _progress.print_summary(console, rows, layout, [], 4)
+    _progress.ProgressObserver(console, layout).on_chunk(rows)
+    assert said.getvalue().count("65 \u00b1 7.1") == 2
+
+
 def test_targets_are_those_of_the_sweep_or_round_numbers():
     """The best is named for each target of the sweep; without targets, for round numbers and the largest epsilon."""
     rows = rows_of((0.1, 0.99, 0.7), (0.1, 1.98, 0.8))

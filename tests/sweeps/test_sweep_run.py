@@ -154,14 +154,12 @@ def test_a_configuration_twice_ends_in_two_places(tmp_path, small_digits):
 
 
 def test_failing_trials_are_on_record_and_the_others_go_on(tmp_path, small_digits):
-    """A trial that is refused or diverges has its error on record, and the others their scores."""
-    text = SMALL + "learning_rate = [0.5, 3e38]\nnoise_multiplier = [2.0, 0.05]\n"
+    """A trial that diverges has its error on record, and the others their scores."""
+    text = SMALL + "learning_rate = [0.5, 3e38]\nnoise_multiplier = 2.0\n"
     run_small(text, small_digits, tmp_path / "0", backend_for=local(4))
-    good, refused, diverged, refused_too = rows_of(tmp_path / "0")
+    good, diverged = rows_of(tmp_path / "0")
     assert good["error"] is None
     assert good["test_accuracy"] is not None
-    assert "too small for finite noise" in refused["error"]
-    assert refused_too["epsilon_upper"] is None
     assert "diverged" in diverged["error"]
     assert diverged["test_accuracy"] is None
     assert diverged["epsilon_upper"] == good["epsilon_upper"]
@@ -261,7 +259,7 @@ class Killed(BaseException):
 def killed_here(folder, dataset):
     """Stop without any farewell once two chunks are on record."""
 
-    class Killing(_sweep.Silent):
+    class Killing(_sweep.Observer):
         num_chunks = 0
 
         def on_chunk(self, rows):
@@ -270,7 +268,7 @@ def killed_here(folder, dataset):
                 raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_sweep, "Silent", Killing)
+        patch.setattr(_sweep, "Observer", Killing)
         with pytest.raises(Killed):
             run_small(SEVERAL, dataset, folder)
 
@@ -386,15 +384,21 @@ def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, sma
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_sweep_with_an_epsilon_that_cannot_be_had_writes_nothing(tmp_path, small_digits):
+    with pytest.raises(UserError, match=r"no plan for epsilon 1000.0, .*cannot be had: the largest epsilon"):
+        run_small(SMALL + "epsilon = [2.0, 1000.0]\n", small_digits, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_a_sweep_of_failures_says_why_and_fails(tmp_path, capsys, monkeypatch, small_digits):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(LOADERS, "digits", lambda: small_digits)
-    Path("sweep.toml").write_text(SMALL + "noise_multiplier = [0.04, 0.05]\n")
+    Path("sweep.toml").write_text(SMALL + "learning_rate = [2e38, 3e38]\n")
     assert cli.main(["sweep", "sweep.toml"]) == 2
     said = capsys.readouterr()
     assert "2 of 2 trials are over, 2 failed" in said.out
-    assert "1 trial failed: refused: " in said.out
-    assert "too small for finite noise" in said.out
+    assert "2 trials failed: " in said.out
+    assert "diverged" in said.out
     assert "every trial failed" in said.err
     assert Path("runs/sweep-sweep/report/index.html").is_file()
 

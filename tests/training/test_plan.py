@@ -183,11 +183,6 @@ def test_statement_of_other_plans(monkeypatch):
     assert "by replacing one example by any other (REPLACE_ONE)" in uniform.statement()
 
 
-@pytest.mark.parametrize("unit", ["business", "campus", "time series"])
-def test_a_unit_in_the_singular_may_end_with_an_s(unit):
-    assert make_plan(**BASE, num_steps=10, noise_multiplier=2.0, unit=unit).unit == unit
-
-
 def test_groups_cost_more(mnist):
     """The lower end for pairs is above the upper end for one."""
     lower = float(mnist.replace(group_size=2).epsilon_bounds().lower)
@@ -272,7 +267,7 @@ def test_a_plan_without_noise_trains_as_if_there_were_none():
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("l2_clip", "clip"), ("num_examples", "max_examples"), ("batch_size", "expected_batch_size"), ("epoch", "epochs")],
+    [("sigma", "noise_multiplier"), ("num_examples", "max_examples"), ("batch_size", "expected_batch_size")],
 )
 def test_names_from_elsewhere_are_answered(name, meant):
     """An argument of another library is answered with ours."""
@@ -299,7 +294,6 @@ def test_names_from_elsewhere_are_answered(name, meant):
         (dict(sampling="uniform", group_size=2), "Poisson"),
         (dict(neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound"),
         (dict(unit=""), "unit"),
-        (dict(unit="users"), "name the unit in the singular, such as 'user'; got 'users'"),
     ],
 )
 def test_bad_input(changes, message):
@@ -316,6 +310,54 @@ def test_a_target_that_cannot_be_met_or_asks_for_nothing():
         make_plan(**small | dict(delta=0.5), epsilon=50.0)
     with pytest.raises(ValueError, match="cannot be met"):
         make_plan(**small | dict(num_steps=10**9, expected_batch_size=10**6), epsilon=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(epsilon=1e9),
+        dict(epsilon=80.4, group_size=3),
+        dict(epsilon=1000.0, sampling="uniform"),
+        dict(mu=100.0, sampling="shuffled"),
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_no_plan_has_silently_another_epsilon(options):
+    """Trap 87: noise has a largest value, so that some targets cannot be had; the largest that is named can."""
+    (name, *_) = options
+    with pytest.raises(ValueError, match="cannot be had") as refused:
+        make_plan(**BASE, epochs=4, **options)
+    largest = float(re.search(r"with these settings is ([\d.]+),", str(refused.value))[1])
+    assert largest < options[name]
+    plan = make_plan(**BASE, epochs=4, **options | {name: largest})
+    bounds = plan.epsilon_bounds() if name == "epsilon" else plan.mu_bounds()
+    assert 0.999 * largest < bounds.upper <= largest
+
+
+@pytest.mark.parametrize(
+    ("options", "same_as"),
+    [
+        (dict(group_size=2), 40),
+        (dict(sampling="uniform"), 40),
+        (dict(sampling="allocation"), 50),
+        (dict(sampling="shuffled"), 50),
+        (dict(correlation=gdpjax.correlated.bisr(4)), None),
+        (dict(noise_multiplier=0.0), None),
+    ],
+)
+def test_the_steps_that_were_made_are_whole_epochs_or_the_whole_run(options, same_as):
+    common = dict(clip=1.0, max_examples=1000, expected_batch_size=20, delta=1e-5, noise_multiplier=4.0, epochs=2)
+    plan = make_plan(**common | options)
+    assert plan.statement(100) == plan.statement()
+    assert "Steps: 0 of the 100 planned steps were made" in plan.statement(0)
+    made = plan.statement(40).splitlines()[4]
+    assert made.startswith("Steps: 40 of the 100 planned steps were made.")
+    shown = re.findall(r"epsilon <= ([\d.]+)", made)
+    if same_as is None:
+        assert not shown
+    else:
+        upper = plan.replace(max_steps=same_as).epsilon_bounds().upper
+        assert upper <= float(shown[0]) < 1.001 * upper
 
 
 TRUNCATED = dict(

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -80,6 +81,26 @@ def test_the_final_ledger_is_the_plan(small, whole):
     assert json.loads((whole.folder / "plan.json").read_text())["max_steps"] == killed.NUM_STEPS
     lines = [json.loads(line) for line in whole.journal.read_text().splitlines()]
     assert [(line["first"], line["num_steps"]) for line in lines] == [(0, 7), (7, 7), (14, 6)]
+
+
+def test_a_run_that_stopped_states_what_was_planned_and_what_was_made(small, whole, tmp_path):
+    """Trap 35: the guarantee stays that of the plan; the smaller epsilon has its condition beside it."""
+    run = begun(small, tmp_path / "run")
+    run.advance(7)
+    lines = run.statement().splitlines()
+    made = lines.pop(4)
+    assert lines == run.training.plan.statement().splitlines() == whole.statement().splitlines()
+    assert made.startswith("Steps: 7 of the 20 planned steps were made. The guarantee is for all that were planned;")
+    assert "only if the decision to stop depended neither on the data nor on anything computed from them" in made
+    (epsilon,) = re.findall(r"epsilon <= ([\d.]+)", made)
+    upper = gdpjax.accounting.epsilon_bounds(run.ledger, delta=run.training.plan.delta).upper
+    assert upper <= float(epsilon) < 1.001 * upper
+
+    card = gdpjax.report(run.folder, deltas=[1e-5])
+    assert made.removeprefix("Steps: ") in card.to_text()
+    assert "steps made & 7 of 20" in card.to_latex()
+    assert card.figure("epsilon_at_delta_1e-05") == tuple(run.training.plan.curve.epsilon(1e-5))
+    assert "steps made" not in gdpjax.report(whole.folder, deltas=[1e-5]).to_latex()
 
 
 def test_what_is_not_marked_holds_nothing_of_the_data(whole):
