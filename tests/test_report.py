@@ -101,15 +101,14 @@ def test_a_row_is_its_functions_number_or_the_reason_why_that_function_has_none(
     assert "not known for this scheme" not in card.to_text()
 
 
-def test_the_limit_of_phases_is_that_of_the_accountant_that_adds_them_up():
-    accountant = accounting.gdp_clt()
-    state = accountant.step(accountant.step(accountant.init(), 2.0, 0.02, 50), 3.0, 0.02, 20)
+def test_the_limit_of_phases_adds_up_the_squares_of_mu():
+    phases = [accounting.clt_mu_poisson(2.0, 0.02, 50), accounting.clt_mu_poisson(3.0, 0.02, 20)]
+    mu = float(np.hypot(*phases))
     card = report(KINDS["phases"], deltas=[1e-5])
-    assert card.figure("mu_clt") == pytest.approx(accountant.mu(state), rel=1e-9)
-    assert card.figure("epsilon_clt") == pytest.approx(accountant.epsilon(state, 1e-5), rel=1e-9)
+    assert card.figure("mu_clt") == pytest.approx(mu, rel=1e-9)
+    assert card.figure("epsilon_clt") == pytest.approx(accounting.gdp_epsilon(1e-5, mu), rel=1e-9)
     beside = report(KINDS["gaussian beside"], deltas=[1e-5])
-    mus = [accounting.clt_mu_poisson(2.0, 0.02, 50), 1 / 9]
-    assert beside.figure("mu_clt") == pytest.approx(accounting.gdp_compose(mus), rel=1e-9)
+    assert beside.figure("mu_clt") == pytest.approx(float(np.hypot(phases[0], 1 / 9)), rel=1e-9)
 
 
 def test_one_run_in_every_form(card):
