@@ -109,7 +109,7 @@ def _step_bytes(training: Training, params: PyTree, data: Data) -> int:
     """Return the bytes that a compiled step of a `Run` holds at its peak, states and data included."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(training.init, params, key)
-    num_bytes = steps_in_place(training, state, data).held_bytes(state, data)
+    num_bytes = steps_in_place(training.step, state, data).held_bytes(state, data)
     if num_bytes is None:
         raise ValueError(
             f"the compiler of {jax.default_backend()} gives no account of memory; choose microbatch_size by hand"

@@ -41,6 +41,7 @@ from gdpjax._core.arguments import (
     check_tree,
     keyword_checked,
 )
+from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
@@ -58,6 +59,7 @@ from gdpjax.sampling import (
     uniform_sample,
 )
 from gdpjax.training._data import Data, check_data, place, rows_of
+from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.training._scale import Scale, factors_of, in_scaled_space, is_trained, origin, unscaled
@@ -357,8 +359,6 @@ def private_training(
         return take(state, batch, jnp.asarray(is_padding, bool), jnp.asarray(True))
 
     def run_steps(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
-        num_steps = check_count("num_steps", num_steps)
-
         def next_step(state: State, _: None) -> tuple[State, Info]:
             return step(state, data)
 
@@ -375,12 +375,17 @@ def private_training(
         _check_data(plan, data, num_arrays)
         return (data, check_count("num_steps", num_steps)), {}
 
+    compiled_step = _Compiled(step, check_step)
+
+    def run_steps_at_once(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
+        return steps_in_place(compiled_step, state, data).in_a_loop(state, data, num_steps)
+
     return Training(
         plan=plan,
         init=init,
-        step=_Compiled(step, check_step),
+        step=compiled_step,
         step_on=_Compiled(step_on, check_step_on),
-        run_steps=_Compiled(run_steps, check_steps, static_argnums=2),
+        run_steps=_Compiled(run_steps, check_steps, run_steps_at_once, static_argnums=2),
         place=functools.partial(place, plan),
         grad_fn=grad_fn,
         scale=scale,
@@ -430,6 +435,7 @@ class _Compiled:
     """Jit a function of a `State`, and complain about its other arguments in words for the caller.
 
     ``check`` takes the arguments behind the state and returns them, by position and by name, as they are passed on.
+    ``at_once`` is called in place of the jitted function where nothing is traced around the call.
     ``in_place`` holds what `gdpjax.training._in_place` has made of a step.
     """
 
@@ -437,12 +443,14 @@ class _Compiled:
         self,
         function: Callable[..., Any],
         check: Callable[..., tuple[tuple, dict]],
+        at_once: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
         functools.update_wrapper(self, function)
         self._check = check
         self._signature = inspect.signature(check)
         self._compiled = jax.jit(function, **options)
+        self._at_once = at_once
         self.in_place: dict[Any, Any] = {}
 
     def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -452,8 +460,11 @@ class _Compiled:
         except TypeError as error:
             raise ValueError(self._other_arguments(error)) from None
         args, kwargs = self._check(*args, **kwargs)
+        function = self._compiled
+        if self._at_once is not None and not is_traced((state, args, jnp.zeros(()))):
+            function = self._at_once
         try:
-            return self._compiled(state, *args, **kwargs)
+            return function(state, *args, **kwargs)
         except (TypeError, ValueError):
             self._explain(state, args, kwargs)
             raise

@@ -31,7 +31,6 @@ from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
 from gdpjax._core.keys import check_key, fresh_key
-from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
@@ -96,15 +95,15 @@ class Run:
         self._plan = _described_plan(training, scan)
 
         # Everything that decides the bits of a step.
+        self._steps = steps_in_place(training.step, state, data)
         own = {
             "data": digest_of(*data.arrays, data.num_examples),
-            "program": program_digest(training.step, state, data),
+            "program": self._steps.digest(state, data, in_a_loop=scan),
             "initial state": initial,
         }
         self.fingerprint = described_by_all(_as_json(environment()) | own)
         self.changes: tuple[str, ...] = ()
 
-        self._steps = steps_in_place(training, state, data)
         self._records = Journal(self.journal)
         # The lengths of chunks that are on record and whose outcome is not.
         self._pending: list[int] = []
@@ -183,6 +182,13 @@ class Run:
         self._is_advancing = True
         try:
             return self._advance(num_steps, on_step, before_checkpoint)
+        except KeyboardInterrupt as stop:
+            stop.add_note(
+                f"{self._records.end} of {self._training.plan.max_steps} steps are on record in {self.folder}: "
+                "advance again, or call start_run(..., resume=True) in a new process, to repeat what was interrupted "
+                "and go on"
+            )
+            raise
         except jax.errors.JaxRuntimeError as error:
             if jax.process_count() == 1:
                 raise
@@ -246,7 +252,7 @@ class Run:
     def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
         if self._scan:
-            state, info = self._steps.scan(self.state, self._data, num_steps)
+            state, info = self._steps.in_a_loop(self.state, self._data, num_steps)
             self.state = jax.block_until_ready(state)
             return [info]
 
@@ -543,8 +549,9 @@ def start_run(
     *,
     key: Array,
     scan: bool = True,
+    resume: bool = False,
 ) -> Run:
-    """Begin a run in an empty or new folder.
+    """Begin a run in an empty or new folder, or go on with the one that it holds.
 
     Args:
       folder: for the plan, the journal and the checkpoint, which holds secret keys; shared by all processes.
@@ -552,11 +559,14 @@ def start_run(
       params: initial parameters; with several processes the first one's, unless they lie on a mesh.
       data: ``training.place(...)``.
       key: one PRNG key, used for nothing else: `gdpjax.fresh_key()`.
-      scan: take the steps of a chunk in one compiled scan, or one by one, so that ``on_step`` is called after each.
+      scan: take the steps of a chunk in one compiled loop, or one by one, so that ``on_step`` is called after each.
+      resume: if the folder holds a run, go on with it, as `resume_run` does; ``key`` is not used then. A script that
+        is to be started again after any interruption needs nothing else.
 
     Raises:
-      ValueError: the folder holds a run already, or its path has signs that checkpoints cannot have; the key was used
-        in this process for other data, another program or other initial values.
+      ValueError: the folder holds a run already, and ``resume`` is not set; or its path has signs that checkpoints
+        cannot have; the key was used in this process for other data, another program (``scan`` is part of it) or other
+        initial values. With ``resume`` also as `resume_run`.
       CheckpointError: the folder cannot be written, or another process has it open.
     """
     folder = _folder(folder)
@@ -564,9 +574,15 @@ def start_run(
     check_instance("training.plan", training.plan, Plan)
     check_data(data)
     scan = check_flag("scan", scan)
+    resume = check_flag("resume", resume)
     if not folder.parts:
         raise ValueError("name a folder of its own for the run, got an empty name or the present folder")
     _checkpoint.check_path(folder)
+    # All processes have looked before the first one begins a run here.
+    found: list[bool] = []
+    together(lambda: found.append(has_run(folder)))
+    if resume and found[0]:
+        return resume_run(folder, training, params, data, scan=scan)
     lock = _locked(folder, begin=True)
     params = parameters_for_all(training.params_of(params), data.arrays)
     state = training.init(params, key)
@@ -708,7 +724,9 @@ def has_run(folder: str | Path) -> bool:
 def _refuse_a_second_run(folder: Path) -> None:
     """Raise ValueError if the folder holds a run."""
     if has_run(folder):
-        raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
+        raise ValueError(
+            f"{folder} already holds a run: start_run(..., resume=True) goes on with it; else choose another folder"
+        )
 
 
 def _check_plan_file(path: Path, training: Training) -> None:

@@ -227,6 +227,15 @@ def test_a_folder_with_a_run_and_one_without(small, tmp_path):
         resume_run(tmp_path / "nothing", *small)
 
 
+def test_one_call_begins_a_run_or_goes_on_with_it(small, whole, tmp_path):
+    """A script that is started again has the keys, the steps and the bits of the run that it finds."""
+    folder = tmp_path / "run"
+    committed(start_run(folder, *small, key=KEY, scan=False, resume=True)).advance(7)
+    again = start_run(folder, *small, key=gdpjax.fresh_key(), scan=False, resume=True)
+    assert again.step == 7
+    assert same(finished(again).state, whole.state)
+
+
 @pytest.fixture
 def seven(small, tmp_path):
     """A folder with a checkpoint after seven steps."""
@@ -352,8 +361,11 @@ def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole
 
     run = begun(small, tmp_path / "run")
     run.advance(7)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interruption:
         run.advance(7, on_step=stop)
+    (how_to_go_on,) = interruption.value.__notes__
+    assert how_to_go_on.startswith(f"14 of 20 steps are on record in {tmp_path / 'run'}: ")
+    assert "start_run(..., resume=True)" in how_to_go_on
     run.advance(3)
     assert run.step == 14
     assert num_lines(tmp_path / "run") == 2
@@ -376,7 +388,6 @@ def test_a_platform_that_does_not_repeat_its_bits_is_charged_again(
     """Trap 12 on a GPU: sums in an order of the moment are other gradients under the same noise."""
     described = {"platform": platform, "xla_flags": flags}
     monkeypatch.setattr(_run, "environment", lambda: described)
-    monkeypatch.setattr(_run, "_KEYS_USED", {})
     run = resume_run(interrupted(small, tmp_path / "run", 3), *small, scan=False)
     assert run.num_lost == (0 if repeats else 7)
 

@@ -84,9 +84,8 @@ def other_values(small, what):
 
 
 @pytest.mark.parametrize("what", ["parameters", "frozen", "hyperparameters"])
-def test_a_key_used_for_other_values(small, tmp_path, what, monkeypatch):
+def test_a_key_used_for_other_values(small, tmp_path, what):
     """Trap 10: the program is the same, the noise too, the gradients are not: their difference shows them."""
-    monkeypatch.setattr(_run, "_KEYS_USED", {})
     first, second = other_values(small, what)
     start_run(tmp_path / "a", *first, key=KEY, scan=False)
     start_run(tmp_path / "again", *first, key=KEY, scan=False)
