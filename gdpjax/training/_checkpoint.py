@@ -155,10 +155,6 @@ def check_path(folder: Path) -> None:
             raise ValueError(
                 f"checkpoints cannot be kept in a folder with {piece!r} in its path, got {path}; choose another folder"
             )
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"expected a folder whose path is text, got {shown(path)}; choose another folder") from None
 
 
 def _check_room(folder: Path, tree: PyTree) -> None:

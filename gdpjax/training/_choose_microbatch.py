@@ -5,6 +5,7 @@ runs: XLA lays out all of its buffers when it compiles. So a few sizes are compi
 that fits is taken. The sums, and so privacy, are the same whatever the size, up to the stated rounding.
 """
 
+import bisect
 from collections.abc import Callable
 
 import jax
@@ -71,28 +72,21 @@ def choose_microbatch(
     capacity = smallest.plan.capacity
     needs: dict[int, int] = {}
 
-    def fits(rows: int) -> bool:
+    def need(rows: int) -> int:
         if rows not in needs:
             needs[rows] = _step_bytes(build(rows), *shapes)
-        return needs[rows] <= memory_bytes
+        return needs[rows]
 
-    if not fits(1):
+    if need(1) > memory_bytes:
         raise ValueError(
             f"a step that takes one row at a time needs {needs[1]:,} bytes by the compiler's account, more than "
             f"memory_bytes={memory_bytes:,.0f}: take a smaller model, shorter rows, adapters, or more devices"
         )
 
-    # The need does not shrink with the rows: the candidate at `fitting` fits, the one at `too_large` does not.
+    # The need does not shrink with the rows.
     candidates = _candidates(capacity)
-    fitting = 0
-    too_large = len(candidates)
-    while too_large - fitting > 1:
-        middle = (fitting + too_large) // 2
-        if fits(candidates[middle]):
-            fitting = middle
-        else:
-            too_large = middle
-    return candidates[fitting], needs
+    num_fitting = bisect.bisect(candidates, memory_bytes, key=need)
+    return candidates[num_fitting - 1], needs
 
 
 def _candidates(capacity: int) -> list[int]:

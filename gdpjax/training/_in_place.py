@@ -31,6 +31,9 @@ _MOST_STEPS, _MOST_ENTRIES = 256, 2**18
 """Steps of one call of the loop, and entries of the arrays that it writes an Info to: 2.6 MB for all of them."""
 
 
+Leaves = list[Array | None]
+
+
 class StepsInPlace:
     """The steps of one training; compiled at the first chunk. Made by `steps_in_place`.
 
@@ -54,27 +57,27 @@ class StepsInPlace:
         self._most_steps = max(1, min(_MOST_STEPS, _MOST_ENTRIES // num_entries))
 
         def one_step(
-            changing: list[Array],
-            fixed: list[Array],
+            changing: Leaves,
+            fixed: Leaves,
             data: Data,
-        ) -> tuple[list[Array], PyTree]:
+        ) -> tuple[Leaves, PyTree]:
             before = self._together(changing, fixed)
             after, info = step(before, data)
             changing, _ = self._apart(after)
             return changing, info
 
         def loop(
-            changing: list[Array],
-            fixed: list[Array],
+            changing: Leaves,
+            fixed: Leaves,
             data: Data,
             num_steps: Array,
-        ) -> tuple[list[Array], PyTree]:
+        ) -> tuple[Leaves, PyTree]:
             def with_room(row: Any) -> Array:
                 # On an Explicit mesh the spread over devices is part of the type.
                 sharding = row.sharding and row.sharding.update(spec=PartitionSpec(None, *row.sharding.spec))
                 return jnp.zeros((self._most_steps, *row.shape), row.dtype, out_sharding=sharding)
 
-            def next_step(index: Array, before: tuple[list[Array], PyTree]) -> tuple[list[Array], PyTree]:
+            def next_step(index: Array, before: tuple[Leaves, PyTree]) -> tuple[Leaves, PyTree]:
                 changing, infos = before
                 changing, info = one_step(changing, fixed, data)
 
@@ -149,34 +152,27 @@ class StepsInPlace:
         held -= memory.alias_size_in_bytes
 
         # The leaves that are kept from the beginning of the chunk.
-        for leaf in changing:
+        for leaf in jax.tree.leaves(changing):
             held += leaf.size * leaf.dtype.itemsize
         return int(held)
 
-    def _together(self, changing: list[Array], fixed: list[Array]) -> PyTree:
+    def _together(self, changing: Leaves, fixed: Leaves) -> PyTree:
         """Return the state of which `_apart` has returned the leaves."""
-        next_changing = iter(changing)
-        next_fixed = iter(fixed)
-        leaves = []
-        for changes in self._changes:
-            source = next_changing if changes else next_fixed
-            leaves.append(next(source))
+        leaves = [new if old is None else old for old, new in zip(fixed, changing, strict=True)]
         return jax.tree.unflatten(self._structure, leaves)
 
-    def _apart(self, state: PyTree) -> tuple[list[Array], list[Array]]:
-        """Return the leaves that a step can change, and the others."""
-        changing = []
-        fixed = []
-        for leaf, changes in zip(jax.tree.leaves(state), self._changes, strict=True):
-            group = changing if changes else fixed
-            group.append(leaf)
+    def _apart(self, state: PyTree) -> tuple[Leaves, Leaves]:
+        """Return the leaves that a step can change, and the others, each with None in the place of the others."""
+        pairs = list(zip(jax.tree.leaves(state), self._changes, strict=True))
+        changing = [leaf if changes else None for leaf, changes in pairs]
+        fixed = [None if changes else leaf for leaf, changes in pairs]
         return changing, fixed
 
 
 @jax.jit
-def _copies(leaves: list[Array]) -> list[Array]:
+def _copies(leaves: Leaves) -> Leaves:
     """Return leaves with memory of their own: those of a first state may share theirs, which is donated only once."""
-    return [jnp.copy(leaf) for leaf in leaves]
+    return jax.tree.map(jnp.copy, leaves)
 
 
 def steps_in_place(step: Any, state: PyTree, data: Data) -> StepsInPlace:
@@ -188,7 +184,7 @@ def steps_in_place(step: Any, state: PyTree, data: Data) -> StepsInPlace:
     """
     # They are kept beside the step that they are made of, so that they go when the training goes.
     leaves, structure = jax.tree.flatten(state)
-    kind = structure, *map(jax.typeof, [*leaves, *data.arrays])
+    kind = structure, *map(jax.typeof, [*leaves, *jax.tree.leaves(data)])
     if kind not in step.in_place:
         traced = step.trace(state, data)
         program = traced.jaxpr.jaxpr

@@ -23,7 +23,6 @@ and keys, every configuration has its own key, or is refused.
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -396,9 +395,8 @@ def _correlation_of(plan: Plan) -> Correlation | None:
     """Return the correlated noise of a plan; None where the noise is independent."""
     if plan.correlation is None:
         return None
-    if plan.sampling == "cyclic_poisson":
-        return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, plan.sampling, plan.scheme)
-    return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, None, None)
+    sampled = (plan.sampling, plan.scheme) if plan.sampling == "cyclic_poisson" else (None, None)
+    return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, *sampled)
 
 
 def _own_copy(leaf: Any) -> Any:
@@ -447,18 +445,14 @@ class _Compiled:
         **options: Any,
     ) -> None:
         functools.update_wrapper(self, function)
-        self._check = check
-        self._signature = inspect.signature(check)
+        check.__qualname__ = function.__qualname__
+        self._check = keyword_checked()(check)
         self._compiled = jax.jit(function, **options)
         self._at_once = at_once
         self.in_place: dict[Any, Any] = {}
 
     def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
         check_instance("state", state, State, "made by training.init")
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ValueError(self._other_arguments(error)) from None
         args, kwargs = self._check(*args, **kwargs)
         function = self._compiled
         if self._at_once is not None and not is_traced((state, args, jnp.zeros(()))):
@@ -468,17 +462,6 @@ class _Compiled:
         except (TypeError, ValueError):
             self._explain(state, args, kwargs)
             raise
-
-    def _other_arguments(self, error: TypeError) -> str:
-        """Return the message for arguments that do not fit the signature."""
-        parameters = self._signature.parameters
-        described = [str(parameter) for parameter in parameters.values()]
-        listing = ", ".join(["state", *described])
-        name = getattr(self, "__name__", "step")
-        advice = ""
-        if "data" in parameters:
-            advice = "; data are what training.place(...) returned"
-        return f"expected training.{name}({listing}), got other arguments ({error}){advice}"
 
     def _explain(self, state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Raise ValueError if an argument could not have been compiled for."""

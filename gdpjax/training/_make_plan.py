@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core import roots
-from gdpjax._core.arguments import check_count, check_expected_batch_size, check_number, check_text, keyword_checked
+from gdpjax._core.arguments import check_count, check_expected_batch_size, check_number, keyword_checked
 from gdpjax._core.checks import POSITIVE, Domain
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
@@ -40,9 +40,6 @@ _ELSEWHERE = {
     "sample_rate": "expected_batch_size",
 }
 """What other functions, the command line and other libraries call the arguments of `make_plan`."""
-
-_SINGULAR_ENDINGS = ("ss", "us", "is", "series", "species")
-"""Ends of words in the singular that end with an s: business, campus, analysis."""
 
 
 @keyword_checked(**_ELSEWHERE)
@@ -127,9 +124,6 @@ def make_plan(
         raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {got}")
     if sampling is None:
         sampling = "poisson" if correlation is None else "shuffled"
-    unit = check_text("unit", unit, "words for the statement")
-    if unit.endswith("s") and not unit.endswith(_SINGULAR_ENDINGS):
-        raise ValueError(f"name the unit in the singular, such as 'user'; got {shown(unit)}")
 
     max_examples = check_count("max_examples", max_examples)
     expected_batch_size = check_expected_batch_size(expected_batch_size, max_examples)

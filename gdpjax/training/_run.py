@@ -18,6 +18,7 @@ left it.
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_instance, keyword_checked
+from gdpjax._core.arguments import check_count, check_flag, check_instance, check_path, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
 from gdpjax._core.keys import check_key, fresh_key
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
@@ -90,7 +90,6 @@ class Run:
         self.journal = folder / _checkpoint.FOLDER / JOURNAL
 
         self._scan = scan
-        self._lock = lock
         self._initial = initial
         self._plan = _described_plan(training, scan)
 
@@ -170,8 +169,7 @@ class Run:
           CheckpointError: the disk refuses. Before the chunk: nothing was run. After it: it is in ``state``. Or the
             folder was resumed by another `Run` since; or, of several processes, one has ended.
         """
-        if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
-            raise ValueError(f"num_steps must be a whole number >= 1, got {shown(num_steps)}")
+        num_steps = check_count("num_steps", num_steps)
         check_status(self.state)
         if self._is_advancing:
             raise ValueError(
@@ -569,10 +567,7 @@ def start_run(
         initial values. With ``resume`` also as `resume_run`.
       CheckpointError: the folder cannot be written, or another process has it open.
     """
-    folder = _folder(folder)
-    check_instance("training", training, Training, "which private_training(...) returned")
-    check_instance("training.plan", training.plan, Plan)
-    check_data(data)
+    folder = _checked(folder, training, data)
     scan = check_flag("scan", scan)
     resume = check_flag("resume", resume)
     if not folder.parts:
@@ -617,10 +612,7 @@ def resume_run(
       CheckpointError: there is no checkpoint, or it is damaged, or its version or its arrays are not this training's;
         another process has the folder open.
     """
-    folder = _folder(folder)
-    check_instance("training", training, Training, "which private_training(...) returned")
-    check_instance("training.plan", training.plan, Plan)
-    check_data(data)
+    folder = _checked(folder, training, data)
     scan = check_flag("scan", scan)
     lock = _locked(folder, begin=False)
     index = _checkpoint.read_index(folder)
@@ -652,16 +644,17 @@ def resume_run(
     return run
 
 
-def _folder(folder: str | Path) -> Path:
-    """Return the path of a run's folder; ValueError for what is none."""
-    if not isinstance(folder, str | Path):
-        raise ValueError(f"folder must be a path or its text, got {type(folder).__name__}")
-    if "\0" in str(folder):
-        raise ValueError(f"folder must be a path without a zero byte, got {str(folder)!r}")
-    try:
-        return Path(folder).expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"folder begins with the home of a user who is not known: {str(folder)!r}") from error
+def _checked(folder: Any, training: Any, data: Any) -> Path:
+    """Return the path of a run's folder; ValueError unless training and data are what a run is made of."""
+    check_instance("training", training, Training, "which private_training(...) returned")
+    check_instance("training.plan", training.plan, Plan)
+    check_data(data)
+    return _path(folder)
+
+
+def _path(folder: Any) -> Path:
+    """Return the path of a run's folder."""
+    return Path(os.path.expanduser(check_path("folder", folder)))
 
 
 @contextlib.contextmanager
@@ -670,11 +663,8 @@ def _disk(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = str(folder)
-        if len(name) >= 300:
-            name = f"{name[:300]}..."
         reason = error.strerror or error
-        raise CheckpointError(f"cannot {what} in {name}: {reason}; choose another folder") from None
+        raise CheckpointError(f"cannot {what} in {folder}: {reason}; choose another folder") from None
 
 
 def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
@@ -686,7 +676,6 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
             return
         private = folder / _checkpoint.FOLDER
         if begin:
-            _refuse_a_second_run(folder)
             make_private_folder(private)
         elif not _checkpoint.exists(folder):
             raise CheckpointError(f"nothing to resume: there is no checkpoint in {folder}")
@@ -697,9 +686,11 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
                 f"another process{holder} has the run in {private} open. Two would take the same steps with the same "
                 "noise: wait for it, or end it, then call resume_run"
             ) from None
-        # Another process may have begun one before the lock was ours.
-        if begin:
-            _refuse_a_second_run(folder)
+        # Asked only now: another process may have begun one before the lock was ours.
+        if begin and has_run(folder):
+            raise ValueError(
+                f"{folder} already holds a run: start_run(..., resume=True) goes on with it; else choose another folder"
+            )
 
     with _disk(folder, "begin a run" if begin else "resume a run"):
         together(lock)
@@ -716,17 +707,9 @@ def has_run(folder: str | Path) -> bool:
     >>> has_run("a folder that is not there")
     False
     """
-    folder = _folder(folder)
+    folder = _path(folder)
     with _disk(folder, "look for a run"):
         return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
-
-
-def _refuse_a_second_run(folder: Path) -> None:
-    """Raise ValueError if the folder holds a run."""
-    if has_run(folder):
-        raise ValueError(
-            f"{folder} already holds a run: start_run(..., resume=True) goes on with it; else choose another folder"
-        )
 
 
 def _check_plan_file(path: Path, training: Training) -> None:
