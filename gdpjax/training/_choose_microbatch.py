@@ -84,19 +84,10 @@ def choose_microbatch(
         )
 
     # The need does not shrink with the rows.
-    candidates = _candidates(capacity)
+    candidates = [2**power for power in range((capacity - 1).bit_length())]
+    candidates.append(capacity)
     num_fitting = bisect.bisect(candidates, memory_bytes, key=need)
     return candidates[num_fitting - 1], needs
-
-
-def _candidates(capacity: int) -> list[int]:
-    """Return the powers of two below the capacity, and the capacity."""
-    sizes = []
-    rows = 1
-    while rows < capacity:
-        sizes.append(rows)
-        rows *= 2
-    return [*sizes, capacity]
 
 
 def _step_bytes(training: Training, params: PyTree, data: Data) -> int:

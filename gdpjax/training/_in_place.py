@@ -100,12 +100,8 @@ class StepsInPlace:
         for first in range(0, num_steps, self._most_steps):
             count = min(num_steps - first, self._most_steps)
             changing, infos = self._loop(changing, fixed, data, np.int32(count))
-            parts.append((infos, count))
-
-        def joined(*rows: Array) -> np.ndarray:
-            return np.concatenate([whole(array)[:count] for array, (_, count) in zip(rows, parts, strict=True)])
-
-        infos = jax.tree.map(joined, *[infos for infos, _ in parts])
+            parts.append(_cut(infos, count))
+        infos = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
         return self._together(changing, fixed), infos
 
     def one_by_one(
@@ -140,16 +136,13 @@ class StepsInPlace:
         of the leaves that are kept from the beginning of the chunk. Shapes do for ``state`` and ``data``.
         """
         changing, fixed = self._apart(state)
-        lowered = self._step.lower(changing, fixed, data)
-        memory = lowered.compile().memory_analysis()
+        memory = self._step.lower(changing, fixed, data).compile().memory_analysis()
         if memory is None:
             return None
 
         # The compiler counts memory that was donated twice, as an argument and as a result.
-        held = memory.argument_size_in_bytes
-        held += memory.output_size_in_bytes
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         held += memory.temp_size_in_bytes
-        held -= memory.alias_size_in_bytes
 
         # The leaves that are kept from the beginning of the chunk.
         for leaf in jax.tree.leaves(changing):
@@ -167,6 +160,11 @@ class StepsInPlace:
         changing = [leaf if changes else None for leaf, changes in pairs]
         fixed = [None if changes else leaf for leaf, changes in pairs]
         return changing, fixed
+
+
+def _cut(infos: PyTree, count: int) -> PyTree:
+    """Return the first rows of arrays, as NumPy's."""
+    return jax.tree.map(lambda rows: whole(rows)[:count], infos)
 
 
 @jax.jit

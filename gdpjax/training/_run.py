@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gdpjax._core.arguments import check_count, check_flag, check_instance, check_path, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
@@ -100,7 +99,7 @@ class Run:
             "program": self._steps.digest(state, data, in_a_loop=scan),
             "initial state": initial,
         }
-        self.fingerprint = described_by_all(_as_json(environment()) | own)
+        self.fingerprint = described_by_all(environment() | own)
         self.changes: tuple[str, ...] = ()
 
         self._records = Journal(self.journal)
@@ -331,7 +330,8 @@ class Run:
         covered = index.journal
         if len(chunks) < covered:
             raise CheckpointError(f"{self.journal} is damaged: it lacks lines that the checkpoint covers")
-        if self._records.checksum(covered) != index.journal_sha256 or self._paid(covered) != index.step:
+        paid = chunks[covered - 1].end if covered else 0
+        if self._records.checksum(covered) != index.journal_sha256 or paid != index.step:
             raise CheckpointError(f"{self.journal} is damaged: it is not the journal that the checkpoint belongs to")
 
         # Repeat the chunks whose outcome was lost where they are certain to have the same bits.
@@ -434,21 +434,12 @@ class Run:
         self.state = _with_new_keys(self._training, self.state, num_lost)
         self._own_keys.add(_digest_of_keys(self.state))
 
-    def _paid(self, num_lines: int) -> int:
-        """Return how many steps the first lines of the journal pay for."""
-        if not num_lines:
-            return 0
-        return self._records.chunks[num_lines - 1].end
-
 
 def _described_plan(training: Training, scan: bool) -> dict[str, Any]:
     """Return what the checkpoint says of the plan."""
-    return _as_json(plan_to_dict(training.plan) | {"scan": scan})
-
-
-def _as_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Return ``value`` as it comes back from a file."""
-    return json.loads(json.dumps(value))
+    described = plan_to_dict(training.plan) | {"scan": scan}
+    # As it comes back from a file.
+    return json.loads(json.dumps(described))
 
 
 def _is_private_state(node: Any) -> bool:
@@ -520,16 +511,14 @@ def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     return differences
 
 
-_KEYS_USED: dict[str, dict[str, Any]] = {}
-"""Fingerprint of the run that each key was used for in this process, by the key's digest."""
+_KEYS_USED: dict[tuple[str, str], dict[str, Any]] = {}
+"""Fingerprint of the run that each key was used for in this process, by the key's implementation and digest."""
 
 
 def _refuse_used_key(key: Array, run: Run) -> None:
     """Raise ValueError if ``key`` made other steps with noise in this process; repeating the same run is harmless."""
     words, impl = check_key(key)
-    impl_bytes = np.frombuffer(impl.encode(), np.uint8)
-    digest = digest_of(np.asarray(words), impl_bytes)
-    used = _KEYS_USED.setdefault(digest, run.fingerprint)
+    used = _KEYS_USED.setdefault((impl, digest_of(words)), run.fingerprint)
     if used != run.fingerprint:
         names = ", ".join(_changed_names(used, run.fingerprint))
         raise ValueError(

@@ -114,7 +114,7 @@ def _identity(function):
     return function
 
 
-class Talking(_sweep.Silent):
+class Talking(_sweep.Observer):
     """Says what happens, and stays in the middle of the third chunk, so that another process can kill this one."""
 
     begun = 0
@@ -130,5 +130,5 @@ class Talking(_sweep.Silent):
 
 
 if __name__ == "__main__":
-    _sweep.Silent = Talking
+    _sweep.Observer = Talking
     run_small(SEVERAL, small(data.load("digits")), Path(sys.argv[1]))
