@@ -271,6 +271,7 @@ STANDARD = {
     "abc",
     "argparse",
     "base64",
+    "bisect",
     "collections",
     "concurrent",
     "contextlib",

@@ -174,7 +174,8 @@ def private_training(
         ``step(state, data)`` draws a batch from ``data = place(x, y)`` and takes one step: ``(State, Info)``.
         ``step_on(state, *batch, is_padding=...)`` takes a batch of ``plan.capacity`` rows drawn elsewhere, with
         `gdpjax.training.batch_source` (the same batches as ``step`` draws).
-        ``run_steps(state, data, num_steps)`` is that many steps as one compiled scan; its Info has a leading axis.
+        ``run_steps(state, data, num_steps)`` is that many steps in a loop that is compiled once for every number of
+        them; its Info, of NumPy's arrays, has a leading axis. In compiled code of yours it is a scan of that length.
         ``place(*arrays, sharding=None)`` pads a data set to the plan's maximum. With a ``NamedSharding`` over a mesh
         the batch's rows are spread over its devices; the parameters may be replicated or sharded. The noise is a
         function of its key alone, drawn once, whatever the devices.

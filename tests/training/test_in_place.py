@@ -166,7 +166,7 @@ def test_the_loop_writes_the_new_state_over_the_old_one(small, tmp_path):
     run = begun(tmp_path / "run", small, key=jax.random.key(66), scan=True)
     changing, fixed = run._steps._apart(run.state)
     memory = run._steps._loop.lower(changing, fixed, small[2], np.int32(1)).compile().memory_analysis()
-    assert memory.alias_size_in_bytes == sum(leaf.nbytes for leaf in changing)
+    assert memory.alias_size_in_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(changing))
 
 
 def test_the_compiler_gives_the_memory_of_the_old_state_to_the_new_one(small, tmp_path):
@@ -176,13 +176,13 @@ def test_the_compiler_gives_the_memory_of_the_old_state_to_the_new_one(small, tm
     changing, fixed = run._steps._apart(run.state)
     compiled = run._steps._step.lower(changing, fixed, data).compile()
     memory = compiled.memory_analysis()
-    size = sum(leaf.nbytes for leaf in changing)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(changing))
     assert memory.alias_size_in_bytes == size
     num_bytes_of_info = training.plan.capacity * (4 + 4 + 1)
     # The frozen base is not returned: 6 kB that the results do not have.
     assert memory.output_size_in_bytes - size < num_bytes_of_info + 500
-    assert any(leaf.shape == FROZEN for leaf in fixed)
-    assert sum(leaf.shape == TRAINED for leaf in changing) == 3
+    assert any(leaf.shape == FROZEN for leaf in jax.tree.leaves(fixed))
+    assert sum(leaf.shape == TRAINED for leaf in jax.tree.leaves(changing)) == 3
     # What a run holds: its account has the state at the beginning of the chunk, too.
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert run._steps.held_bytes(run.state, data) == held

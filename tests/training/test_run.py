@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import jax
@@ -314,9 +313,8 @@ def full(*args):
 
 
 def fill_disk(monkeypatch):
-    """Let checkpoints fail; orbax has no threads then, whose remains would have to be searched for."""
+    """Let checkpoints fail."""
     monkeypatch.setattr(_checkpoint, "_write_arrays", full)
-    monkeypatch.setattr(_checkpoint, "gc", types.SimpleNamespace(collect=list))
 
 
 def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
@@ -418,6 +416,9 @@ def test_a_key_used_twice(small, tmp_path):
     other = data._replace(arrays=(data.arrays[0] + 1, data.arrays[1]))
     with pytest.raises(ValueError, match=r"another run \(other data"):
         start_run(tmp_path / "c", training, params, other, key=key)
+    # One by one the same steps are rounded otherwise.
+    with pytest.raises(ValueError, match=r"another run \(other program"):
+        start_run(tmp_path / "d", *small, key=key, scan=False)
 
 
 def test_bad_number_of_steps(small, tmp_path):
