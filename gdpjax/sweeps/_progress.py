@@ -15,12 +15,11 @@ from rich.table import Table
 from gdpjax._core.figures import rounded
 from gdpjax.sweeps._layout import Layout, label, shown_score
 from gdpjax.sweeps._summary import Row, best_by_target, compilations, configurations, count, how_many_are_over, varied
-from gdpjax.sweeps._sweep import Observer
 
 MOST_ERRORS = 3
 
 
-class ProgressObserver(Observer):
+class ProgressObserver:
     """Show a sweep on a console; use it as a context."""
 
     def __init__(self, console: Console, layout: Layout) -> None:

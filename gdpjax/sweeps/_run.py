@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -24,8 +24,29 @@ from gdpjax.sweeps._task import Examples, Task
 from gdpjax.sweeps._trials import Trial
 from gdpjax.sweeps._worker import Chunk, Outcome, Result, Shape, Stopped, Worker, described, shape_of
 
-if TYPE_CHECKING:
-    from gdpjax.sweeps._sweep import Observer
+
+class Observer(Protocol):
+    """An observer of a sweep, which is told what happens."""
+
+    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
+        """The sweep begins; the rows of trials that were finished earlier are ``on_record``."""
+        ...
+
+    def on_plans(self, done: int) -> None:
+        """Called when ``done`` plans are made, and their noise is calibrated."""
+        ...
+
+    def on_chunks(self, description: str) -> None:
+        """Chunks of another shape are on their way."""
+        ...
+
+    def on_steps(self, done: int, total: int) -> None:
+        """A running chunk has done that many of its steps."""
+        ...
+
+    def on_chunk(self, rows: list[Row]) -> None:
+        """A chunk is over and on record."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +79,7 @@ class Backend(Protocol):
 class LocalBackend:
     """Threads of this process. XLA uses all cores for large operations, but not for those of small models."""
 
-    def __init__(self, task: Task, examples: Examples, limits: Limits, observer: "Observer") -> None:
+    def __init__(self, task: Task, examples: Examples, limits: Limits, observer: Observer) -> None:
         self.limits = limits
         self.observer = observer
         self._worker = Worker(task, examples, limits.memory_bytes, limits.slots)
@@ -90,14 +111,14 @@ class Sweep:
     trials: Sequence[Trial]
     root: jax.Array
 
-    def record(self, outcomes: Sequence[Outcome], observer: "Observer") -> None:
+    def record(self, outcomes: Sequence[Outcome], observer: Observer) -> None:
         """Put finished trials on disk first, then on the screen."""
         rows = [row_of(outcome, self.layout) for outcome in outcomes]
         write_part(self.folder, rows, self.layout)
         observer.on_chunk(rows)
 
 
-def run_trials(sweep: Sweep, on_record: Sequence[Row], backend: Backend, observer: "Observer") -> None:
+def run_trials(sweep: Sweep, on_record: Sequence[Row], backend: Backend, observer: Observer) -> None:
     """Run the trials that are not ``on_record``, and record each chunk as it ends."""
     observer.on_start(len(sweep.trials), on_record)
     done = {row["trial"] for row in on_record}

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -36,40 +36,13 @@ from gdpjax.sweeps._worker import shape_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gdpjax.sweeps._run import Backend
+    from gdpjax.sweeps._run import Backend, Observer
 
 EXTRA = "the extra sweeps: in a clone, pip install '.[sweeps]'"
 MOST_SLOTS = 8
 """The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
+BackendFor = Callable[[Task, Examples, "Observer"], "Backend"]
 Row = dict[str, Any]
-
-
-class Observer:
-    """An observer of a sweep, a context that is told what happens and does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
-        """The sweep begins; the rows of trials that were finished earlier are ``on_record``."""
-
-    def on_plans(self, done: int) -> None:
-        """Called when ``done`` plans are made, and their noise is calibrated."""
-
-    def on_chunks(self, description: str) -> None:
-        """Chunks of another shape are on their way."""
-
-    def on_steps(self, done: int, total: int) -> None:
-        """A running chunk has done that many of its steps."""
-
-    def on_chunk(self, rows: list[Row]) -> None:
-        """A chunk is over and on record."""
-
-
-BackendFor = Callable[[Task, Examples, Observer], "Backend"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,13 +259,38 @@ def refuse_equal_trials(spec: Spec, trials: Sequence[Trial]) -> None:
             )
 
 
-def watch(console: "Console | None", layout: Layout) -> Observer:
+def watch(console: "Console | None", layout: Layout) -> Any:
     """Return an observer as a context: one that draws on the console, or one that does nothing."""
     if console is None:
-        return Observer()
+        return Silent()
     from gdpjax.sweeps._progress import ProgressObserver
 
     return ProgressObserver(console, layout)
+
+
+class Silent:
+    """An observer of a sweep that does nothing."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def on_start(self, num_trials: int, on_record: Sequence[Row]) -> None:
+        """The sweep begins."""
+
+    def on_plans(self, done: int) -> None:
+        """Plans are made."""
+
+    def on_chunks(self, description: str) -> None:
+        """Chunks of another shape are on their way."""
+
+    def on_steps(self, done: int, total: int) -> None:
+        """A chunk has done some of its steps."""
+
+    def on_chunk(self, rows: list[Row]) -> None:
+        """A chunk is on record."""
 
 
 def finished_sweep(folder: Path) -> SweepResult:
@@ -371,7 +369,7 @@ def backend_of(
 
     import_ray()
 
-    def on_cluster(task: Task, examples: Examples, observer: Observer) -> "Backend":
+    def on_cluster(task: Task, examples: Examples, observer: "Observer") -> "Backend":
         made = RayBackend(task, examples, width, memory_bytes, ray_address)
         if console is not None:
             console.print(made.description)
@@ -381,7 +379,7 @@ def backend_of(
 
 
 def _local_backend(width: int, memory_bytes: int) -> BackendFor:
-    def here(task: Task, examples: Examples, observer: Observer) -> "Backend":
+    def here(task: Task, examples: Examples, observer: "Observer") -> "Backend":
         from gdpjax.sweeps._run import Limits, LocalBackend
 
         slots = min(num_slots(), width)

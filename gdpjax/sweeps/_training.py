@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -35,23 +35,28 @@ NORM_QUANTILES = (0.1, 0.5, 0.9)
 PUBLIC, HELD_OUT = "treated as public", "held-out training data, private"
 
 
-class TrainingObserver:
-    """An observer of a run, which does nothing; every method is called on the host, between compiled steps."""
+class TrainingObserver(Protocol):
+    """An observer of a run; every method is called on the host, between compiled steps."""
 
     def on_start(self, plan: Plan, step: int) -> None:
         """The loop begins after ``step`` steps already done."""
+        ...
 
     def on_step(self, step: int) -> None:
         """``step`` steps are done."""
+        ...
 
     def on_lost(self, num_steps: int) -> None:
         """The run goes on elsewhere than where it was interrupted, and that many steps were charged in vain."""
+        ...
 
     def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
         """The run was begun with other things of these names, such as ("program",), and may be finished."""
+        ...
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """An epoch is done and on record."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +160,7 @@ def train(
     scored_on = PUBLIC if checked.hold_out is None else HELD_OUT
     job = Job(checked.task, examples, trial, folder, resume, diagnostics, scored_on, how_to_resume, checked)
     if console is None:
-        result = run_job(job, TrainingObserver())
+        result = run_job(job, SilentTraining())
         if result.private_warning is not None:
             warnings.warn(result.private_warning, stacklevel=2)
         return result
@@ -177,6 +182,25 @@ def only_trial(spec: Spec) -> Trial:
         if not isinstance(choice, tuple) or len(choice) > 1:
             spec.fail((SECTION, name), f"train takes one value of {name}; for several there is sweep-trainings")
     spec.fail((SECTION, "seeds"), f"train takes one seed, got {len(trials)}; for several there is sweep-trainings")
+
+
+class SilentTraining:
+    """An observer of a training that does nothing."""
+
+    def on_start(self, plan: Plan, step: int) -> None:
+        """The loop begins."""
+
+    def on_step(self, step: int) -> None:
+        """A step is done."""
+
+    def on_lost(self, num_steps: int) -> None:
+        """Steps were charged in vain."""
+
+    def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
+        """The run was begun otherwise."""
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """An epoch is on record."""
 
 
 def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:

@@ -8,7 +8,6 @@ from rich.table import Column
 from rich.text import Text
 
 from gdpjax.sweeps._layout import label, shown_score
-from gdpjax.sweeps._training import TrainingObserver
 from gdpjax.sweeps.records import NOT_SCORES
 from gdpjax.sweeps.rounding import interval, upper
 from gdpjax.training import Plan
@@ -39,7 +38,7 @@ def describe(record: dict[str, Any]) -> str:
     return f"{text}, certified {interval(record)}"
 
 
-class TrainingProgress(TrainingObserver):
+class TrainingProgress:
     """Show a run on a console; use it as a context."""
 
     def __init__(self, console: Console) -> None:

@@ -35,11 +35,11 @@ def cluster():
 
 
 def driver(folder, address, resume):
-    class Talking(_sweep.Observer):
+    class Talking(_sweep.Silent):
         def on_chunk(self, rows):
             print("chunk", len(rows), flush=True)
 
-    _sweep.Observer = Talking
+    _sweep.Silent = Talking
     sweep(Path(folder), resume, lambda task, examples, observer: RayBackend(task, examples, 2, 10**9, address))
 
 
@@ -50,7 +50,7 @@ def two_nodes(folder):
     doomed = cluster.add_node(num_cpus=1)
     story = {"chunks": []}
 
-    class Watching(_sweep.Observer):
+    class Watching(_sweep.Silent):
         def on_chunk(self, rows):
             story["chunks"].append([{"trial": row["trial"]} for row in rows])
 
@@ -74,7 +74,7 @@ def two_nodes(folder):
         story["left"] = left
         shutdown(self)
 
-    _sweep.Observer = Watching
+    _sweep.Silent = Watching
     shutdown, RayBackend.close = RayBackend.close, close
     sweep(Path(folder), False, backend_for)
     cluster.shutdown()

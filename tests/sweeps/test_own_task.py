@@ -39,7 +39,7 @@ def spec_with(**changes):
     return SPEC | {"hyperparameters": NUMBERS | changes}
 
 
-class Counting(_sweep.Observer):
+class Counting(_sweep.Silent):
     """Notes how many programs had been compiled by the end of each chunk."""
 
     def __init__(self, compilations, at_chunk):
@@ -69,7 +69,7 @@ def search(shared_programs, tmp_path_factory):
     )
     compiled = []
     with pytest.MonkeyPatch.context() as patch, Compilations() as compilations:
-        patch.setattr(_sweep, "Observer", lambda: Counting(compilations, compiled))
+        patch.setattr(_sweep, "Silent", lambda: Counting(compilations, compiled))
         patch.setattr(_sweep, "num_slots", lambda: 1)
         result = sweeps.run_sweep(TASK, spec, tmp_path_factory.mktemp("own") / "sweep", width=4)
     return Searched(result, compiled)
@@ -543,7 +543,7 @@ from gdpjax.sweeps import _sweep
 import gdpjax.sweeps as sweeps
 from tests.sweeps.test_own_task import TASK, spec_with
 
-class Talking(_sweep.Observer):
+class Talking(_sweep.Silent):
     begun = 0
     def on_steps(self, done, total):
         self.begun += done == 1
@@ -551,7 +551,7 @@ class Talking(_sweep.Observer):
             print("second", flush=True)
             time.sleep(600)
 
-_sweep.Observer, _sweep.num_slots = Talking, lambda: 1
+_sweep.Silent, _sweep.num_slots = Talking, lambda: 1
 sweeps.run_sweep(TASK, spec_with(penalty=[0.0, 0.1, 0.2, 0.3]), sys.argv[1], width=2)
 """
 

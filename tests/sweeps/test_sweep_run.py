@@ -261,7 +261,7 @@ class Killed(BaseException):
 def killed_here(folder, dataset):
     """Stop without any farewell once two chunks are on record."""
 
-    class Killing(_sweep.Observer):
+    class Killing(_sweep.Silent):
         num_chunks = 0
 
         def on_chunk(self, rows):
@@ -270,7 +270,7 @@ def killed_here(folder, dataset):
                 raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_sweep, "Observer", Killing)
+        patch.setattr(_sweep, "Silent", Killing)
         with pytest.raises(Killed):
             run_small(SEVERAL, dataset, folder)
 
