@@ -22,7 +22,7 @@ SPEED_TARGET = 30.0
 
 
 RUN = ("noise_multiplier", "num_steps", "num_epochs", "delta")
-"""The arguments of our function."""
+"""What a run is told by."""
 
 
 class Configuration(NamedTuple):
@@ -38,7 +38,7 @@ class Configuration(NamedTuple):
 
     @property
     def run(self) -> tuple[float, int, int, float]:
-        """Return the arguments of our function."""
+        """Return the numbers of `RUN`."""
         return self.noise_multiplier, self.num_steps, self.num_epochs, self.delta
 
 
@@ -80,6 +80,14 @@ class Settings(NamedTuple):
     patience: float = 120.0
 
 
+def _epsilon(at: Configuration) -> tuple[float, float]:
+    """(lower, upper) of ours."""
+    from gdpjax import accounting, ledger
+
+    event = ledger.AllocationEvent(at.noise_multiplier, at.num_steps, at.num_epochs)
+    return accounting.epsilon_bounds(event, delta=at.delta)
+
+
 def _peer_epsilon(at: Configuration) -> tuple[float, float]:
     """(lower, upper) by PLD_accounting at its defaults."""
     upper, lower = importlib.import_module("PLD_accounting").gaussian_allocation_epsilon_range(
@@ -100,26 +108,22 @@ def _peer_is_missing(settings: Settings) -> str | None:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Run the whole benchmark. JAX is imported here, after the core is chosen."""
-    import numpy as np
-
     from benchmarks import clocks
-    from gdpjax import accounting
 
     start, load_before = time.perf_counter(), machine.load_average()
     chosen = CONFIGURATIONS[: settings.configurations]
     missing = _peer_is_missing(settings)
 
     # Nothing is compiled; the first call is timed by itself.
-    columns = [np.array([getattr(each, name) for each in chosen]) for name in RUN]
-    first = clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*chosen[0].run))
+    first = clocks.time_call(lambda: _epsilon(chosen[0]))
     compiled = clocks.compilations()
-    bounds = accounting.allocation_epsilon_bounds(*columns)
+    brackets = [_epsilon(each) for each in chosen]
     batch = []
     for _ in range(settings.repetitions):
-        batch.append(clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*columns)))
+        batch.append(clocks.time_call(lambda: [_epsilon(each) for each in chosen]))
 
     rows = []
-    for configuration, lower, upper in zip(chosen, *bounds, strict=True):
+    for configuration, (lower, upper) in zip(chosen, brackets, strict=True):
         row = _measure(configuration, float(lower), float(upper), settings.repetitions)
         peer = _recorded_peer(configuration) if missing else _measured_peer(configuration, settings.patience)
         rows.append(row | {"peer": peer} | _comparison(row, peer))
@@ -142,11 +146,10 @@ def run(settings: Settings) -> dict[str, Any]:
 def _measure(at: Configuration, lower: float, upper: float, repetitions: int) -> dict[str, Any]:
     """Return our bracket of one configuration, and what a call for it alone takes."""
     from benchmarks import clocks
-    from gdpjax import accounting
 
     times = []
     for _ in range(repetitions):
-        times.append(clocks.time_call(lambda: accounting.allocation_epsilon_bounds(*at.run)))
+        times.append(clocks.time_call(lambda: _epsilon(at)))
     return {
         **dict(zip(RUN, at.run, strict=True)),
         "lower": lower,

@@ -49,6 +49,7 @@ from gdpjax.transforms import (
     clip_norm_of,
     privatize,
     privatize_adaptive,
+    public_values,
 )
 
 __version__ = VERSION
@@ -102,6 +103,7 @@ __all__ = [
     "poisson_batches",
     "privatize",
     "privatize_adaptive",
+    "public_values",
     "report",
     "reporting",
     "sampling",

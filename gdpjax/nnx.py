@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from gdpjax._core.arguments import check_callable, check_count, check_flag, check_keywords
+from gdpjax._core.arguments import call_loss, check_callable, check_count, check_flag, check_keywords
 from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.trees import leaf_name
@@ -68,10 +68,10 @@ def private_training(
       optimizer: a plain optax optimizer, such as ``optax.adam(1e-3)``; it sees the trained variables only.
       wrt: which variables are trained, as in `nnx.Optimizer`: `nnx.Param`, `nnx.LoRAParam`, any filter. All others are
         frozen.
-      num_arrays: how many arrays an example consists of.
+      num_arrays: how many arguments of the loss an example is, arrays or pytrees of arrays.
       example_key: the loss takes a PRNG key of its own for each example, beside those of the module's streams.
       options: the other options of `gdpjax.training.private_training` (strategy, microbatch_size, constant_work,
-        keep_batch_dim, ledger_capacity, scale).
+        keep_batch_dim, scale).
 
     Returns:
       The ordinary `gdpjax.training.Training`. Its ``init``, `start_run`, `resume_run` and `choose_microbatch` take the
@@ -97,8 +97,6 @@ def private_training(
     check_callable("loss_fn", loss_fn)
     check_count("num_arrays", num_arrays)
     example_key = check_flag("example_key", example_key)
-    if "trainable" in options:
-        raise ValueError("trainable is what wrt=... says for a module, such as wrt=nnx.LoRAParam")
     _check_options(private_training_of_tree, options)
     parts = _take_apart(model, wrt)
     trainable = _marks(parts)
@@ -174,7 +172,7 @@ def clipped_grad(loss_fn: Callable[..., Any], clip: Any, *, wrt: Filter = nnx.Pa
     [0.6, 1.3]
     """
     check_callable("loss_fn", loss_fn)
-    refused = {"argnums", "key_argnums", "trainable", "shared_argnums"}.intersection(options)
+    refused = {"argnums", "key_argnums", "shared_argnums"}.intersection(options)
     if refused:
         raise ValueError(
             f"{', '.join(sorted(refused))} cannot be given for a module: it is argument 0, wrt=... says what is "
@@ -182,8 +180,7 @@ def clipped_grad(loss_fn: Callable[..., Any], clip: Any, *, wrt: Filter = nnx.Pa
         )
     _check_options(clipped_grad_of_tree, options)
     ordinary = clipped_grad_of_tree(loss_fn, clip, **options)
-    fields = {field.name: getattr(ordinary, field.name) for field in dataclasses.fields(ordinary)}
-    return _ModuleClippedGrad(**fields, wrt=wrt)
+    return _ModuleClippedGrad(**vars(ordinary), wrt=wrt)
 
 
 def explain(
@@ -211,8 +208,6 @@ def explain(
     ["['bias'].value", "['kernel'].value"]
     """
     check_callable("loss_fn", loss_fn)
-    if "trainable" in options:
-        raise ValueError("trainable is what wrt=... says for a module, such as wrt=nnx.LoRAParam")
     _check_options(explain_tree, options)
     parts = _take_apart(model, wrt)
 
@@ -351,7 +346,7 @@ def _evaluate(
         streams = _streams_from(key, streams)
     model = nnx.merge(structure, *map(_copied, [*variables, streams]))
     before = _all_but_streams(model)
-    loss = loss_fn(model, *args, **(kwargs or {}))
+    loss = call_loss(loss_fn, (model, *args), kwargs or {})
     _refuse_writes(before, _all_but_streams(model))
     return loss
 
@@ -409,7 +404,9 @@ def _refuse_writes(before: tuple[Any, dict], after: tuple[Any, dict]) -> None:
 
 
 def _check_options(function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Raise ValueError if a name is not a keyword of the function that they are passed on to."""
+    """Raise ValueError if a name is not a keyword of the function that they are passed on to, or is ``trainable``."""
+    if "trainable" in options:
+        raise ValueError("trainable is what wrt=... says for a module, such as wrt=nnx.LoRAParam")
     parameters = inspect.signature(function).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
     check_keywords(function.__name__, options, known)

@@ -51,7 +51,6 @@ def dpsgd(
     nesterov: bool = False,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
-    ledger_capacity: int = 16,
     max_batch_size: int | None = None,
 ) -> optax.GradientTransformation:
     """Return DP-SGD: clip, add noise, divide, step. The private part is `privatize`; the rest is `optax.sgd`.
@@ -61,7 +60,7 @@ def dpsgd(
       l2_clip_norm: clip per-example gradients given to ``update``; or
       clipped_by: the `clipped_grad` function whose sum is given to ``update``. Exactly one of the two.
       noise_multiplier, key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling,
-        neighboring_relation, ledger_capacity: as in `privatize`.
+        neighboring_relation: as in `privatize`.
       trainable, max_batch_size: with l2_clip_norm, as in `clip_and_sum`.
       momentum, nesterov: as in `optax.sgd`.
 
@@ -91,7 +90,6 @@ def dpsgd(
         overflow_per_step=overflow_per_step,
         sampling=sampling,
         neighboring_relation=neighboring_relation,
-        ledger_capacity=ledger_capacity,
     )
     _check_learning_rate(learning_rate)
     if momentum is not None:
@@ -116,7 +114,6 @@ def dpadam(
     eps: float = 1e-8,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
-    ledger_capacity: int = 16,
     max_batch_size: int | None = None,
 ) -> optax.GradientTransformation:
     """Return DP-Adam: clip, add noise, divide, then `optax.adam`, which is post-processing.
@@ -125,7 +122,7 @@ def dpadam(
       learning_rate, b1, b2, eps: as in `optax.adam`.
       l2_clip_norm, clipped_by, trainable, max_batch_size: as in `dpsgd`.
       noise_multiplier, key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling,
-        neighboring_relation, ledger_capacity: as in `privatize`.
+        neighboring_relation: as in `privatize`.
 
     Raises:
       ValueError: as `dpsgd`.
@@ -153,7 +150,6 @@ def dpadam(
         overflow_per_step=overflow_per_step,
         sampling=sampling,
         neighboring_relation=neighboring_relation,
-        ledger_capacity=ledger_capacity,
     )
     _check_learning_rate(learning_rate)
     check_scalar("b1", b1, UNIT)

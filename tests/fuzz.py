@@ -42,13 +42,9 @@ LIMIT_S = 60
 MEMORY = 6 << 30
 # Compiled for many seconds whenever the shape or the sign of an argument changes: only arguments that are refused.
 COSTLY = {
-    "allocation_delta_bounds",
-    "allocation_epsilon_bounds",
-    "clt_is_reliable",
     "delta_bounds",
     "epsilon_bounds",
     "epsilon_bounds(ledger)",
-    "epsilon_estimate",
     "mu_bounds",
     "tradeoff_bounds",
     "Plan.mu_bounds",
@@ -61,7 +57,6 @@ COSTLY = {
     "moments_accountant_epsilon",
     "compose",
     "one_run_refutes",
-    "numeric().epsilon",
     "berry_esseen",
     "audit_step",
     "private_training",

@@ -396,7 +396,6 @@ def _transform_cases() -> dict[str, Case]:
             momentum=0.9,
             nesterov=True,
             sampling="poisson",
-            ledger_capacity=2,
             overflow_per_step=0.0,
             max_batch_size=8,
         ),
@@ -408,7 +407,6 @@ def _transform_cases() -> dict[str, Case]:
             b1=0.9,
             b2=0.99,
             eps=1e-8,
-            ledger_capacity=2,
             overflow_per_step=0.0,
         ),
         "privatize": case(
@@ -417,7 +415,6 @@ def _transform_cases() -> dict[str, Case]:
             **PRIVATE,
             sampling="poisson",
             neighboring_relation=gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
-            ledger_capacity=2,
             overflow_per_step=0.0,
         ),
         "privatize(batches)": case(
@@ -442,6 +439,7 @@ def _transform_cases() -> dict[str, Case]:
             learning_rate=0.2,
             l2_clip_norm_range=(1e-3, 1e3),
         ),
+        "public_values": case(gdpjax.public_values, optax.sgd(0.1)),
     }
 
 
@@ -572,7 +570,6 @@ def _ledger_cases() -> dict[str, Case]:
 
 
 def _accounting_cases() -> dict[str, Case]:
-    clt = accounting.gdp_clt()
     return {
         "with_overflow": case(
             accounting.with_overflow,
@@ -605,47 +602,21 @@ def _accounting_cases() -> dict[str, Case]:
             accountant="rdp",
         ),
         "clt_epsilon": case(accounting.clt_epsilon, *RUN, 1e-3, sampling="poisson"),
-        "clt_is_reliable": case(accounting.clt_is_reliable, *RUN, 1e-3),
         "clt_mu_poisson": case(accounting.clt_mu_poisson, *RUN),
         "clt_mu_uniform": case(accounting.clt_mu_uniform, *RUN),
         "report": case(gdpjax.report, RUN, deltas=[1e-3], names=["a run"]),
         "certified": case(accounting.certified, *RUN, sampling="poisson", group_size=1),
         "mu_and_regret": case(accounting.mu_and_regret, *RUN),
         "delta_bounds": case(accounting.delta_bounds, *RUN, 1.0, sampling="poisson"),
-        "allocation_delta_bounds": case(
-            accounting.allocation_delta_bounds,
-            1.0,
-            4,
-            2,
-            1.0,
-            num_selected=2,
-        ),
-        "allocation_epsilon_bounds": case(
-            accounting.allocation_epsilon_bounds,
-            1.0,
-            4,
-            2,
-            1e-3,
-            bins="fresh",
-        ),
         "epsilon_bounds": case(accounting.epsilon_bounds, *RUN, 1e-3, sampling="poisson"),
         "epsilon_bounds(ledger)": case(accounting.epsilon_bounds, gdpjax.Ledger([EVENT]), delta=1e-3),
-        "epsilon_with_overflow": case(
-            accounting.epsilon_with_overflow,
-            lambda delta: accounting.epsilon_bounds(*RUN, delta),
-            1e-3,
-            1e-9,
-        ),
         "delta_after_overflow": case(accounting.delta_after_overflow, 1e-3, 1e-9),
         "steps_of_epochs": case(accounting.steps_of_epochs, 1.0, 1000, 16),
-        "epsilon_estimate": case(accounting.epsilon_estimate, *RUN, 1e-3),
         "mu_bounds": case(accounting.mu_bounds, *RUN, failure=1e-3),
         "tradeoff_bounds": case(accounting.tradeoff_bounds, *RUN, 0.1),
         "edgeworth_delta": case(accounting.edgeworth_delta, *RUN, 1.0, order=2),
         "edgeworth_epsilon": case(accounting.edgeworth_epsilon, *RUN, 1e-3, order=2),
         "gamma_for_mean_num_runs": case(accounting.gamma_for_mean_num_runs, 10.0, 0.5),
-        "gdp_clt": case(clt.step, clt.init(), *RUN),
-        "gdp_clt().epsilon": case(clt.epsilon, clt.step(clt.init(), *RUN), 1e-3),
         "gdp_compose": case(accounting.gdp_compose, np.ones(3), axis=-1),
         "gdp_delta": case(accounting.gdp_delta, 1.0, 1.0),
         "gdp_epsilon": case(accounting.gdp_epsilon, 1e-3, 1.0),
@@ -655,15 +626,6 @@ def _accounting_cases() -> dict[str, Case]:
         "gdp_tradeoff": case(accounting.gdp_tradeoff, 0.1, 1.0),
         "mean_num_runs": case(accounting.mean_num_runs, 0.5, 0.1),
         "moments_accountant_epsilon": case(accounting.moments_accountant_epsilon, *RUN, 1e-3, "tight"),
-        "numeric": case(accounting.numeric, 4),
-        "numeric().step": case(accounting.numeric(4).step, accounting.numeric(4).init(), *RUN),
-        "numeric().epsilon": case(
-            accounting.numeric(4).epsilon,
-            accounting.numeric(4).step(accounting.numeric(4).init(), *RUN),
-            1e-3,
-        ),
-        "rdp": case(accounting.rdp, (2.0, 3.0)),
-        "rdp().step": case(accounting.rdp((2.0, 3.0)).step, accounting.rdp((2.0, 3.0)).init(), *RUN),
         "rdp_allocation": case(
             accounting.rdp_allocation,
             1.0,
@@ -825,6 +787,8 @@ def _sampling_cases() -> dict[str, Case]:
             sizes=(8, 16),
         ),
         "PoissonBatches[]": case(sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).__getitem__, 1),
+        "PoissonBatches.take": case(sampling.PoissonBatches(KEY, 20, 0.1, num_steps=3).take, 1, np.ones((8, 2))),
+        "Batch.take": case(sampling.poisson_sample(KEY, 20, 0.1, 8).take, np.ones((8, 2)), np.ones(8)),
         "AllocationBatches": case(
             _first(sampling.AllocationBatches),
             KEY,
@@ -1017,7 +981,6 @@ def _training_cases() -> dict[str, Case]:
             strategy="auto",
             microbatch_size=4,
             trainable={"w": True, "b": True},
-            ledger_capacity=2,
             scale=lambda state: 1.0,
         ),
         "adam_scale": case(training.adam_scale, epsilon=1e-8, b2=0.999),
@@ -1120,7 +1083,6 @@ RECORDS = {
     "Sparse",
     "AccumulationCharge",
     "ClippedRows",
-    "Accountant",
     "AccumulateState",
     "AdaptiveState",
     "BatchOverflowError",
@@ -1147,13 +1109,11 @@ RECORDS = {
     "NoiseState",
     "NormalApproximation",
     "OneRunAudit",
-    "Phases",
-    "PoissonSample",
+    "Batch",
     "PrivatizeState",
     "Run",
     "State",
     "StepAudit",
-    "Tally",
     "TradeoffCurves",
     "Training",
     "environment",

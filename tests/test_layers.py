@@ -196,7 +196,6 @@ def test_programs_use_public_names_only(folder: str) -> None:
 KNOWN_PRIVATE_IMPORTS = {
     ("auditing", "tradeoff._abstract"),
     ("cli", "accounting._gdp"),
-    ("cli", "accounting._reliability"),
     ("cli", "auditing._p_values"),
     ("cli", "plotting._draw"),
     ("plotting", "accounting._gdp"),

@@ -22,6 +22,7 @@ from gdpjax.ledger import (
     init_ledger,
     ledger_from_state,
     record_step,
+    round_toward,
 )
 
 EVENTS = st.builds(
@@ -129,12 +130,36 @@ def test_a_field_that_was_lost_from_json_is_refused(event):
     assert Ledger.from_json(text) == Ledger([event])
     written = json.loads(text)
     fields = written["events"][0]
-    for name in fields.keys() - {"type", "announced"}:
+    optional = {"announced"} if fields["type"] == "correlated" else {"announced", "is_exact"}
+    for name in fields.keys() - {"type"} - optional:
         without = {kept: value for kept, value in fields.items() if kept != name}
         with pytest.raises(ValueError, match=f"expected all fields .*{name}"):
             Ledger.from_json(json.dumps(written | {"events": [without]}))
         with pytest.raises(ValueError, match="expected"):
             Ledger.from_json(json.dumps(written | {"events": [fields | {name: None}]}))
+
+
+def test_ledgers_of_an_older_version_are_read():
+    text = """{"gdpjax_ledger": 1, "events": [{"type": "subsampled_gaussian", "noise_multiplier": 1.0, "sampling_prob":
+        0.1, "num_steps": 10, "sampling": "poisson", "neighboring_relation": "add_or_remove_one", "overflow": 0.0}]}"""
+    assert Ledger.from_json(text) == Ledger([Event(1.0, 0.1, 10)])
+
+
+def test_ledgers_join():
+    first, second = Ledger([Event(1.0, 0.1, 10)]), Ledger([Event(2.0, 0.1, 5)])
+    assert (first + second).events == (*first, *second)
+    assert sum([first, second], Ledger()) == first + second
+    with pytest.raises(ValueError, match="a Ledger joins another Ledger, got"):
+        first + Event(2.0, 0.1, 5)
+
+
+def test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read():
+    """Trap 83: steps that are recorded by hand, too."""
+    scheme = {"max_examples": 1000, "capacity": 300}
+    state = init_ledger(1, "truncated_poisson", NeighboringRelation.ADD_OR_REMOVE_ONE, scheme=scheme)
+    state = record_step(state, 1.0, 0.1, 1e-3)
+    with pytest.raises(ValueError, match="truncated_poisson sampling holds no overflow"):
+        ledger_from_state(state)
 
 
 def test_events_from_an_iterator_are_kept():
@@ -187,6 +212,43 @@ def test_an_overflow_that_float32_cannot_hold_is_rounded_up(overflow):
     for _ in range(3):
         state = record(state)
     assert 3 * overflow <= ledger_from_state(state).events[0].overflow <= max(4 * overflow, 1e-36)
+
+
+@pytest.mark.parametrize("value", [1.1, 1.3, 0.01, 1 / 3])
+def test_a_traced_number_is_rounded_to_the_side_that_overstates(value):
+    """To the nearest, as a cast rounds, half of the sampling probabilities would be too small."""
+    with jax.enable_x64(True):
+        down, up = jax.jit(lambda x: [round_toward(x, side, jax.numpy.float32) for side in (-np.inf, np.inf)])(value)
+    assert float(down) <= value <= float(up)
+
+
+KINDS = (
+    ("poisson", "add_or_remove_one", False), ("poisson", "replace_special", False), ("uniform", "replace_one", False),
+    ("poisson", "add_or_remove_one", True), ("poisson", "replace_special", True),
+    ("truncated_poisson", "add_or_remove_one", False), ("allocation", "add_or_remove_one", False),
+    ("allocation", "replace_special", False), ("allocation", "add_or_remove_one", True),
+    ("allocation", "replace_special", True), ("shuffled", "replace_special", False),
+    ("shuffled", "add_or_remove_one", False), ("shuffled", "replace_one", False),
+    ("correlated", "replace_special", False), ("correlated", "add_or_remove_one", False),
+    ("correlated", "replace_one", False), ("cyclic_poisson", "add_or_remove_one", False),
+    ("cyclic_poisson", "replace_special", False), ("cyclic_poisson", "add_or_remove_one", True),
+    ("cyclic_poisson", "replace_special", True),
+)  # fmt: skip
+SCHEMES = {
+    "truncated_poisson": {"max_examples": 9, "capacity": 9},
+    "allocation": {"steps_per_epoch": 2},
+    "shuffled": {"steps_per_epoch": 2},
+    "correlated": {"planned_steps": 2, "max_participations": 1, "min_separation": 1},
+    "cyclic_poisson": {"num_groups": 2},
+}
+
+
+@pytest.mark.parametrize(("number", "kind"), list(enumerate(KINDS)))
+def test_the_numbers_of_kinds_in_saved_states_stay(number, kind):
+    sampling, relation, announced = kind
+    scheme = SCHEMES.get(sampling)
+    state = init_ledger(1, sampling, NeighboringRelation(relation), announced=announced, scheme=scheme)
+    assert state.kind == number
 
 
 def test_a_sum_of_overflows_never_stands_still():

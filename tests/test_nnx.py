@@ -464,6 +464,25 @@ def test_a_module_that_was_changed_since_is_refused():
         training.init(model, KEY)
 
 
+def test_groups_of_a_module_are_a_dict_by_its_attributes():
+    """Each to its own norm, for one layer as a whole or for each of its variables."""
+    model = Network(nnx.Rngs(0))
+    for last in ("b", {"kernel": "b"}):
+        rule = gdpjax.PerGroup({"first": "a", "last": last}, {"a": 3e-3, "b": 4e-3})
+        total = nnx.jit(gdpjax.nnx.clipped_grad(loss_fn, rule, batch_argnums=(1, 2)))(model, X[:1], Y[:1])
+        norms = [np.linalg.norm(total[name]["kernel"][...]) for name in ("first", "last")]
+        np.testing.assert_allclose(norms, [3e-3, 4e-3], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"gives \['last'\]\['kernel'\].value no group, but \[\"\['first'\]\"\]"):
+        gdpjax.nnx.clipped_grad(loss_fn, gdpjax.PerGroup({"first": "a"}, {"a": 1.0}), batch_argnums=(1, 2))(model, X, Y)
+
+
+def test_a_loss_of_other_arguments_is_refused():
+    """With its parameters, and the number of arguments that it would get."""
+    grad_fn = gdpjax.nnx.clipped_grad(lambda model, x: model(x).sum(), 1.0, batch_argnums=(1, 2))
+    with pytest.raises(ValueError, match=r"loss_fn takes \(model, x\), but it is given 3 positional arguments"):
+        grad_fn(Network(nnx.Rngs(0)), X, Y)
+
+
 def test_bad_arguments():
     """A wrong module, filter or argument is refused by name."""
     model = Network(nnx.Rngs(0))

@@ -41,15 +41,11 @@ def one_at_a_time() -> tuple[Peer, ...]:
         lower, upper = accounting.epsilon_bounds(*run, rtol=rtol)
         return Epsilon(lower=float(lower), upper=float(upper))
 
-    def estimate(*run: Any) -> Epsilon:
-        return Epsilon(estimate=float(accounting.epsilon_estimate(*run)))
-
     def moments_accountant(*run: Any) -> Epsilon:
         return Epsilon(upper=float(accounting.moments_accountant_epsilon(*run)))
 
     contenders = [
         ("gdpjax epsilon_bounds", "bracket", bounds),
-        ("gdpjax epsilon_estimate", "estimate", estimate),
         ("gdpjax moments_accountant_epsilon", "upper", moments_accountant),
     ]
     for rtol in RTOLS:
@@ -369,12 +365,10 @@ def _compiled_by(call: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> in
     return clocks.compilations() - before
 
 
-def accuracy_of_ours(lower: Column, upper: Column, estimate: Column, moments: Column) -> dict[str, Any]:
+def accuracy_of_ours(lower: Column, upper: Column, moments: Column) -> dict[str, Any]:
     """Return relative widths and errors of our numbers over the whole grid."""
     middle = 0.5 * (lower + upper)
     widths = (upper - lower) / upper
-    is_outside = (estimate < lower) | (estimate > upper)
-    errors_of_estimate = estimate / middle - 1
     errors_of_moments = moments / middle - 1
     return {
         "epsilon": {
@@ -385,10 +379,6 @@ def accuracy_of_ours(lower: Column, upper: Column, estimate: Column, moments: Co
         "epsilon_bounds": {
             "relative_width": _quantiles([float(width) for width in widths]),
             "wider_than_target": int(np.sum(widths > ours.WIDTH_TARGET)),
-        },
-        "epsilon_estimate": {
-            "relative_error": _quantiles([float(error) for error in errors_of_estimate]),
-            "outside_certified": int(np.sum(is_outside)),
         },
         "moments_accountant_epsilon": {
             "relative_error": _quantiles([float(error) for error in errors_of_moments]),

@@ -42,12 +42,12 @@ STANDINGS = {
     "upper": Standing("^", "#b5482f", "upper bound: relative excess"),
     "estimate": Standing("s", "#4a5a8a", "estimate: relative error"),
 }
-BATCHED = {"epsilon_bounds": "bracket", "moments_accountant_epsilon": "upper", "epsilon_estimate": "estimate"}
+BATCHED = {"epsilon_bounds": "bracket", "moments_accountant_epsilon": "upper"}
 """Our functions on the whole grid, with what each states."""
 
 RIGHT = Offset(7, 0, "left", "center")
 LEFT = Offset(-7, 0, "right", "center")
-OUR_LABELS = {"bracket": RIGHT, "upper": Offset(0, 8, "right", "bottom"), "estimate": Offset(0, -8, "right", "top")}
+OUR_LABELS = {"bracket": RIGHT, "upper": Offset(0, 8, "right", "bottom")}
 CROWDED = (10, 100)
 """Among these rates the labels stand to the left."""
 CLOSE = 1.6

@@ -32,7 +32,6 @@ def _points(call: Callable[..., Any], columns: str, target: float) -> Function:
 
 FUNCTIONS = {
     "epsilon_bounds": _runs(accounting.epsilon_bounds, 500),
-    "epsilon_estimate": _runs(accounting.epsilon_estimate, 500),
     "moments_accountant_epsilon": _runs(accounting.moments_accountant_epsilon, 1_000),
     "clt_epsilon": _runs(accounting.clt_epsilon, None),
     "gdp_tradeoff": _points(accounting.gdp_tradeoff, "alpha mu", 1e6),

@@ -94,11 +94,12 @@ def accuracy(seed: int, add_equal_words: bool) -> float:
 
         # The noisy sum of clipped gradients.
         batch = poisson_sample(batch_key, plan.max_examples, plan.sampling_prob, plan.capacity)
+        words, classes, is_padding = batch.take(tokens, labels)
         total = clipped_sum(
             params,
-            tokens[batch.indices],
-            labels[batch.indices],
-            batch.is_padding,
+            words,
+            classes,
+            is_padding,
             clip,
             add_equal_words,
         )

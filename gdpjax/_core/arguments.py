@@ -15,7 +15,7 @@ import functools
 import inspect
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -74,15 +74,15 @@ def check_static_size(name: str, size: Any) -> None:
     raise ValueError(f"{name} must be a whole number >= 1, at most {MOST_INDEX}, got {shown(size)}{advice}")
 
 
-def check_positions(name: str, value: Any, least: int = 0) -> tuple[int, ...]:
-    """Return ``value``, an argument's number or several, as a tuple of ints >= ``least``."""
+def check_positions(name: str, value: Any) -> tuple[int, ...]:
+    """Return ``value``, an argument's number or several, as a tuple of ints >= 0."""
     numbers = value if isinstance(value, tuple | list | range) else (value,)
     for number in numbers:
         if not _is_whole(number):
             raise ValueError(f"{name} must be argument numbers, a whole number or a tuple of them, got {shown(value)}")
-    if any(number < least for number in numbers):
+    if any(number < 0 for number in numbers):
         first_few = ", ".join(str(number) for number in numbers[:8])
-        raise ValueError(f"{name} must be argument numbers >= {least}, got {first_few}")
+        raise ValueError(f"{name} must be argument numbers >= 0, got {first_few}")
     return tuple(int(number) for number in numbers)
 
 
@@ -164,6 +164,12 @@ def check_callable(name: str, value: Any, what: str = "a function") -> Any:
     return value
 
 
+def check_transformation(name: str, value: Any, example: str) -> None:
+    """Raise ValueError unless ``value`` has the two functions of an optax transformation."""
+    if not callable(getattr(value, "init", None)) or not callable(getattr(value, "update", None)):
+        raise ValueError(f"{name} must be an optax transformation such as {example}, got {shown(value)}")
+
+
 def check_instance(name: str, value: Any, types: Any, hint: str = "") -> Any:
     """Return ``value`` if it is of one of the classes ``types``; ``hint`` tells where to get one."""
     if isinstance(value, types):
@@ -238,13 +244,40 @@ def _is_special(leaf: Any) -> bool:
     return leaf.dtype == jax.dtypes.float0 or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def leaves_of(name: str, tree: Any) -> list[tuple[Any, Any]]:
+def leaves_of(name: str, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[Any, Any]]:
     """Return the leaves of ``tree`` with their paths; ValueError if JAX cannot walk it (keys that cannot be sorted)."""
     try:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     except Exception as error:
         raise ValueError(f"{name} must be a pytree that JAX can flatten, got {shown(tree)}: {error}") from error
     return leaves
+
+
+def check_rows(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
+    """Return data, pytrees with one row per example in each leaf, as trees of arrays, and the number of rows.
+
+    ValueError where leaves are no arrays, or have unequal numbers of rows.
+    """
+    trees = []
+    for index, argument in enumerate(arguments):
+        name = f"array {index} of the data"
+        arrays = []
+        for path, leaf in leaves_of(name, argument, _is_nested_numbers):
+            arrays.append(check_array(f"{name}{jax.tree_util.keystr(path)}", leaf, kinds="biufc"))
+        structure = jax.tree.structure(argument, is_leaf=_is_nested_numbers)
+        trees.append(jax.tree.unflatten(structure, arrays))
+
+    axes: list[Any] = [np.shape(array)[0] if np.ndim(array) else None for array in jax.tree.leaves(trees)]
+    if len(set(axes)) != 1 or None in axes:
+        raise ValueError(f"expected at least one array, and all with one row per example, got leading axes {axes}")
+    return tuple(trees), axes[0]
+
+
+def _is_nested_numbers(node: Any) -> bool:
+    """Return whether a list or tuple holds numbers only: it is read as one array, not as a tree of numbers."""
+    if not isinstance(node, list | tuple):
+        return False
+    return all(isinstance(leaf, bool | int | float | complex) for leaf in jax.tree.leaves(node))
 
 
 def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **renamed: str) -> None:
@@ -295,3 +328,35 @@ def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]
         return wrapper
 
     return decorate
+
+
+def call_loss(loss_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what the loss returns for these arguments.
+
+    Raises:
+      ValueError: its parameters do not take so many; with the number of arguments on both sides.
+    """
+    try:
+        return loss_fn(*args, **kwargs)
+    except TypeError as error:
+        _refuse_arguments(error, loss_fn, args, kwargs)
+        raise
+
+
+def _refuse_arguments(
+    error: TypeError, loss_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Turn a TypeError of the loss into a ValueError with advice, if its parameters do not take these arguments."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # a function that does not tell its parameters
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as mismatch:
+        by_name = f" and {', '.join(kwargs)} by name" if kwargs else ""
+        raise ValueError(
+            f"loss_fn takes {signature}, but it is given {len(args)} positional arguments{by_name} ({mismatch}). "
+            "Pass as many arrays of data as loss_fn takes, and count them in batch_argnums (num_arrays of "
+            "private_training)"
+        ) from error

@@ -72,8 +72,15 @@ def _repeated(dp_event: Any, event: Mapping[str, Any]) -> Any:
     return dp_event.SelfComposedDpEvent(one_step, num_steps)
 
 
-def rows_of_history(history: Iterable[Any]) -> Sequence[Row]:
-    """Return the rows of an Opacus accountant's history; ValueError if it is something else."""
+def rows_of_history(history: Iterable[Any] | Mapping[str, Any]) -> Sequence[Row]:
+    """Return the rows of an Opacus accountant's history, or of its state dict; ValueError for something else."""
+    if isinstance(history, Mapping):
+        if set(history) != {"history", "mechanism"} or history["mechanism"] not in ("rdp", "prv", "gdp"):
+            raise ValueError(
+                "the state dict of an Opacus accountant holds its history, and the mechanism rdp, prv or gdp; got "
+                f"{shown(history)}"
+            )
+        history = history["history"]
     try:
         entries = list(history)
     except Exception as error:

@@ -116,18 +116,39 @@ def _traces_of(value: Any) -> list[Any]:
     return traces
 
 
-def programs_around(value: Any) -> list[str]:
-    """The programs being traced in which ``value`` is a constant, innermost first: "jit", "scan", "shard_map", ...
+def _programs() -> list[tuple[Any, str]]:
+    """The programs being traced, each by its trace and its name, innermost first: "jit", "scan", "shard_map", ...
 
     JAX has no public way to ask, so this reads attributes of its tracers. Where a version of JAX has other ones, the
     list is empty and nothing is refused; ``tests/transforms/test_keys.py`` shows it.
     """
-    trace, own, names = getattr(jnp.zeros(()), "_trace", None), _traces_of(value), []
-    while trace is not None and not any(trace is other for other in own):
+    trace, programs = getattr(jnp.zeros(()), "_trace", None), []
+    while trace is not None:
         debug_info = getattr(getattr(trace, "frame", None), "debug_info", None)
-        names.append("shard_map" if hasattr(trace, "mesh") else str(getattr(debug_info, "traced_for", "")))
+        name = "shard_map" if hasattr(trace, "mesh") else str(getattr(debug_info, "traced_for", ""))
+        programs.append((trace, name))
         trace = getattr(trace, "parent_trace", None)
+    return programs
+
+
+def programs_around(value: Any) -> list[str]:
+    """The names of the programs being traced in which ``value`` is a constant, innermost first."""
+    own, names = _traces_of(value), []
+    for trace, name in _programs():
+        if any(trace is other for other in own):
+            break
+        names.append(name)
     return names
+
+
+def program_around() -> Any:
+    """The trace of the compiled program of the caller, with the loops and branches in it; None for none."""
+    program = None
+    for trace, name in _programs():
+        program = trace if name else program
+        if name == "jit":
+            break
+    return program
 
 
 def varying_axes(value: Any) -> frozenset[str]:

@@ -13,7 +13,7 @@ the rows' sizes: what is lost is one rounding of the result.
 import hashlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from gdpjax._core.keys import as_key, fold_in, refuse_key_of_a_loop
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 
+Node = TypeVar("Node")
+
 _RADIX = 8
 """The number of parts, or of rows, that one tree of additions adds."""
 
@@ -30,6 +32,12 @@ _RADIX = 8
 def leaf_name(path: Any) -> str:
     """Return a leaf's path as people write it, such as ``['dense']['kernel']``."""
     return jax.tree_util.keystr(path) or "(the whole tree)"
+
+
+def nodes_of(tree: PyTree, kind: type[Node]) -> list[Node]:
+    """Return the nodes of a tree that are of a class, such as the state of one transformation."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
 
 
 def is_floating(leaf: Any) -> bool:
@@ -98,14 +106,8 @@ def leaf_names(tree: PyTree) -> list[str]:
 
 def broadcast_trainable(trainable: PyTree | None, params: PyTree) -> PyTree:
     """Return ``trainable`` (None or a pytree prefix of bools) as a full tree of bools over ``params``."""
-
-    def marked(mark: Any, part: PyTree) -> PyTree:
-        return jax.tree.map(lambda _: mark, part)
-
-    if trainable is None:
-        return marked(True, params)
     try:
-        full = jax.tree.map(marked, trainable, params)
+        full = jax.tree.broadcast(True if trainable is None else trainable, params)
     except (ValueError, TypeError) as error:
         raise ValueError(f"trainable must be a pytree of bools that matches the parameters: {error}") from error
     for mark in jax.tree.leaves(full):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.figures import decimals_of
+from gdpjax._core.figures import decimals_of, rounded
 
 Array = Any
 """Anything jax.numpy accepts: a Python number, a NumPy or JAX array, or a tracer."""
@@ -21,16 +21,30 @@ FAILURE = 1e-10
 class Bounds(NamedTuple):
     """A certified bracket: the truth lies in [lower, upper], element by element.
 
-    In a text one bracket is written with a number of decimals, rounded outward, so that what is printed is true.
+    Texts are rounded outward, so that what is printed is true: `print` shows five digits, and a format such as
+    ``.3f`` one bracket with that many decimals.
 
     >>> Bounds(0.9, 1.1).upper
     1.1
+    >>> print(Bounds(2.67462, 2.67614))
+    [2.6746, 2.6762]
     >>> f"{Bounds(3.2462, 16.5231):.2f}"
     '[3.24, 16.53]'
     """
 
     lower: Array
     upper: Array
+
+    def __str__(self) -> str:
+        """Write the brackets in five digits: the lower ends rounded down, the upper ones up."""
+        try:
+            lower, upper = np.broadcast_arrays(np.asarray(self.lower, float), np.asarray(self.upper, float))
+        except (TypeError, ValueError):
+            return repr(self)  # what is traced, or was mapped to something else
+        texts = np.empty(lower.shape, object)
+        for index in np.ndindex(lower.shape):
+            texts[index] = f"[{rounded(float(lower[index]), 5, 'down')}, {rounded(float(upper[index]), 5, 'up')}]"
+        return np.array2string(texts, separator=", ", formatter={"all": str})
 
     def __format__(self, format_spec: str) -> str:
         """Write one bracket such as ``f"{bounds:.3f}"``: the lower end rounded down, the upper one up."""

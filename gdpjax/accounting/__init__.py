@@ -4,11 +4,8 @@ Every name says in its docstring what its number is: exact, a certified bracket,
 estimate that may understate the truth.
 """
 
-from gdpjax.accounting._accountant import Accountant, Tally, gdp_clt, rdp
-from gdpjax.accounting._accountant_numeric import Phases, numeric
-from gdpjax.accounting._allocation import allocation_delta_bounds, allocation_epsilon_bounds
 from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps, calibrate_sampling_prob
-from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, epsilon_estimate, mu_bounds, tradeoff_bounds
+from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
 from gdpjax.accounting._clt import clt_epsilon, clt_mu_poisson, clt_mu_uniform
 from gdpjax.accounting._edgeworth import edgeworth_delta, edgeworth_epsilon
 from gdpjax.accounting._gdp import (
@@ -23,25 +20,18 @@ from gdpjax.accounting._gdp import (
 from gdpjax.accounting._length import steps_of_epochs
 from gdpjax.accounting._moments_accountant import moments_accountant_epsilon
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
-from gdpjax.accounting._overflow import delta_after_overflow, epsilon_with_overflow
+from gdpjax.accounting._overflow import delta_after_overflow
 from gdpjax.accounting._rdp import rdp_delta, rdp_epsilon, rdp_subsampled_gaussian
 from gdpjax.accounting._rdp_schemes import rdp_allocation, rdp_of_ledger, rdp_truncated_poisson
-from gdpjax.accounting._reliability import clt_is_reliable
 from gdpjax.accounting._run_curve import certified, mu_and_regret, with_overflow
 from gdpjax.accounting._tuning import tuning_epsilon, tuning_rdp
 
 __all__ = [
-    "Accountant",
-    "Phases",
-    "Tally",
-    "allocation_delta_bounds",
-    "allocation_epsilon_bounds",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
     "calibrate_sampling_prob",
     "certified",
     "clt_epsilon",
-    "clt_is_reliable",
     "clt_mu_poisson",
     "clt_mu_uniform",
     "delta_after_overflow",
@@ -49,10 +39,7 @@ __all__ = [
     "edgeworth_delta",
     "edgeworth_epsilon",
     "epsilon_bounds",
-    "epsilon_estimate",
-    "epsilon_with_overflow",
     "gamma_for_mean_num_runs",
-    "gdp_clt",
     "gdp_compose",
     "gdp_delta",
     "gdp_epsilon",
@@ -64,8 +51,6 @@ __all__ = [
     "moments_accountant_epsilon",
     "mu_and_regret",
     "mu_bounds",
-    "numeric",
-    "rdp",
     "rdp_allocation",
     "rdp_delta",
     "rdp_epsilon",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gdpjax._core.types import Bounds
-from gdpjax.accounting._allocation import allocation_delta_bounds, allocation_epsilon_bounds, of_allocation
+from gdpjax.accounting import _allocation, _numeric
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
 from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger, TruncatedPoissonEvent
@@ -29,7 +29,7 @@ class Allocated:
 
     Attributes:
         allocations: the events of random allocation.
-        rest: the others, described; None if there are none.
+        rest: the others, as a run.
         lost: what all of them may lose.
     """
 
@@ -40,8 +40,9 @@ class Allocated:
         if any(isinstance(event, TruncatedPoissonEvent) for event in others):
             raise ValueError("no bound is known for a Ledger with both random allocation and truncated Poisson batches")
         check_relations(events)
-        self.rest = describe(Ledger(others), 1) if others else None
-        self.lost = lost_of(self.allocations, self.rest)
+        described = describe(Ledger(others), 1)
+        self.rest = _numeric.prepare(described.family, described.columns).run
+        self.lost = lost_of(self.allocations, described)
 
     def answer(self, question: str, at: np.ndarray) -> Bounds:
         """The bracket of the run without what is lost."""
@@ -62,27 +63,26 @@ class Allocated:
             # Only ends that say what nothing would say are needed: without these events less is released.
             nothing = 1.0 - at if question == "tradeoff" else np.zeros_like(at)
             return Bounds(nothing, nothing)
-        columns = [
-            np.array([float(value) for value in column])
-            for column in zip(*(_numbers(event) for event in allocations), strict=True)
+        schemes = [
+            _allocation.make_scheme(
+                event.noise_multiplier,
+                event.steps_per_epoch,
+                event.num_epochs,
+                event.num_selected,
+                event.bins == "fixed",
+            )
+            for event in allocations
         ]
-        rest = self.rest if self.rest is not None and self.rest.releases else None
-        if rest is None and len(allocations) == 1 and question in ("epsilon", "delta"):
-            ask = allocation_epsilon_bounds if question == "epsilon" else allocation_delta_bounds
-            noise, steps, epochs, selected, _ = (column[0] for column in columns)
-            return ask(noise, steps, epochs, at, num_selected=selected, bins=allocations[0].bins)
-        others = () if rest is None else rest.columns
-        return of_allocation(question, rest is not None, len(others) > 3)(*columns, *others, at)
+        return _allocation.bracket(question, _allocation.AllocationRun(schemes, self.rest), at)
 
 
-def lost_of(allocations: Sequence[AllocationEvent], rest: Described | None) -> Lost:
+def lost_of(allocations: Sequence[AllocationEvent], rest: Described) -> Lost:
     """Return the probabilities of failure and overflow of epochs of random allocation and the rest of a run."""
-    before = Lost(0.0, 0.0) if rest is None else rest.lost
     silent = math.fsum(event.overflow for event in allocations if not event.announced)
     announced = math.fsum(event.overflow for event in allocations if event.announced)
-    return before._replace(
-        silent=min(before.silent + silent, 1.0),
-        announced=min(before.announced + announced, 1.0),
+    return rest.lost._replace(
+        silent=min(rest.lost.silent + silent, 1.0),
+        announced=min(rest.lost.announced + announced, 1.0),
         largest_loss=math.inf,
     )
 
@@ -94,8 +94,3 @@ def _finished(event: AllocationEvent) -> list[AllocationEvent]:
     if event.num_epochs == 1:
         return []
     return [dataclasses.replace(event, num_epochs=event.num_epochs - 1, missing_steps=0)]
-
-
-def _numbers(event: AllocationEvent) -> tuple[float, int, int, int, bool]:
-    fixed = event.bins == "fixed"
-    return event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected, fixed

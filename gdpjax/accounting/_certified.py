@@ -7,24 +7,10 @@ homogeneous run per element, or one `Ledger` (or event) whose phases may differ.
 
 from typing import Any
 
-import numpy as np
-
 from gdpjax._core.arguments import keyword_checked
-from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _correlated, _numeric, _overflow, _shuffled, _truncated
-from gdpjax.accounting._allocated import has_allocation
-from gdpjax.accounting._ledgers import check_form, describe
-from gdpjax.accounting._numeric import Family
-from gdpjax.accounting._run_curve import (
-    RTOL,
-    check_concrete,
-    check_options,
-    checked_group_size,
-    curve_of,
-    family_of_runs,
-    refuse_groups,
-)
+from gdpjax.accounting._ledgers import check_form
+from gdpjax.accounting._run_curve import RTOL, checked_group_size, curve_of
 from gdpjax.ledger import AnyEvent, Ledger
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -45,15 +31,6 @@ def _curve(
     checked_group_size(group_size)
     check_form(run, sampling_prob, num_steps, query, name)
     return curve_of(run, sampling_prob, num_steps, *options)
-
-
-def _refuse_uniform(family: Family) -> None:
-    """Raise ValueError for an estimate under uniform sampling."""
-    if family.symmetric:
-        raise ValueError(
-            "epsilon under uniform sampling is known only to lie in a wide bracket, so there is no estimate: use "
-            "epsilon_bounds"
-        )
 
 
 @keyword_checked(sigma="noise_multiplier", noise="noise_multiplier", sample_rate="sampling_prob")
@@ -107,76 +84,6 @@ def epsilon_bounds(
     options = (sampling, neighboring_relation, group_size, rtol)
     curve = _curve(noise_multiplier, sampling_prob, num_steps, delta, "delta", options)
     return curve.epsilon(delta)
-
-
-def epsilon_estimate(
-    noise_multiplier: Array | Ledger | AnyEvent,
-    sampling_prob: Array | None = None,
-    num_steps: Array | None = None,
-    delta: Array | None = None,
-    *,
-    sampling: str = "poisson",
-    neighboring_relation: NeighboringRelation | None = None,
-    group_size: int = 1,
-) -> Array:
-    """Estimate the epsilon that `epsilon_bounds` brackets, in about the same time, without the bracket.
-
-    The same contour with a thirty times coarser smoothing, whose two one-sided errors cancel to first order.
-
-    Args:
-        noise_multiplier, sampling_prob, num_steps, delta, sampling, neighboring_relation, group_size: as in
-            `epsilon_bounds`.
-
-    Returns:
-        epsilon >= 0 of the broadcast shape. An estimate: usually good to 1e-3, on either side of the truth; inf where
-        no certified upper end within 20% confirms it, as at tiny noise. Of a Ledger with overflow it estimates what can
-        be guaranteed.
-
-    Raises:
-        ValueError: as `epsilon_bounds`; uniform sampling.
-
-    Reference: Gopi, Lee and Wutschitz, arXiv:2106.02848 (numerical composition).
-
-    >>> bool(abs(epsilon_estimate(1.0, 0.01, 1000, 1e-5) / 1.82824 - 1) < 2e-3)
-    True
-    """
-    group_size = checked_group_size(group_size)
-    if check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
-        run: Any = noise_multiplier
-        check_options(run, sampling, neighboring_relation)
-        return _estimate_of_ledger(run, delta, group_size)
-    family = family_of_runs(sampling, neighboring_relation, group_size)
-    _refuse_uniform(family)
-    estimate = _numeric.of_runs("estimate", family)
-    if group_size > 1:
-        return estimate(noise_multiplier, sampling_prob, num_steps, group_size, delta)
-    return estimate(noise_multiplier, sampling_prob, num_steps, delta)
-
-
-def _estimate_of_ledger(run: Ledger | AnyEvent, delta: Any, group_size: int) -> Array:
-    """Return `epsilon_estimate` of a Ledger or event, by the sampling schemes that are in it."""
-    run = _correlated.from_above(run)
-    if _shuffled.has_shuffled(run):
-        raise ValueError("shuffled batches have a wide bracket and no estimate in it: use epsilon_bounds")
-    if has_allocation(run):
-        raise ValueError("random allocation has a certified bracket and no estimate beside it: use epsilon_bounds")
-    if _truncated.has_truncated(run):
-        refuse_groups("truncated_poisson", group_size)
-        check_concrete("delta", delta, OPEN_UNIT)
-        bound = _truncated.from_above(run, float(np.min(delta)))
-        return epsilon_estimate(bound, delta=delta)
-
-    described = describe(run, group_size)
-    _refuse_uniform(described.family)
-    ask = _numeric.of_phases("estimate", described.family)
-
-    def estimate(delta: Array) -> Array:
-        return ask(*described.columns, delta)
-
-    if described.lost.is_nothing:
-        return estimate(delta)
-    check_concrete("delta", delta, OPEN_UNIT)
-    return _overflow.epsilon_estimate(estimate, np.asarray(delta, np.float64), described.lost)
 
 
 def delta_bounds(

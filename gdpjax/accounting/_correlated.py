@@ -1,47 +1,85 @@
-"""Brackets on runs whose noise is correlated over the steps, as those of runs without correlation.
+"""Brackets on runs whose noise is correlated over the steps, or whose events are not exact, as those of other runs.
 
 A run of the matrix mechanism is one Gaussian release: it reveals at most what (1 / noise_multiplier)-GDP does, and
 exactly that if some example attains the sensitivity of the strategy and all planned steps were made
 (docs/theory/matrix_mechanism.md). With cyclic Poisson sampling an example sees ceil(n / b) Poisson-subsampled steps;
 those of the first group see all the noise that they are promised in the cycles that were finished.
+
+An event that is not exact (`Event.is_exact`) holds the least noise and the largest sampling probability of its steps:
+from above it is an exact one, from below nothing. Any event of numbers that float32 holds may have been rounded to them
+when a compiled step recorded it; `before_rounding` is the least that it may stand for.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
-from gdpjax.ledger import AnyEvent, CorrelatedGaussianEvent, CyclicPoissonEvent, GaussianEvent, Ledger
+import numpy as np
 
-_EXACT = 1.0 + 2e-8
-"""How far a sensitivity that is called exact may be above the one that an example attains, and a little more."""
+from gdpjax.accounting._ledgers import events_of
+from gdpjax.ledger import AnyEvent, CorrelatedGaussianEvent, CyclicPoissonEvent, Event, GaussianEvent, Ledger
+
+_ROUNDING = 2.0**-20
+"""More than noise in float32, and its margin of 2^-21, is above the noise multiplier that is recorded, relative.
+
+It also covers the 1e-8 by which a sensitivity that is called exact may be above the one that an example attains.
+"""
 
 
-def has_correlated(run: Ledger | AnyEvent) -> bool:
-    """Return whether there is correlated noise in a run."""
-    return any(isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent) for event in _events(run))
+def is_known_from_above(run: Ledger | AnyEvent) -> bool:
+    """Return whether there is correlated noise in a run, or an event that is not exact."""
+    correlated = CorrelatedGaussianEvent | CyclicPoissonEvent
+    return any(isinstance(event, correlated) or not _is_exact(event) for event in events_of(run))
+
+
+def _is_exact(event: AnyEvent) -> bool:
+    return getattr(event, "is_exact", True)
 
 
 def from_above(run: Ledger | AnyEvent) -> Ledger:
-    """Return a run without correlation that reveals at least as much."""
+    """Return a run of exact events, without correlation, that reveals at least as much."""
     events = []
-    for event in _events(run):
+    for event in events_of(run):
         if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
             event = event.from_above
+        elif not _is_exact(event):
+            event = dataclasses.replace(event, is_exact=True)
         events.append(event)
     return Ledger(events)
 
 
 def from_below(run: Ledger | AnyEvent) -> Ledger:
-    """Return a run without correlation that reveals at most as much."""
-    events = []
-    for event in _events(run):
+    """Return a run of exact events, without correlation, that reveals at most as much."""
+    events: list[AnyEvent | None] = []
+    for event in events_of(run):
         if isinstance(event, CorrelatedGaussianEvent):
-            events += _gaussian_from_below(event)
+            # The release of the example that attains the sensitivity; nothing where none does.
+            event = before_rounding(event.from_above) if event.attains_bound else None
+        elif not _is_exact(event):
+            event = None
         elif isinstance(event, CyclicPoissonEvent):
-            events += _rounds_from_below(event)
-        else:
-            events.append(event)
-    return Ledger(events)
+            # The steps of the cycles that were finished, at the noise of the longest column.
+            event = before_rounding(event.from_below) if event.from_below else None
+        events.append(event)
+    return Ledger(event for event in events if event is not None)
+
+
+def may_be_rounded(run: Ledger | AnyEvent) -> bool:
+    """Return whether float32 holds the numbers of a run's Gaussian steps, as if a compiled step had recorded them."""
+    steps = [event for event in events_of(run) if isinstance(event, Event)]
+    return any(_in_float32(step.noise_multiplier) and _in_float32(step.sampling_prob) for step in steps)
+
+
+def _in_float32(value: float) -> bool:
+    return float(np.float32(value)) == value
+
+
+def before_rounding(event: AnyEvent) -> AnyEvent:
+    """Return a Gaussian step with the most noise, and the least sampling probability, that was recorded as this."""
+    if isinstance(event, Event | GaussianEvent):
+        event = dataclasses.replace(event, noise_multiplier=event.noise_multiplier * (1.0 + _ROUNDING))
+    if isinstance(event, Event):
+        event = dataclasses.replace(event, sampling_prob=event.sampling_prob * (1.0 - _ROUNDING))
+    return event
 
 
 def mu_of_gaussians(run: Ledger) -> float | None:
@@ -56,23 +94,3 @@ def mu_of_gaussians(run: Ledger) -> float | None:
         squares.append(event.num_steps * (1.0 / event.noise_multiplier) ** 2)
     total = math.fsum(squares)
     return math.sqrt(total) if math.isfinite(total) else None
-
-
-def _gaussian_from_below(event: CorrelatedGaussianEvent) -> list[GaussianEvent]:
-    """Return the release of the example that attains the sensitivity; nothing where none does."""
-    if not event.attains_bound:
-        return []
-    release = event.from_above
-    return [dataclasses.replace(release, noise_multiplier=release.noise_multiplier * _EXACT)]
-
-
-def _rounds_from_below(event: CyclicPoissonEvent) -> list[AnyEvent]:
-    """Return the subsampled steps of the cycles that were finished, at the noise of the longest column."""
-    rounds = event.from_below
-    if rounds is None:
-        return []
-    return [dataclasses.replace(rounds, noise_multiplier=rounds.noise_multiplier * _EXACT)]
-
-
-def _events(run: Ledger | AnyEvent) -> Sequence[AnyEvent]:
-    return run.events if isinstance(run, Ledger) else (run,)

@@ -148,7 +148,7 @@ def _epsilon_of_events(events: Sequence[AnyEvent], delta: np.ndarray, conversion
             return convert(rdp, orders, left[..., None], conversion, np).min(axis=-1)
 
     # That function asks only at what is left of delta, rounded down: an upper bound comes out of an upper bound.
-    return _overflow.epsilon_estimate(ideal, delta, _lost(events))
+    return _overflow.upper_epsilon(ideal, delta, _lost(events))
 
 
 def _lost(events: Sequence[AnyEvent]) -> Lost:

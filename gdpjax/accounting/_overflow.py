@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from gdpjax._core.arguments import check_callable, check_flag
 from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, check, check_broadcast, is_traced
 from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric import complement
@@ -91,63 +90,15 @@ def delta_after_overflow(delta: Array, overflow: Array) -> Array:
     >>> print(f"{delta_after_overflow(1e-5, 1e-6):.6e}")
     9.000009e-06
     """
-    _check_overflow(delta, overflow)
-    remaining = _without(np.asarray(delta, np.float64), np.asarray(overflow, np.float64), _DOWN)
-    if not np.all(remaining > 0):
-        raise ValueError(f"delta must exceed the overflow probability {overflow}, got delta = {delta}")
-    return remaining[()]
-
-
-def epsilon_with_overflow(
-    ideal: Ideal,
-    delta: Array,
-    overflow: Array,
-    *,
-    announced: bool = False,
-) -> Bounds:
-    """Bracket the epsilon of a run whose padded batches may overflow, from the bracket of the run without overflow.
-
-    Formula: upper is that of the ideal run at `delta_after_overflow`, inf where nothing is left; lower is the ideal
-    one at delta + overflow (1 + e^upper), or at delta + overflow if announced. A `Ledger` with overflow in its events
-    needs no such call.
-
-    Args:
-        ideal: a function of delta that gives the bracket of the run without overflow, as `epsilon_bounds` does.
-        delta: probability strictly between 0 and 1.
-        overflow: probability in [0, 1) that some batch of the run does not fit. Broadcasts with delta.
-        announced: whether the run stops at such a batch and says so, as in `gdpjax.Event`.
-
-    Returns:
-        ``Bounds(lower, upper)``; certified if ``ideal`` is.
-
-    Raises:
-        ValueError: an argument outside its range.
-
-    >>> from gdpjax.accounting import epsilon_bounds
-    >>> bounds = epsilon_with_overflow(lambda delta: epsilon_bounds(1.0, 0.01, 1000, delta), 1e-5, 1e-8)
-    >>> bool(bounds.upper > epsilon_bounds(1.0, 0.01, 1000, 1e-5).lower > bounds.lower)
-    True
-    """
-    check_callable("ideal", ideal, "a function of delta that gives a bracket")
-    _check_overflow(delta, overflow)
-    delta, overflow = np.broadcast_arrays(
-        np.asarray(delta, np.float64),
-        np.asarray(overflow, np.float64),
-    )
-    if check_flag("announced", announced):
-        lost = Lost(failure=0.0, silent=0.0, announced=overflow)
-    else:
-        lost = Lost(failure=0.0, silent=overflow)
-    return epsilon(ideal, delta, lost)
-
-
-def _check_overflow(delta: Array, overflow: Array) -> None:
-    """Raise ValueError unless both are known numbers in their ranges that broadcast."""
     if is_traced((delta, overflow)):
         raise ValueError("overflow is paid for outside compiled code: give delta and overflow as numbers")
     check("delta", delta, OPEN_UNIT)
     check("overflow", overflow, HALF_OPEN_UNIT)
     check_broadcast(delta=delta, overflow=overflow)
+    remaining = _without(np.asarray(delta, np.float64), np.asarray(overflow, np.float64), _DOWN)
+    if not np.all(remaining > 0):
+        raise ValueError(f"delta must exceed the overflow probability {overflow}, got delta = {delta}")
+    return remaining[()]
 
 
 def _rounded(lost: Any, direction: float) -> Any:
@@ -212,15 +163,15 @@ def epsilon(ideal: Ideal, delta: np.ndarray, lost: Lost) -> Bounds:
     return Bounds(np.where(exceeds_delta, np.inf, lower)[()], upper[()])
 
 
-def epsilon_estimate(
+def upper_epsilon(
     ideal: Callable[[np.ndarray], np.ndarray],
     delta: np.ndarray,
     lost: Lost,
 ) -> np.ndarray:
-    """Return an estimate of the upper end of `epsilon`, from one of the ideal run."""
+    """Return an upper bound on epsilon at delta, from one on that of the run that loses nothing."""
     remaining = _without_any(delta, lost)
-    estimate = ideal(np.where(remaining > 0, remaining, 0.5))
-    return np.where(remaining > 0, estimate, np.inf)[()]
+    bound = ideal(np.where(remaining > 0, remaining, 0.5))
+    return np.where(remaining > 0, bound, np.inf)[()]
 
 
 def delta(ideal: Ideal, epsilon: np.ndarray, lost: Lost) -> Bounds:

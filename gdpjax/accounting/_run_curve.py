@@ -49,7 +49,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _correlated, _numeric, _overflow, _shuffled, _truncated
 from gdpjax.accounting._allocated import Allocated, has_allocation
-from gdpjax.accounting._ledgers import Described, describe, hint_for
+from gdpjax.accounting._ledgers import Described, describe, events_of, hint_for
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import AnyEvent, Event, Ledger, ShuffledEvent, resolve_relation
@@ -58,6 +58,8 @@ from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian
 LARGEST_GROUP = 64
 RTOL = 1e-3
 """The relative width at which the search for an epsilon or a delta stops, if nothing is said."""
+_COARSE = 1e-4
+"""At this relative width and above, brackets are far wider than the rounding of what a compiled step recorded."""
 _RTOL = Domain("a number from 1e-6 to 1e-2", lambda x: (x >= 1e-6) & (x <= 1e-2))
 
 
@@ -87,8 +89,7 @@ def check_options(
     relation: NeighboringRelation | None,
 ) -> None:
     """Raise ValueError where a keyword contradicts the events of a Ledger, which say these things themselves."""
-    events = ledger.events if isinstance(ledger, Ledger) else [ledger]
-    for event in events:
+    for event in events_of(ledger):
         if relation is not None and check_relation(relation) is not event.neighboring_relation:
             raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
         if sampling != "poisson" and sampling != getattr(event, "sampling", sampling):
@@ -337,7 +338,7 @@ class GaussianCurve(_LedgerCurve):
         return _shuffled.gaussian(self.events, question, at)
 
 
-class CurveBetween(_LedgerCurve):
+class CurveBetween(AbstractRunCurve):
     """The certified curve of a Ledger that lies between those of two others.
 
     Attributes:
@@ -348,7 +349,7 @@ class CurveBetween(_LedgerCurve):
         self.above = above
         self.below = below
 
-    def _concrete_answer(self, question: str, at: np.ndarray) -> Bounds:
+    def _answer(self, question: str, at: Array) -> Bounds:
         above = getattr(self.above, question)(at)
         below = getattr(self.below, question)(at)
         if question == "tradeoff":
@@ -475,7 +476,7 @@ def _curve_of_ledger(
     rtol: float = RTOL,
 ) -> CertifiedCurve:
     """Return the curve of a Ledger or event, by the sampling schemes that are in it."""
-    if _correlated.has_correlated(run):
+    if _correlated.is_known_from_above(run):
         reveals_more = _correlated.from_above(run)
         reveals_less = _correlated.from_below(run)
         mu = _correlated.mu_of_gaussians(reveals_more)
@@ -497,7 +498,14 @@ def _curve_of_ledger(
         refuse_groups("truncated_poisson", group_size)
         _refuse_rtol("truncated_poisson", rtol)
         return TruncatedCurve(run)
-    return of_description(describe(run, group_size), rtol)
+    curve = of_description(describe(run, group_size), rtol)
+    if rtol >= _COARSE or not _correlated.may_be_rounded(run):
+        return curve
+
+    # A bracket as narrow as the rounding of what a compiled step recorded allows for it.
+    before_rounding = Ledger(_correlated.before_rounding(event) for event in events_of(run))
+    below = of_description(describe(before_rounding, group_size), rtol)
+    return CurveBetween(curve, below)
 
 
 def curve_of(

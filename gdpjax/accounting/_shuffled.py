@@ -23,6 +23,7 @@ from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.accounting import _truncated
 from gdpjax.accounting._gdp import gdp_delta, gdp_epsilon, gdp_tradeoff
 from gdpjax.accounting._largest_sum import LargestSums
+from gdpjax.accounting._ledgers import events_of
 from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, ShuffledEvent
 
 _ROUNDING = 1e-9
@@ -33,13 +34,13 @@ _GAUSSIAN_QUESTIONS = {"epsilon": gdp_epsilon, "delta": gdp_delta, "tradeoff": g
 
 def has_shuffled(run: Ledger | AnyEvent) -> bool:
     """Return whether there are shuffled batches in a run."""
-    return any(isinstance(event, ShuffledEvent) for event in _events(run))
+    return any(isinstance(event, ShuffledEvent) for event in events_of(run))
 
 
 def only_shuffled(run: Ledger | AnyEvent) -> list[ShuffledEvent] | None:
     """Return the events of a run of nothing but shuffled batches with noise, under one relation, or None."""
     events = []
-    for event in _events(run):
+    for event in events_of(run):
         if not isinstance(event, ShuffledEvent) or not event.noise_multiplier > 0:
             return None
         events.append(event)
@@ -71,7 +72,7 @@ def gaussian(events: Sequence[ShuffledEvent], question: str, at: np.ndarray) -> 
 def from_above(run: Ledger | AnyEvent) -> Ledger:
     """Return a run that reveals at least as much: every epoch is one step that all examples are in."""
     events = []
-    for event in _events(run):
+    for event in events_of(run):
         events.append(_unamplified(event) if isinstance(event, ShuffledEvent) else event)
     return Ledger(events)
 
@@ -83,7 +84,7 @@ def from_below(run: Ledger | AnyEvent) -> Ledger:
     the pair of distributions is that of the same two data sets for all of them.
     """
     events = []
-    for event in _events(run):
+    for event in events_of(run):
         allocated = _allocated(event) if isinstance(event, ShuffledEvent) else event
         events.append(_relabelled(allocated))
     return _truncated.from_below(Ledger(events))
@@ -92,7 +93,7 @@ def from_below(run: Ledger | AnyEvent) -> Ledger:
 def largest_sums(run: Ledger | AnyEvent) -> LargestSums | None:
     """Return the attacks on the largest sums of the run's finished epochs, where a null example takes a place."""
     epochs = []
-    for event in _events(run):
+    for event in events_of(run):
         if not isinstance(event, ShuffledEvent) or event.neighboring_relation is _REPLACED:
             continue
         num_finished = event.num_epochs - (event.missing_steps > 0)
@@ -153,8 +154,3 @@ def _relabelled(event: AnyEvent) -> AnyEvent:
         event,
         neighboring_relation=_SPECIAL,
     )  # pyright: ignore[reportCallIssue]
-
-
-def _events(run: Ledger | AnyEvent) -> Sequence[AnyEvent]:
-    """Return the events of a Ledger, or the one event."""
-    return run.events if isinstance(run, Ledger) else (run,)

@@ -17,6 +17,7 @@ import numpy as np
 import scipy
 
 from gdpjax._core.types import Bounds
+from gdpjax.accounting._ledgers import events_of
 from gdpjax.ledger import AnyEvent, Event, Ledger, TruncatedPoissonEvent
 
 _SHARE = 1e-3
@@ -27,7 +28,7 @@ _ROUNDING = 1e-9
 
 def has_truncated(run: Ledger | AnyEvent) -> bool:
     """Whether there are truncated batches in a run."""
-    return any(isinstance(event, TruncatedPoissonEvent) for event in _events(run))
+    return any(isinstance(event, TruncatedPoissonEvent) for event in events_of(run))
 
 
 def bracket(run: Ledger | AnyEvent, question: str, at: np.ndarray, answer: Callable[[Ledger], Bounds]) -> Bounds:
@@ -47,7 +48,7 @@ def bracket(run: Ledger | AnyEvent, question: str, at: np.ndarray, answer: Calla
 
 def from_above(run: Ledger | AnyEvent, scale: float) -> Ledger:
     """A run that reveals at least as much; a small part of ``scale`` goes to the steps that are not counted."""
-    events = _events(run)
+    events = events_of(run)
     truncated = sum(isinstance(event, TruncatedPoissonEvent) for event in events)
     spare = min(max(_SHARE * scale, _LEAST), _MOST) / max(truncated, 1)
     bounds: list[AnyEvent] = []
@@ -58,11 +59,7 @@ def from_above(run: Ledger | AnyEvent, scale: float) -> Ledger:
 
 def from_below(run: Ledger | AnyEvent) -> Ledger:
     """A run that reveals at most as much."""
-    return Ledger([_below(event) if isinstance(event, TruncatedPoissonEvent) else event for event in _events(run)])
-
-
-def _events(run: Ledger | AnyEvent) -> tuple[AnyEvent, ...]:
-    return run.events if isinstance(run, Ledger) else (run,)
+    return Ledger([_below(event) if isinstance(event, TruncatedPoissonEvent) else event for event in events_of(run)])
 
 
 def overflow_of_a_step(event: TruncatedPoissonEvent) -> float:

@@ -13,8 +13,7 @@ from gdpjax.accounting import (
     clt_mu_poisson,
     moments_accountant_epsilon,
 )
-from gdpjax.accounting._reliability import proves_reliable
-from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, printed, rounded
+from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, clt_is_reliable, printed, rounded
 from gdpjax.cli._runs import add_run_options, as_option, run_of_options
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -121,7 +120,7 @@ def _clt_rows(figures: _Figures | None) -> list[Row]:
             Row("epsilon_clt", None, _NEEDS_DELTA, "up"),
             Row("clt_reliable", None, reliable_standing),
         ]
-    is_reliable = bool(proves_reliable(figures.bounds, figures.epsilon_clt))
+    is_reliable = bool(clt_is_reliable(figures.bounds, figures.epsilon_clt))
     return [
         Row("epsilon_clt", figures.epsilon_clt, CLT_CAVEAT, "up"),
         Row("clt_reliable", is_reliable, reliable_standing),

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gdpjax._core.figures import plain, rounded
+from gdpjax._core.types import Array, Bounds
 
-__all__ = ["CLT_CAVEAT", "Row", "add_json_option", "plain", "printed", "require", "rounded"]
+__all__ = ["CLT_CAVEAT", "Row", "add_json_option", "clt_is_reliable", "plain", "printed", "require", "rounded"]
 
 CLT_CAVEAT = "asymptotic estimate: may understate the true epsilon; not a guarantee"
 
@@ -27,6 +28,13 @@ class Row(NamedTuple):
     value: Any
     standing: str
     rounding: str = "nearest"
+
+
+def clt_is_reliable(bounds: Bounds, epsilon_clt: Array) -> Array:
+    """Return where the bracket proves the CLT's epsilon to be within 5% of every epsilon in it."""
+    is_large_enough = epsilon_clt >= 0.95 * bounds.upper
+    is_small_enough = epsilon_clt <= 1.05 * bounds.lower
+    return is_large_enough & is_small_enough
 
 
 def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argparse.Namespace], int]:

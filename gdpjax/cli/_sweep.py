@@ -17,12 +17,11 @@ import numpy as np
 
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
-from gdpjax.accounting._reliability import proves_reliable
 from gdpjax.cli._devices import map_over_devices
 from gdpjax.cli._grid import QUANTITIES, WHOLE, Grid, make_grid, parse_values, quantity_of
 from gdpjax.cli._output import Output, append, finish, make_output, start
 from gdpjax.cli._progress import Progress
-from gdpjax.cli._report import add_json_option
+from gdpjax.cli._report import add_json_option, clt_is_reliable
 from gdpjax.cli._runs import RUN_OPTIONS, spellings
 from gdpjax.cli._tables import is_parquet
 
@@ -188,7 +187,7 @@ def evaluate(runs: np.ndarray, with_mu: bool) -> list[list[str]]:
     noise_multiplier, sampling_prob, num_steps, delta = runs.T
     curve = certified(noise_multiplier, sampling_prob, num_steps)
     bounds = curve.epsilon(delta)
-    is_reliable = proves_reliable(bounds, epsilon_clt)
+    is_reliable = clt_is_reliable(bounds, epsilon_clt)
     columns = [mu_clt, epsilon_clt, is_reliable, bounds.lower, bounds.upper, moments]
     if with_mu:
         columns.append(curve.mu(FAILURE).upper)

@@ -150,10 +150,10 @@ def linear_steps() -> Callable[..., tuple[PyTree, Any]]:
             # Every batch fits, with some slots to spare; those hold example 0 and must be masked.
             step_key = jax.random.fold_in(sample_key, index)
             batch = poisson_sample(step_key, num_examples, sampling_prob, num_examples + _PADDING_SLOTS)
-            is_padding = batch.is_padding | is_absent[batch.indices]
-            batch_gradients = jax.vmap(as_params)(rows[batch.indices])
+            batch_rows, batch_is_absent, is_padding = batch.take(rows, is_absent)
+            batch_gradients = jax.vmap(as_params)(batch_rows)
 
-            clipped_sum = grad_fn(params, batch_gradients, is_padding=is_padding)
+            clipped_sum = grad_fn(params, batch_gradients, is_padding=is_padding | batch_is_absent)
             update, state = tx.update(clipped_sum, state, params)
             return state, update
 

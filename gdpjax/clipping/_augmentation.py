@@ -15,17 +15,15 @@ transformation of the loss of one example, made before `clipped_grad`, and every
 `clipped_grad` applies unchanged.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_positions
-from gdpjax._core.checks import COUNT, check_scalar, is_traced
-from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.arguments import call_loss, check_callable, check_count, check_positions
+from gdpjax._core.types import PyTree
+from gdpjax.clipping._loss_checks import check_keys, check_loss_value, split_aux
 
 
 def average_augmentations(
@@ -74,13 +72,8 @@ def average_augmentations(
     >>> [round(float(v), 3) for v in total]
     [0.6, 1.3]
     """
-    if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function of one example, got {shown(loss_fn)}")
-    if is_traced(multiplicity):
-        raise ValueError("multiplicity must be a static whole number >= 1, got a traced value")
-    check_scalar("multiplicity", multiplicity, COUNT)
-    multiplicity = int(multiplicity)
-
+    check_callable("loss_fn", loss_fn, "a function of one example")
+    multiplicity = check_count("multiplicity", multiplicity)
     augmented_argnums = check_positions("augmented_argnums", augmented_argnums)
     key_argnums = check_positions("key_argnums", key_argnums)
     mapped_argnums = augmented_argnums + key_argnums
@@ -100,14 +93,19 @@ def average_augmentations(
         for number in augmented_argnums:
             _check_copies(number, args[number], multiplicity)
             axes[number] = 0
+        check_keys(args, key_argnums)
+        numbers = jnp.arange(multiplicity, dtype=jnp.int32)
         for number in key_argnums:
-            copies[number] = _keys_of_copies(number, args[number], multiplicity)
+            copies[number] = jax.vmap(jax.random.fold_in, (None, 0))(args[number], numbers)
             axes[number] = 0
 
         # The loss of each copy, and their mean.
-        loss_of_copy = functools.partial(loss_fn, **loss_kwargs)
-        result = jax.vmap(loss_of_copy, in_axes=tuple(axes))(*copies)
-        losses, aux = _split_result(result, has_aux, multiplicity)
+        def loss_of_copy(*copy: Any) -> tuple[Any, Any]:
+            value, aux = split_aux(call_loss(loss_fn, copy, loss_kwargs), has_aux)
+            check_loss_value(value)
+            return value, aux
+
+        losses, aux = jax.vmap(loss_of_copy, in_axes=tuple(axes))(*copies)
         mean = jnp.mean(losses)
         return (mean, aux) if has_aux else mean
 
@@ -126,27 +124,3 @@ def _check_copies(number: int, argument: PyTree, multiplicity: int) -> None:
                 f"{multiplicity} augmented copies, got shape {jnp.shape(leaf)}; in a batch it is the axis after the "
                 "batch axis, and keep_batch_dim does not go with it (give the loss x[None] inside loss_fn)"
             )
-
-
-def _keys_of_copies(number: int, key: Any, multiplicity: int) -> Array:
-    """Fold the number of each copy into a key."""
-    is_typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_typed or key.shape != ():
-        raise ValueError(f"argument {number} must be one typed PRNG key (jax.random.key), got {shown(key)}")
-    copies = jnp.arange(multiplicity, dtype=jnp.int32)
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, copies)
-
-
-def _split_result(result: Any, has_aux: bool, multiplicity: int) -> tuple[Array, Any]:
-    """Split what the mapped loss returned into the losses of the copies and aux."""
-    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise ValueError(f"with has_aux=True loss_fn must return (loss, aux), got {type(result).__name__}")
-    losses, aux = result if has_aux else (result, None)
-    if isinstance(losses, tuple):
-        raise ValueError("loss_fn returned a tuple; if it is (loss, aux), set has_aux=True")
-    if jnp.shape(losses) != (multiplicity,) or not jnp.issubdtype(jnp.result_type(losses), jnp.floating):
-        raise ValueError(
-            "loss_fn must return a real floating-point scalar for ONE copy of one example, got "
-            f"{jnp.result_type(losses)}{list(jnp.shape(losses)[1:])}"
-        )
-    return losses, aux

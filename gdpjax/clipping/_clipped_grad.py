@@ -117,10 +117,6 @@ def clipped_grad(
     check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":
         raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
-    has_aux = check_flag("has_aux", has_aux)
-    return_info = check_flag("return_info", return_info)
-    if has_aux and not return_info:
-        raise ValueError("has_aux=True needs return_info=True, which is how aux is returned")
     spec = LossSpec.create(
         loss_fn,
         argnums=argnums,
@@ -132,13 +128,15 @@ def clipped_grad(
         shared_argnums=shared_argnums,
         shared_argnames=shared_argnames,
     )
+    if spec.has_aux and not return_info:
+        raise ValueError("has_aux=True needs return_info=True, which is how aux is returned")
     return ClippedGrad(
         spec,
         rule=as_rule(clip),
         strategy=strategy,
         microbatch_size=microbatch_size,
         max_batch_size=max_batch_size,
-        return_info=return_info,
+        return_info=check_flag("return_info", return_info),
         constant_work=check_flag("constant_work", constant_work),
         provenance=Provenance(),
     )

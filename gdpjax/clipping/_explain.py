@@ -13,18 +13,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
 from gdpjax._core.arguments import check_static_size
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_sum import clipped_sum
-from gdpjax.clipping._loss import Call, LossSpec, TracedLoss, batch_rows, prepare, trace_loss
+from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
 from gdpjax.clipping._operations import product_flops
-from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of, plan_for
+from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
 from gdpjax.clipping._rules import Flat, trained_groups
+from gdpjax.clipping._tracing import Frame, evaluate
 
 _LARGE_GRADIENT = 2**20
 """Bytes for one example from which a formed gradient is named below the table."""
@@ -196,9 +196,8 @@ def _in_words(count: float) -> str:
 def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_work: bool) -> Explanation:
     """Plan one call as `clipped_grad` does, and describe the plan."""
     budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
-    trace = trace_loss(call)
-    plan = plan_for(call, trace, strategy, budget)
     engine = engine_of(call, strategy, microbatch_size, budget, constant_work=constant_work)
+    plan = engine.plan
 
     # The gradients of the trained leaves, as abstract arrays of one row.
     rows = iter(enumerate(abstract_rows(call, engine.gradients)))
@@ -221,7 +220,7 @@ def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_wo
         engine.chunk,
         call.batch_size,
         _clipped_flops(call, strategy, microbatch_size, budget, constant_work),
-        _ordinary_flops(call, trace),
+        _ordinary_flops(call, plan.whole),
     )
 
 
@@ -229,35 +228,27 @@ def _clipped_flops(
     call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
 ) -> float | None:
     """Return the operations in products of the clipped sum of a call."""
-    leaves, structure = jax.tree.flatten(call.args)
-    is_array = [hasattr(leaf, "dtype") and hasattr(leaf, "shape") for leaf in leaves]
-    shapes = []
-    for leaf, mark in zip(leaves, is_array, strict=True):
-        if mark:
-            shapes.append(jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(leaf)))
+    flat = flatten_call(call, jnp.arange(call.batch_size, dtype=jnp.int32))
     rule = Flat(1.0)
 
     def sums(arrays: list[Array]) -> list[Array]:
-        values = iter(arrays)
-        args = [next(values) if mark else leaf for leaf, mark in zip(leaves, is_array, strict=True)]
-        traced = call._replace(args=jax.tree.unflatten(structure, args))
+        traced, positions = flat.rebuild(arrays)
         engine = engine_of(traced, strategy, microbatch_size, budget, constant_work=constant_work)
         groups = trained_groups(rule, traced.params, traced.is_trained)
-        positions = jnp.arange(traced.batch_size, dtype=jnp.int32)
         rows = batch_rows(traced)
         return clipped_sum(engine, rows, positions, traced.trained_leaves, rule, groups, budget, traced.is_padding).sums
 
+    shapes = [jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)) for x in flat.arrays]
     return product_flops(jax.make_jaxpr(sums)(shapes))
 
 
-def _ordinary_flops(call: Call, trace: TracedLoss) -> float | None:
+def _ordinary_flops(call: Call, frame: Frame) -> float | None:
     """Return the operations in products of the gradient of the same rows without privacy."""
-    program = jaxpr_as_fun(trace.jaxpr)
     num_trained = len(call.trained_leaves)
-    shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in trace.jaxpr.in_avals]
+    shapes = [jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in frame.jaxpr.invars]
 
     def gradient(trained: list[Array], others: list[Array]) -> list[Array]:
-        return jax.grad(lambda leaves: program(*leaves, *others)[0])(trained)
+        return jax.grad(lambda leaves: evaluate(frame.jaxpr, frame.consts, [*leaves, *others])[0])(trained)
 
     flops = product_flops(jax.make_jaxpr(gradient)(shapes[:num_trained], shapes[num_trained:]))
     return None if flops is None else call.batch_size * flops

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_positions, leaves_of
+from gdpjax._core.arguments import call_loss, check_callable, check_flag, check_positions, leaves_of
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._batch_statistics import refuse_mean_of_one_example
@@ -29,8 +29,8 @@ from gdpjax.clipping._loss_checks import (
     check_padding,
     check_parameters,
     refuse_batch_norm_error,
-    refuse_call_error,
     refuse_varying_arguments,
+    split_aux,
 )
 from gdpjax.clipping._row_independence import CONVOLUTION, read_program
 from gdpjax.clipping._whole_arrays import WholeArgument, refuse_closed_over_rows, refuse_unnamed_arguments
@@ -85,19 +85,14 @@ class LossSpec:
         Raises:
           ValueError: one of them is not what it should be, or two roles overlap.
         """
-        if not callable(loss_fn):
-            raise ValueError(f"loss_fn must be a function of one example, got {shown(loss_fn)}")
-
-        # Negative numbers are reported together with overlaps, below.
-        roles = {
-            "argnums": check_positions("argnums", argnums, least=-(2**31)),
-            "batch_argnums": check_positions("batch_argnums", batch_argnums, least=-(2**31)),
-            "key_argnums": check_positions("key_argnums", key_argnums, least=-(2**31)),
-            "shared_argnums": check_positions("shared_argnums", shared_argnums, least=-(2**31)),
+        check_callable("loss_fn", loss_fn, "a function of one example")
+        given = {
+            "argnums": argnums,
+            "batch_argnums": batch_argnums,
+            "key_argnums": key_argnums,
+            "shared_argnums": shared_argnums,
         }
-        keep_batch_dim = check_flag("keep_batch_dim", keep_batch_dim)
-        has_aux = check_flag("has_aux", has_aux)
-
+        roles = {name: check_positions(name, numbers) for name, numbers in given.items()}
         if isinstance(shared_argnames, tuple | list | set | frozenset):
             keywords = tuple(shared_argnames)
         else:
@@ -109,8 +104,8 @@ class LossSpec:
         if not roles["argnums"] or not roles["batch_argnums"]:
             raise ValueError("argnums and batch_argnums must each name at least one argument")
         numbers = [number for role in roles.values() for number in role]
-        if min(numbers) < 0 or len(set(numbers)) != len(numbers):
-            raise ValueError(f"argument numbers must be distinct and not negative, got {roles}")
+        if len(set(numbers)) != len(numbers):
+            raise ValueError(f"argument numbers must be distinct, got {roles}")
 
         # As with `jax.grad`, one number gives one tree and a tuple gives a tuple of trees.
         is_tuple = isinstance(argnums, tuple | list | range)
@@ -119,8 +114,8 @@ class LossSpec:
             argnums=roles["argnums"] if is_tuple else roles["argnums"][0],
             batch_argnums=roles["batch_argnums"],
             key_argnums=roles["key_argnums"],
-            keep_batch_dim=keep_batch_dim,
-            has_aux=has_aux,
+            keep_batch_dim=check_flag("keep_batch_dim", keep_batch_dim),
+            has_aux=check_flag("has_aux", has_aux),
             trainable=trainable,
             shared_argnums=roles["shared_argnums"],
             shared_argnames=keywords,
@@ -262,12 +257,7 @@ def example_loss(call: Call, trained: list[Any], rows: list[Any], position: Any)
     for number in spec.key_argnums:
         args[number] = jax.random.fold_in(call.args[number], position)
 
-    result = spec.loss_fn(*args, **call.kwargs)
-    if not spec.has_aux:
-        return result, None
-    if not (isinstance(result, tuple) and len(result) == 2):
-        raise ValueError(f"with has_aux=True loss_fn must return (loss, aux), got {type(result).__name__}")
-    return result
+    return split_aux(call_loss(spec.loss_fn, args, call.kwargs), spec.has_aux)
 
 
 class TracedLoss(NamedTuple):
@@ -306,11 +296,11 @@ def trace_loss(call: Call) -> TracedLoss:
         jaxpr, outputs = jax.make_jaxpr(loss_and_aux, return_shape=True)(trained, rows, position)
     except Exception as error:  # the loss may raise anything when it is given one example
         refuse_batch_norm_error(error)
-        refuse_call_error(error, call.spec.loss_fn, call.args, call.kwargs, call.spec.batch_argnums)
         shapes = {n: jax.tree.map(jnp.shape, row) for n, row in zip(call.spec.batch_argnums, rows, strict=True)}
         error.add_note(
             f"gdpjax calls loss_fn with ONE example: by batch_argnums={call.spec.batch_argnums} these arguments come "
-            f"without their batch axis, with shapes {shapes}, and all others come whole"
+            f"without their batch axis, with shapes {shapes}, and all others come whole. If loss_fn takes a batch "
+            "(x.shape[0] is its length), say keep_batch_dim=True: rows then have a batch axis of length 1"
         )
         raise
 
@@ -423,7 +413,7 @@ def flatten_call(call: Call, positions: Array) -> FlatCall:
     # Python numbers among the shared arguments stay as they are: the loss may want them static.
     arrays, is_batched, is_array = [], [], []
     for leaf, mark in zip(leaves, batched, strict=True):
-        is_array.append(mark or isinstance(leaf, (jax.Array, np.ndarray)))
+        is_array.append(mark or isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)))
         if is_array[-1]:
             arrays.append(leaf)
             is_batched.append(mark)

@@ -4,8 +4,7 @@ Each function looks at one role: parameters, batched arguments, keys, padding, o
 is a ValueError that names the argument or the leaf, and says what to do instead.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -109,6 +108,15 @@ def check_padding(is_padding: Any, batch_size: int) -> Array | None:
     return jnp.asarray(is_padding)
 
 
+def split_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
+    """Return what a loss returned as (loss, aux), with None for aux without ``has_aux``."""
+    if not has_aux:
+        return result, None
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise ValueError(f"with has_aux=True loss_fn must return (loss, aux), got {type(result).__name__}")
+    return result
+
+
 def check_loss_value(value: Any) -> None:
     """Refuse a loss of one example that is not a real scalar."""
     if isinstance(value, tuple):
@@ -165,47 +173,11 @@ def refuse_batch_norm_error(error: Exception) -> None:
         ) from error
 
 
-def refuse_call_error(
-    error: Exception,
-    loss_fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    batch_argnums: tuple[int, ...],
-) -> None:
-    """Turn a TypeError of the loss into a ValueError with advice, if its parameters do not take these arguments.
-
-    Args:
-      error: what the loss raised when it was called.
-      loss_fn: the loss.
-      args: its positional arguments.
-      kwargs: its keyword arguments.
-      batch_argnums: the arguments that are rows of the batch.
-
-    Raises:
-      ValueError: from ``error``, with the number of arguments on both sides.
-    """
-    if not isinstance(error, TypeError):
-        return
-    try:
-        signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):  # a function that does not tell its parameters
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as mismatch:
-        by_name = f" and {', '.join(kwargs)} by name" if kwargs else ""
-        raise ValueError(
-            f"loss_fn takes {signature}, but it is given {len(args)} positional arguments{by_name} ({mismatch}). "
-            f"Arguments {batch_argnums} are the row of one example: pass as many arrays of data as loss_fn takes, and "
-            "count them in batch_argnums (num_arrays of private_training)"
-        ) from error
-
-
 def refuse_call_as_schedule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse one number as the only argument, which is how optax.inject_hyperparams calls every function."""
     if len(args) == 1 and not kwargs and np.ndim(args[0]) == 0 and hasattr(args[0], "dtype"):
         raise ValueError(
             "the clipped_grad function was called with one number, as a schedule is: under optax.inject_hyperparams "
             'name it in static_args, such as optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", '
-            '"key", "ledger_capacity", "nesterov")) (for gdpjax.privatize: "clip")'
+            '"key", "nesterov")) (for gdpjax.privatize: "clip")'
         )

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.trees import zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._loss import Call, LossSpec, batch_rows, prepare, trace_loss
+from gdpjax.clipping._clipped_sum import merge_leaves
+from gdpjax.clipping._loss import LossSpec, batch_rows, prepare, trace_loss
 from gdpjax.clipping._vmap import example_grads
 
 
@@ -62,8 +62,14 @@ def per_example_grad(
         call = prepare(spec, args, loss_kwargs, is_padding)
         trace = trace_loss(call)
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
-        grads = example_grads(call, batch_rows(call), positions, trace.has_convolution)
-        return _as_params(call, grads.leaves)
+        gradients, _ = example_grads(call, batch_rows(call), positions, trace.has_convolution)
+        rows = [zero_padding_rows(leaf, call.is_padding) for leaf in gradients]
+
+        def with_rows(leaf: Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((call.batch_size, *leaf.shape), leaf.dtype)
+
+        # Leaves that are not trained get exact zeros.
+        return merge_leaves(jax.tree.map(with_rows, call.params), call.is_trained, rows)
 
     return grads_fn
 
@@ -74,16 +80,3 @@ def zero_padding_rows(rows: Array, is_padding: Array | None) -> Array:
         return rows
     mask = is_padding.reshape(is_padding.shape + (1,) * (rows.ndim - 1))
     return jnp.where(mask, jnp.zeros((), rows.dtype), rows)
-
-
-def _as_params(call: Call, gradients: list[Array]) -> PyTree:
-    """Put gradients [B, ...] of the trained leaves into a tree like the parameters, with zeros at the others."""
-    leaves, structure = jax.tree.flatten(call.params)
-    remaining = iter(gradients)
-    merged = []
-    for leaf, mark in zip(leaves, call.is_trained, strict=True):
-        if mark:
-            merged.append(zero_padding_rows(next(remaining), call.is_padding))
-        else:
-            merged.append(jnp.broadcast_to(zeros_like_sum(leaf), (call.batch_size, *leaf.shape)))
-    return jax.tree.unflatten(structure, merged)

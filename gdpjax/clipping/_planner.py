@@ -66,6 +66,7 @@ class Engine:
       formed: trained parameters whose gradients are formed.
       always_compensated: trained parameters whose sums may need the errors of additions, whatever their number.
       outputs: shapes and dtypes of (loss, aux) of one example.
+      plan: which gradients are read off the loss, and where.
     """
 
     gradients: Callable[..., tuple[list[AbstractRowGradients], Any]]
@@ -74,6 +75,7 @@ class Engine:
     formed: frozenset[int]
     always_compensated: frozenset[int]
     outputs: Any
+    plan: Plan
 
     def no_outputs(self, num_rows: int) -> Any:
         """Return zeros in place of the (losses, aux) of rows that are not computed."""
@@ -93,7 +95,7 @@ def engine_of(
 ) -> Engine:
     """Return the engine of a call; traces and checks its loss."""
     trace = trace_loss(call)
-    plan = plan_for(call, trace, strategy, budget)
+    plan = _plan_for(call, trace, strategy, budget)
 
     # How gradients are computed, and how many rows to take at a time.
     num_leaves = len(call.trained_leaves)
@@ -114,10 +116,11 @@ def engine_of(
     for leaf in range(num_leaves):
         if plan.shared_by(leaf) or plan.is_looked_up(leaf):
             always_compensated.add(leaf)
-    return Engine(gradients, chunk, constant_work, frozenset(formed), frozenset(always_compensated), _outputs(trace))
+    outputs = _outputs(trace)
+    return Engine(gradients, chunk, constant_work, frozenset(formed), frozenset(always_compensated), outputs, plan)
 
 
-def plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
+def _plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
     """Return the plan of a strategy."""
     num_leaves = len(call.trained_leaves)
     frame = frame_of(trace.jaxpr)
@@ -142,9 +145,8 @@ def _by_vmap(
 ) -> tuple[list[AbstractRowGradients], Any]:
     """Return per-example gradients by `jax.vmap` of `jax.grad`."""
     del trained  # the leaves of the call
-    grads = example_grads(call, rows, positions, trace.has_convolution)
-    gradients: list[AbstractRowGradients] = [FormedGradients(jnp.asarray(leaf)) for leaf in grads.leaves]
-    return gradients, (grads.values, grads.aux)
+    gradients, outputs = example_grads(call, rows, positions, trace.has_convolution)
+    return [FormedGradients(jnp.asarray(leaf)) for leaf in gradients], outputs
 
 
 def _by_factors(

@@ -11,6 +11,7 @@ evaluated under vmap with each of them replaced. Tracing it takes time, so only 
 this: see `vmap_of`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax.clipping._row_independence import inner_programs, read_program
-from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Environment, isolated_convolution, opened, scan_of
+from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, evaluate, isolated_convolution, opened, scan_of
 
 
 def vmap_of(has_convolution: bool) -> Callable[..., Any]:
@@ -95,26 +96,13 @@ class _Evaluation:
 
     def program(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Return the outputs of a program."""
-        environment = Environment(jaxpr, consts, args)
 
-        # Equations that are not replaced wait, and are evaluated together before the next one that is.
-        waiting: list[Any] = []
-        for eqn in jaxpr.eqns:
-            is_isolated = id(eqn) in self.isolated
-            if not is_isolated and not self.is_isolated_in(eqn):
-                waiting.append(eqn)
-                continue
-            environment.run(waiting)
-            waiting = []
-            values = environment.read_all(eqn.invars)
-            if is_isolated:
-                x, kernel = values
-                outputs = [isolated_convolution(eqn, x, kernel)]
-            else:
-                outputs = self.nested(eqn, values)
-            environment.write(eqn.outvars, outputs)
-        environment.run(waiting)
-        return environment.read_all(jaxpr.outvars)
+        def in_place_of(index: int, eqn: Any) -> Any:
+            if id(eqn) in self.isolated:
+                return lambda values: [isolated_convolution(eqn, *values)]
+            return functools.partial(self.nested, eqn) if self.is_isolated_in(eqn) else None
+
+        return evaluate(jaxpr, consts, args, in_place_of)
 
     def body(self, closed: Any) -> Callable[..., list[Any]]:
         """Return a program inside an equation as a function."""
@@ -124,8 +112,11 @@ class _Evaluation:
     def nested(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
         """Evaluate an equation that has an isolated convolution inside."""
         name = eqn.primitive.name
-        if name == "scan" and scan_of(eqn) is not None:
-            return self.scan(eqn, values)
+        scan = scan_of(eqn) if name == "scan" else None
+        if scan is not None:
+            consts, carried, scanned = scan.split(values)
+            body = self.body(eqn.params["jaxpr"])
+            return scan.evaluate(lambda carried, slices: body(*consts, *carried, *slices), carried, scanned)
         if name == "while":
             return self.while_loop(eqn, values)
         if name == "cond":
@@ -142,27 +133,6 @@ class _Evaluation:
             f"loss_fn convolves two values that depend on the example inside {name}, where their convolutions cannot "
             "be computed for each example by itself; take the convolution out of it"
         )
-
-    def scan(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
-        """Evaluate a scan."""
-        scan = scan_of(eqn)
-        assert scan is not None  # asked by the caller
-        consts, carried, scanned = scan.split(values)
-        body = self.body(eqn.params["jaxpr"])
-
-        def step(carried: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-            outputs = body(*consts, *carried, *slices)
-            return outputs[: scan.num_carry], outputs[scan.num_carry :]
-
-        carried, stacked = lax.scan(
-            step,
-            carried,
-            scanned,
-            length=scan.length,
-            reverse=scan.reverse,
-            unroll=scan.unroll,
-        )
-        return [*carried, *stacked]
 
     def while_loop(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
         """Evaluate a while loop."""

@@ -1,6 +1,6 @@
 """Per-example gradients by `jax.vmap` of `jax.grad`: simple, general, and the oracle of every other strategy."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -10,21 +10,7 @@ from gdpjax.clipping._loss import Call, example_loss
 from gdpjax.clipping._row_map import vmap_of
 
 
-class ExampleGrads(NamedTuple):
-    """The gradients of a batch of examples.
-
-    Attributes:
-      leaves: for each trained leaf, the gradients [B, ...].
-      values: the losses [B], in float32 or wider.
-      aux: whatever else the loss returned, with a leading batch axis.
-    """
-
-    leaves: list[Array]
-    values: Array
-    aux: Any
-
-
-def example_grads(call: Call, batch: list[Any], positions: Array, has_convolution: bool) -> ExampleGrads:
+def example_grads(call: Call, batch: list[Any], positions: Array, has_convolution: bool) -> tuple[list[Array], Any]:
     """Differentiate the loss at every example.
 
     Args:
@@ -32,6 +18,10 @@ def example_grads(call: Call, batch: list[Any], positions: Array, has_convolutio
       batch: for each batched argument, the rows [B, ...].
       positions: int32 [B], the places of these rows in the whole batch.
       has_convolution: whether the loss or its gradient has convolutions.
+
+    Returns:
+      For each trained leaf the gradients [B, ...], and (losses, aux): the losses [B], in float32 or wider, and all else
+      that the loss returned, with a leading batch axis.
     """
 
     def loss(trained: list[Array], rows: list[Any], position: Array) -> tuple[Array, tuple[Array, Any]]:
@@ -41,4 +31,4 @@ def example_grads(call: Call, batch: list[Any], positions: Array, has_convolutio
     map_rows = vmap_of(has_convolution)
     grad = map_rows(jax.grad(loss, has_aux=True), in_axes=(None, 0, 0))
     gradients, (values, aux) = grad(call.trained_leaves, batch, positions)
-    return ExampleGrads(gradients, values.astype(wide_dtype(values)), aux)
+    return gradients, (values.astype(wide_dtype(values)), aux)

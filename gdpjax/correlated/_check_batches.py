@@ -38,8 +38,8 @@ def check_batches(batches: Iterable[Batch], participation: AbstractParticipation
 
     Args:
         batches: what a loader gives: for each step the numbers of its examples (of its users, if they are the unit),
-            or ``(indices, is_padding)`` as the batches of `gdpjax.sampling`. The same number is the same example
-            through the whole run.
+            or ``(indices, is_padding)`` with a mask of truth values, or batches of `gdpjax.sampling`. The same number
+            is the same example through the whole run.
         participation: the schema that the sensitivity is for.
         num_steps: n, as in `gdpjax.privatize`.
 
@@ -99,15 +99,18 @@ def _checked(batches: Iterable[Batch], participation: AbstractParticipation, num
 
 def _examples_of(batch: Any, step: int) -> list[int]:
     """Return the numbers of the examples of a batch, without padding; ValueError where one comes twice."""
-    is_padded = isinstance(batch, tuple) and len(batch) == 2
-    indices = np.asarray(batch[0] if is_padded else batch)
-    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+    is_padded = hasattr(batch, "is_padding") or (isinstance(batch, tuple) and len(batch) == 2)
+    indices, is_padding = batch[:2] if is_padded else (batch, np.zeros(np.shape(batch), bool))
+    is_masked = np.ma.is_masked(indices) or np.ma.is_masked(is_padding)
+    indices, is_padding = np.asarray(indices), np.asarray(is_padding)
+    is_whole = indices.dtype.kind in "iu" or not indices.size
+    is_mask = is_padding.dtype == bool and is_padding.shape == indices.shape
+    if indices.ndim != 1 or is_masked or not is_whole or not is_mask:
         raise ValueError(
-            f"expected whole numbers, or (indices, is_padding), as the batch of step {step}; got {shown(batch)}"
+            f"the batch of step {step} must be whole numbers, or (indices, is_padding) with a mask of truth values; "
+            f"got {shown(batch)}"
         )
-    if is_padded:
-        indices = indices[~np.asarray(batch[1], bool)]
-    examples = [int(index) for index in indices]
+    examples = indices[~is_padding].tolist()
     if len(set(examples)) < len(examples):
         raise ParticipationError(f"step {step} has an example more than once")
     return examples

@@ -16,10 +16,25 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
 _CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & (x < 2.0**53) & (x == x // 1), 2.0**53 - 1)
-_RELATIONS = {
-    "poisson": (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
-    "uniform": (NeighboringRelation.REPLACE_ONE,),
+TRUNCATED_POISSON = "truncated_poisson"
+ALLOCATION = "allocation"
+SHUFFLED = "shuffled"
+CORRELATED = "correlated"
+CYCLIC_POISSON = "cyclic_poisson"
+
+_ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACED = NeighboringRelation.REPLACE_ONE
+_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+RELATIONS = {
+    "poisson": (_ADDED, _SPECIAL),
+    "uniform": (_REPLACED,),
+    TRUNCATED_POISSON: (_ADDED,),
+    ALLOCATION: (_ADDED, _SPECIAL),
+    SHUFFLED: (_SPECIAL, _ADDED, _REPLACED),
+    CORRELATED: (_SPECIAL, _ADDED, _REPLACED),
+    CYCLIC_POISSON: (_ADDED, _SPECIAL),
 }
+"""The relations with a proved bound, the default one first."""
 
 
 def as_relation(value: Any) -> NeighboringRelation:
@@ -28,19 +43,31 @@ def as_relation(value: Any) -> NeighboringRelation:
 
 
 def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
-    """Return the relation of an event: the sampling's default, or the given one if a bound is known for the pair.
+    """Return what `resolve_scheme_relation` does, for the two schemes that an `Event` describes.
 
     Raises:
       ValueError: unknown sampling, or a pair without a proved bound.
     """
-    if isinstance(sampling, str) and sampling in _SCHEMES:
-        raise ValueError(f'sampling="{sampling}" has an event of its own, gdpjax.ledger.{_EVENTS_OF_SCHEMES[sampling]}')
-    check_choice("sampling", sampling, _RELATIONS)
+    if isinstance(sampling, str) and sampling in EVENT_TYPES:
+        raise ValueError(
+            f'sampling="{sampling}" has an event of its own, gdpjax.ledger.{EVENT_TYPES[sampling].__name__}'
+        )
+    check_choice("sampling", sampling, ("poisson", "uniform"))
+    return resolve_scheme_relation(sampling, neighboring_relation)
+
+
+def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
+    """Return the relation of an event: the sampling's default, or the given one if a bound is known for the pair.
+
+    Raises:
+      ValueError: a scheme that no loop can record, or a pair without a proved bound.
+    """
+    check_choice("sampling", sampling, RELATIONS)
     if neighboring_relation is None:
-        return _RELATIONS[sampling][0]
+        return RELATIONS[sampling][0]
     relation = as_relation(neighboring_relation)
-    if relation not in _RELATIONS[sampling]:
-        allowed = " or ".join(r.name for r in _RELATIONS[sampling])
+    if relation not in RELATIONS[sampling]:
+        allowed = " or ".join(r.name for r in RELATIONS[sampling])
         raise ValueError(f"{sampling} sampling has a proved bound under {allowed}, not under {relation.name}")
     return relation
 
@@ -55,6 +82,16 @@ def _set_numbers(event: Any, **domains: Domain) -> None:
         if np.ndim(value) != 0:
             raise ValueError(f"an event describes one configuration: {name} must be a number, got {shown(value)}")
         object.__setattr__(event, name, int(value) if domain in (COUNT, _CATEGORIES) else float(value))
+
+
+def _set_checked(event: Any, **domains: Domain) -> None:
+    """Check the numbers, flags and relation of an event of a sampling scheme, and store them."""
+    _set_numbers(event, **domains)
+    for name in ("announced", "is_exact"):
+        if hasattr(event, name):
+            object.__setattr__(event, name, check_flag(name, getattr(event, name)))
+    relation = resolve_scheme_relation(event.sampling, event.neighboring_relation)
+    object.__setattr__(event, "neighboring_relation", relation)
 
 
 def _check_fields(title: str, fields: dict[str, Any]) -> None:
@@ -76,6 +113,8 @@ class Event:
       overflow: probability in [0, 1), over all the steps, that a batch did not fit its static capacity.
       announced: whether a run stops at such a batch and what is released says so, as `gdpjax.training` does. Lower
         bounds are tight then; otherwise they allow for anything that a batch which did not fit may have led to.
+      is_exact: whether every step had these numbers. False where unequal steps share a row of a ledger that ran out of
+        rows: they are the least noise multiplier and the largest probability then, and lower ends count nothing.
 
     Raises:
       ValueError: a value out of range, or a pair of sampling and relation without a proved bound.
@@ -83,7 +122,7 @@ class Event:
     >>> Event(1.0, 0.01, 100)
     Event(noise_multiplier=1.0, sampling_prob=0.01, num_steps=100, sampling='poisson',
           neighboring_relation=<NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>, overflow=0.0,
-          announced=False)
+          announced=False, is_exact=True)
     """
 
     noise_multiplier: float
@@ -93,12 +132,11 @@ class Event:
     neighboring_relation: NeighboringRelation | None = None
     overflow: float = 0.0
     announced: bool = False
+    is_exact: bool = True
 
     def __post_init__(self) -> None:
-        _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
-        object.__setattr__(self, "announced", check_flag("announced", self.announced))
-        relation = resolve_relation(self.sampling, self.neighboring_relation)
-        object.__setattr__(self, "neighboring_relation", relation)
+        resolve_relation(self.sampling, self.neighboring_relation)
+        _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
         if self.announced and self.sampling != "poisson":
             raise ValueError(f"announced is for poisson batches that do not fit, got sampling={shown(self.sampling)}")
 
@@ -143,51 +181,6 @@ class Event:
         return cls.joint(noise_multiplier, count, sampling_prob=sampling_prob, num_steps=num_steps, **fields)
 
 
-TRUNCATED_POISSON = "truncated_poisson"
-ALLOCATION = "allocation"
-SHUFFLED = "shuffled"
-CORRELATED = "correlated"
-CYCLIC_POISSON = "cyclic_poisson"
-_SCHEMES = {
-    TRUNCATED_POISSON: (NeighboringRelation.ADD_OR_REMOVE_ONE,),
-    ALLOCATION: (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
-    SHUFFLED: (
-        NeighboringRelation.REPLACE_SPECIAL,
-        NeighboringRelation.ADD_OR_REMOVE_ONE,
-        NeighboringRelation.REPLACE_ONE,
-    ),
-    CORRELATED: (
-        NeighboringRelation.REPLACE_SPECIAL,
-        NeighboringRelation.ADD_OR_REMOVE_ONE,
-        NeighboringRelation.REPLACE_ONE,
-    ),
-    CYCLIC_POISSON: (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL),
-}
-
-
-_EVENTS_OF_SCHEMES = {
-    TRUNCATED_POISSON: "TruncatedPoissonEvent",
-    ALLOCATION: "AllocationEvent",
-    SHUFFLED: "ShuffledEvent",
-    CORRELATED: "CorrelatedGaussianEvent",
-    CYCLIC_POISSON: "CyclicPoissonEvent",
-}
-
-
-def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
-    """Return what `resolve_relation` does, for every scheme that a loop can record; `Event` describes only some."""
-    check_choice("sampling", sampling, (*_RELATIONS, *_SCHEMES))
-    if sampling in _RELATIONS:
-        return resolve_relation(sampling, neighboring_relation)
-    if neighboring_relation is None:
-        return _SCHEMES[sampling][0]
-    relation = as_relation(neighboring_relation)
-    if relation not in _SCHEMES[sampling]:
-        allowed = " or ".join(r.name for r in _SCHEMES[sampling])
-        raise ValueError(f"{sampling} sampling has a proved bound under {allowed}, not under {relation.name}")
-    return relation
-
-
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonEvent:
     """``num_steps`` releases of a noisy sum over a Poisson batch that loses a random part where it is too large.
@@ -203,6 +196,7 @@ class TruncatedPoissonEvent:
       capacity: the most examples that a batch keeps, a whole number >= 1.
       neighboring_relation: ADD_OR_REMOVE_ONE, the only one with a proved bound. (A null example that takes a place in
         the batch, as under REPLACE_SPECIAL, pushes others out.)
+      is_exact: as in `Event`.
 
     Raises:
       ValueError: a value out of range, or another relation.
@@ -219,13 +213,12 @@ class TruncatedPoissonEvent:
     max_examples: int
     capacity: int
     neighboring_relation: NeighboringRelation | None = None
+    is_exact: bool = True
     sampling: ClassVar[str] = TRUNCATED_POISSON
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("num_steps", "max_examples", "capacity"), COUNT)
-        _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, **counts)
-        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
-        object.__setattr__(self, "neighboring_relation", relation)
+        _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, **counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +235,7 @@ class AllocationEvent:
       neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL.
       overflow, announced: as in `Event`.
       missing_steps: how many steps at the end of the last epoch were not made, from 0 to t - 1.
+      is_exact: as in `Event`.
 
     Raises:
       ValueError: a value out of range, or another relation.
@@ -261,15 +255,13 @@ class AllocationEvent:
     overflow: float = 0.0
     announced: bool = False
     missing_steps: int = 0
+    is_exact: bool = True
     sampling: ClassVar[str] = ALLOCATION
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("steps_per_epoch", "num_epochs", "num_selected"), COUNT)
-        _set_numbers(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
+        _set_checked(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
         check_choice("bins", self.bins, ("fresh", "fixed"))
-        object.__setattr__(self, "announced", check_flag("announced", self.announced))
-        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
-        object.__setattr__(self, "neighboring_relation", relation)
         if self.num_selected > self.steps_per_epoch:
             raise ValueError(
                 f"num_selected must be at most steps_per_epoch={self.steps_per_epoch}, got {self.num_selected}"
@@ -302,6 +294,7 @@ class ShuffledEvent:
         (`gdpjax.sampling.shuffled_error`). It is for neighbours that also differ in the order of their rows; the upper
         end pays for it. 0 where every other example keeps its row.
       missing_steps: how many steps at the end of the last epoch were not made, from 0 to t - 1.
+      is_exact: as in `Event`.
 
     Raises:
       ValueError: a value out of range.
@@ -318,13 +311,12 @@ class ShuffledEvent:
     neighboring_relation: NeighboringRelation | None = None
     overflow: float = 0.0
     missing_steps: int = 0
+    is_exact: bool = True
     sampling: ClassVar[str] = SHUFFLED
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("steps_per_epoch", "num_epochs"), COUNT)
-        _set_numbers(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
-        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
-        object.__setattr__(self, "neighboring_relation", relation)
+        _set_checked(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
         _set_missing_steps(self)
 
     @property
@@ -376,10 +368,7 @@ class CorrelatedGaussianEvent:
         if self.planned_steps is None:
             object.__setattr__(self, "planned_steps", self.num_steps)
         counts = dict.fromkeys(("num_steps", "planned_steps", "max_participations", "min_separation"), COUNT)
-        _set_numbers(self, noise_multiplier=NONNEGATIVE, **counts)
-        object.__setattr__(self, "is_exact", check_flag("is_exact", self.is_exact))
-        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
-        object.__setattr__(self, "neighboring_relation", relation)
+        _set_checked(self, noise_multiplier=NONNEGATIVE, **counts)
         assert self.planned_steps is not None
         if self.num_steps > self.planned_steps:
             raise ValueError(
@@ -415,7 +404,7 @@ class CyclicPoissonEvent:
       num_steps: how many steps were made, a whole number >= 1.
       num_groups: number of groups, a whole number >= 1.
       neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL.
-      overflow, announced: as in `Event`.
+      overflow, announced, is_exact: as in `Event`.
 
     Raises:
       ValueError: a value out of range, or another relation.
@@ -433,14 +422,12 @@ class CyclicPoissonEvent:
     neighboring_relation: NeighboringRelation | None = None
     overflow: float = 0.0
     announced: bool = False
+    is_exact: bool = True
     sampling: ClassVar[str] = CYCLIC_POISSON
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("num_steps", "num_groups"), COUNT)
-        _set_numbers(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, overflow=HALF_OPEN_UNIT, **counts)
-        object.__setattr__(self, "announced", check_flag("announced", self.announced))
-        relation = resolve_scheme_relation(self.sampling, self.neighboring_relation)
-        object.__setattr__(self, "neighboring_relation", relation)
+        _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, overflow=HALF_OPEN_UNIT, **counts)
 
     @property
     def num_rounds(self) -> int:
@@ -599,16 +586,22 @@ AnyEvent = (
     | RandomizedResponseEvent
     | ApproximateDPEvent
 )
-EVENT_TYPES = {
+EVENT_TYPES: dict[str, type] = {
     "subsampled_gaussian": Event,
-    "truncated_poisson": TruncatedPoissonEvent,
-    "allocation": AllocationEvent,
-    "shuffled": ShuffledEvent,
-    "correlated": CorrelatedGaussianEvent,
-    "cyclic_poisson": CyclicPoissonEvent,
+    TRUNCATED_POISSON: TruncatedPoissonEvent,
+    ALLOCATION: AllocationEvent,
+    SHUFFLED: ShuffledEvent,
+    CORRELATED: CorrelatedGaussianEvent,
+    CYCLIC_POISSON: CyclicPoissonEvent,
     "gaussian": GaussianEvent,
     "laplace": LaplaceEvent,
     "randomized_response": RandomizedResponseEvent,
     "approximate_dp": ApproximateDPEvent,
 }
-"""Names in the JSON form."""
+"""Names in the JSON form; schemes with an event of their own are in it by their names."""
+
+
+def fields_of(sampling: str) -> set[str]:
+    """Return the names of the fields that the event of a sampling scheme has."""
+    names = {field.name for field in dataclasses.fields(EVENT_TYPES.get(sampling, Event))}
+    return names - {"announced"} if sampling == "uniform" else names

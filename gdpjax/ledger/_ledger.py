@@ -43,8 +43,8 @@ def _event_from_dict(description: dict[str, Any]) -> AnyEvent:
     fields = {name: value for name, value in description.items() if name != "type"}
 
     # The default in the place of a number that was lost, such as no overflow or one epoch, would cost less.
-    expected = {field.name for field in dataclasses.fields(EVENT_TYPES[kind])} - {"announced"}
-    missing = expected - fields.keys()
+    expected = {field.name for field in dataclasses.fields(EVENT_TYPES[kind])}
+    missing = expected - fields.keys() - ({"announced"} if kind == "correlated" else {"announced", "is_exact"})
     if missing:
         raise ValueError(
             f"expected all fields of an event of type {kind}, got none for {', '.join(sorted(missing))}; give what "
@@ -121,6 +121,20 @@ class Ledger(Sequence[AnyEvent]):
         """Return a new ledger with one event more."""
         return Ledger((*self._events, event))
 
+    def __add__(self, other: "Ledger") -> "Ledger":
+        """Return the ledger of two runs on the same data, whose batches and noise were drawn with different keys.
+
+        Only then are they independent: runs that share a sampling key draw the same batches, and cost more than this.
+
+        >>> len(Ledger([Event(1.0, 0.01, 100)]) + Ledger([Event(2.0, 0.01, 50)]))
+        2
+        """
+        if not isinstance(other, Ledger):
+            raise ValueError(
+                f"a Ledger joins another Ledger, got {shown(other)}; one event more goes in by .add(event)"
+            )
+        return Ledger((*self._events, *other._events))
+
     def to_json(self) -> str:
         """Return a JSON text with a format version."""
         events = [_event_to_dict(event) for event in self._events]
@@ -171,7 +185,11 @@ class Ledger(Sequence[AnyEvent]):
     def from_opacus_history(cls, history: Iterable[Any]) -> "Ledger":
         """Return the run of such a history: Poisson sampling, add-or-remove-one; ValueError for anything else.
 
+        Also of an accountant's ``state_dict()``, which holds its history.
+
         >>> Ledger.from_opacus_history([(1.1, 0.01, 100)]).num_steps
+        100
+        >>> Ledger.from_opacus_history({"history": [(1.1, 0.01, 100)], "mechanism": "rdp"}).num_steps
         100
         """
         return cls([Event(*row) for row in interop.rows_of_history(history)])

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, check_count, check_text
+from gdpjax._core.arguments import check_choice, check_count, check_flag, check_text
 from gdpjax._core.checks import UNIT, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
-from gdpjax.ledger._events import ALLOCATION, CORRELATED, CYCLIC_POISSON, SHUFFLED, TRUNCATED_POISSON
+from gdpjax.ledger._events import ALLOCATION, CORRELATED, CYCLIC_POISSON, SHUFFLED, TRUNCATED_POISSON, fields_of
 
 _REQUIRED = object()
 
@@ -42,7 +42,12 @@ _RATIO_ERROR = 1e-6
 
 
 def check_scheme(
-    sampling: str, scheme: Mapping[str, Any] | None, sampling_prob: Array | None = None
+    sampling: str,
+    scheme: Mapping[str, Any] | None,
+    sampling_prob: Array | None = None,
+    *,
+    overflow_per_step: Array = 0.0,
+    announced: bool = False,
 ) -> dict[str, Any] | None:
     """Return every field of a sampling scheme, after a check of what a loop says about it.
 
@@ -52,18 +57,20 @@ def check_scheme(
       sampling_prob: the probability that a loop samples with, if it is to be checked, too: under allocation and of
         shuffled batches it is num_selected / steps_per_epoch. The accountant does not read it there, so a loop that
         draws its batches with another one would be accounted for as if it did not.
+      overflow_per_step, announced: as in `gdpjax.privatize`; 0 and False where the scheme's event has no such field.
 
     Returns:
       A dictionary of all fields, in the order of `LedgerState`; None where the scheme has none.
 
     Raises:
       ValueError: a field that is missing, unknown or out of range; a sampling probability that contradicts them, or
-        that is traced where it must be known.
+        that is traced where it must be known; an overflow, or a promise to announce it, that would not be recorded.
 
     >>> check_scheme("allocation", {"steps_per_epoch": 20}, 1 / 20)
     {'steps_per_epoch': 20, 'num_selected': 1, 'bins': 'fresh'}
     """
     fields = _FIELDS.get(check_text("sampling", sampling))
+    check_scheme_takes(sampling, overflow_per_step, announced)
     if fields is None:
         if scheme is not None:
             raise ValueError(f"{sampling} sampling takes no scheme, got {shown(scheme)}")
@@ -86,6 +93,21 @@ def check_scheme(
     if sampling in (ALLOCATION, SHUFFLED):
         _check_participation(sampling, checked.get("num_selected", 1), checked["steps_per_epoch"], sampling_prob)
     return checked
+
+
+def check_scheme_takes(sampling: str, overflow_per_step: Array = 0.0, announced: bool = False) -> None:
+    """Raise ValueError for what is said of overflow where the scheme's event has no field for it."""
+    check_flag("announced", announced)
+    fields = fields_of(sampling)
+    if "overflow" not in fields and (is_traced(overflow_per_step) or overflow_per_step != 0):
+        raise ValueError(
+            f"the event of {sampling} sampling holds no overflow, which would not be accounted for: leave "
+            f"overflow_per_step out, got {shown(overflow_per_step)}"
+        )
+    if announced and "announced" not in fields:
+        raise ValueError(
+            f"the event of {sampling} sampling does not hold whether an overflow is announced: leave it out"
+        )
 
 
 def _check_participation(sampling: str, num_selected: int, steps_per_epoch: int, sampling_prob: Array | None) -> None:

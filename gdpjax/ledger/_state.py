@@ -3,10 +3,11 @@
 A training run writes its ledger inside the compiled step, as `LedgerState` in the optimizer's state: run-length arrays
 of a static capacity, in which equal consecutive steps share a row. When the rows run out, the last one takes the
 smaller noise and the larger sampling probability of what it covers, which can only overstate the loss, and `overflow`
-is set. `ledger_of(opt_state)` reads it back on the host.
+is set. `ledger_of(opt_state)` reads it back on the host; the event of such a row is not exact.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ import numpy as np
 from gdpjax._core.arguments import (
     check_choice,
     check_count,
-    check_flag,
     check_instance,
     check_number,
     check_relation,
@@ -27,22 +27,22 @@ from gdpjax._core.arguments import (
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
 from gdpjax._core.run_length import next_row
 from gdpjax._core.shown import shown
+from gdpjax._core.trees import nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.ledger._events import (
     ALLOCATION,
     CORRELATED,
     CYCLIC_POISSON,
+    EVENT_TYPES,
+    RELATIONS,
     SHUFFLED,
     TRUNCATED_POISSON,
-    AllocationEvent,
-    CorrelatedGaussianEvent,
-    CyclicPoissonEvent,
+    AnyEvent,
     Event,
-    ShuffledEvent,
-    TruncatedPoissonEvent,
+    fields_of,
 )
 from gdpjax.ledger._ledger import Ledger
-from gdpjax.ledger._scheme import check_scheme, numbers_of_scheme, scheme_of_numbers
+from gdpjax.ledger._scheme import check_scheme, check_scheme_takes, numbers_of_scheme, scheme_of_numbers
 
 _NUMBER = Domain("a number", lambda value: value == value)
 _INFINITE = Domain("-inf or inf", lambda value: abs(value) == np.inf)
@@ -86,32 +86,26 @@ class _Kind(NamedTuple):
     announced: bool = False
 
 
-_ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACED = NeighboringRelation.REPLACE_ONE
-_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-_KINDS = (
-    _Kind("poisson", _ADDED),
-    _Kind("poisson", _SPECIAL),
-    _Kind("uniform", _REPLACED),
-    _Kind("poisson", _ADDED, announced=True),
-    _Kind("poisson", _SPECIAL, announced=True),
-    _Kind(TRUNCATED_POISSON, _ADDED),
-    _Kind(ALLOCATION, _ADDED),
-    _Kind(ALLOCATION, _SPECIAL),
-    _Kind(ALLOCATION, _ADDED, announced=True),
-    _Kind(ALLOCATION, _SPECIAL, announced=True),
-    _Kind(SHUFFLED, _SPECIAL),
-    _Kind(SHUFFLED, _ADDED),
-    _Kind(SHUFFLED, _REPLACED),
-    _Kind(CORRELATED, _SPECIAL),
-    _Kind(CORRELATED, _ADDED),
-    _Kind(CORRELATED, _REPLACED),
-    _Kind(CYCLIC_POISSON, _ADDED),
-    _Kind(CYCLIC_POISSON, _SPECIAL),
-    _Kind(CYCLIC_POISSON, _ADDED, announced=True),
-    _Kind(CYCLIC_POISSON, _SPECIAL, announced=True),
+_KINDS = tuple(
+    _Kind(sampling, relation, announced)
+    for sampling, announced in (
+        ("poisson", False),
+        ("uniform", False),
+        ("poisson", True),
+        (TRUNCATED_POISSON, False),
+        (ALLOCATION, False),
+        (ALLOCATION, True),
+        (SHUFFLED, False),
+        (CORRELATED, False),
+        (CYCLIC_POISSON, False),
+        (CYCLIC_POISSON, True),
+    )
+    for relation in RELATIONS[sampling]
 )
-"""Saved states hold an index into these: new ones go to the end."""
+"""Saved states hold an index into these: new ones, and new relations of a scheme, go to the end."""
+
+_ONE_EVENT = (ALLOCATION, SHUFFLED, CORRELATED, CYCLIC_POISSON)
+"""Schemes whose steps are one event together."""
 
 _MOST_ROWS = 2**20
 _KIND_NAMES = tuple(f"{kind.sampling!r}, {kind.neighboring_relation.name}" for kind in _KINDS)
@@ -125,7 +119,7 @@ def init_ledger(
     announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
 ) -> LedgerState:
-    """Return an empty ledger of ``capacity`` rows, whose events are ``announced`` or not where batches may overflow.
+    """Return an empty ledger of ``capacity`` rows, whose events are ``announced`` if a run stops at an overflow.
 
     ``scheme`` holds what the events say beside noise and sampling probability, by the names of their fields:
     max_examples and capacity of a `TruncatedPoissonEvent`, steps_per_epoch, num_selected and bins of an
@@ -135,10 +129,8 @@ def init_ledger(
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     relation = check_relation(neighboring_relation)
     check_choice("sampling and neighboring_relation", f"{shown(sampling)}, {relation.name}", _KIND_NAMES)
-    may_overflow = sampling in ("poisson", ALLOCATION, CYCLIC_POISSON)
-    announced = check_flag("announced", announced) and may_overflow
-    kind = _KINDS.index(_Kind(sampling, relation, announced))
-    fields = check_scheme(sampling, scheme)
+    fields = check_scheme(sampling, scheme, announced=announced)
+    kind = _KINDS.index(_Kind(sampling, relation, bool(announced)))
     scheme_numbers = None
     if fields is not None:
         scheme_numbers = jnp.asarray(numbers_of_scheme(fields), jnp.int32)
@@ -161,12 +153,15 @@ def round_toward(value: Array, direction: float, real: Any) -> Array:
     check_number("direction", direction, _INFINITE)
     if number_kind(real) != "f":
         raise ValueError(f"real must be a floating dtype, got {shown(real)}")
-    if is_traced(value):
-        return value.astype(real)
+    if is_traced(value) and value.dtype == real:
+        return value
     # Round to the nearest, and go one float on if that is on the wrong side.
-    exact = np.float64(value)
-    rounded = np.asarray(exact, real)
-    is_wrong_side = rounded > exact if direction < 0 else rounded < exact
+    exact = value if is_traced(value) else np.float64(value)
+    rounded = exact.astype(real)
+    read_back = rounded.astype(exact.dtype)
+    is_wrong_side = read_back > exact if direction < 0 else read_back < exact
+    if is_traced(value):
+        return jnp.where(is_wrong_side, jnp.nextafter(rounded, jnp.asarray(direction, real)), rounded)
     if is_wrong_side:
         rounded = np.nextafter(rounded, np.asarray(direction, real))
     # Compiled code may take subnormal numbers for 0, which is the wrong side of a positive one.
@@ -239,132 +234,100 @@ def ledger_from_state(state: LedgerState) -> Ledger:
             "for example jax.tree.map(lambda x: x[i], opt_state)"
         )
     kind = _KINDS[int(state.kind)]
-    if kind.sampling == TRUNCATED_POISSON:
-        return Ledger(_truncated_events(state, kind))
-    if kind.sampling in (ALLOCATION, SHUFFLED):
-        return Ledger(_events_of_epochs(state, kind))
-    if kind.sampling == CORRELATED:
-        return Ledger(_correlated_event(state, kind))
-    if kind.sampling == CYCLIC_POISSON:
-        return Ledger(_cyclic_event(state, kind))
-    return Ledger(_sampled_events(state, kind))
-
-
-def _sampled_events(state: LedgerState, kind: _Kind) -> list[Event]:
-    """Return the steps so far of Poisson or uniform sampling, an event for each row."""
-    events = []
-    for noise_multiplier, sampling_prob, num_steps in _rows_made(state):
-        events.append(Event(noise_multiplier, sampling_prob, num_steps, **kind._asdict()))
-    overflow = float(state.extra_delta)
-    if events and overflow:
-        # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
-        events[-1] = dataclasses.replace(events[-1], overflow=overflow)
-    return events
-
-
-def _truncated_events(state: LedgerState, kind: _Kind) -> list[TruncatedPoissonEvent]:
-    """Return the steps so far of truncated Poisson sampling, an event for each row."""
-    scheme = scheme_of_numbers(kind.sampling, state.scheme)
-    events = []
-    for noise_multiplier, sampling_prob, num_steps in _rows_made(state):
-        events.append(TruncatedPoissonEvent(noise_multiplier, sampling_prob, num_steps, **scheme))
-    return events
-
-
-def _events_of_epochs(state: LedgerState, kind: _Kind) -> list[AllocationEvent | ShuffledEvent]:
-    """Return the steps so far as whole epochs, of which the last may lack some."""
     rows = _rows_made(state)
-    if not rows:
-        return []
-    if len(rows) > 1:
-        subject = "allocation is" if kind.sampling == ALLOCATION else "shuffled batches are"
-        raise ValueError(f"{subject} accounted for with one noise multiplier, got steps with {len(rows)} of them")
-    noise_multiplier, _, num_steps = rows[0]
-    scheme = scheme_of_numbers(kind.sampling, state.scheme)
-    steps_per_epoch = scheme["steps_per_epoch"]
-    num_epochs = -(-num_steps // steps_per_epoch)
-    fields = {
-        "noise_multiplier": noise_multiplier,
-        "num_epochs": num_epochs,
-        "neighboring_relation": kind.neighboring_relation,
-        "overflow": float(state.extra_delta),
-        "missing_steps": num_epochs * steps_per_epoch - num_steps,
-        **scheme,
-    }
-    if kind.sampling == SHUFFLED:
-        return [ShuffledEvent(**fields)]
-    return [AllocationEvent(**fields, announced=kind.announced)]
+    if rows and kind.sampling in _ONE_EVENT:
+        rows = [_as_one(rows)]
+    merged_steps = sum(row.num_steps for row in rows if not row.is_exact)
+    if merged_steps:
+        warnings.warn(
+            f"{merged_steps} steps of different noise multipliers or sampling probabilities share one event of the "
+            "ledger, so that upper ends charge for each of them as for the least private and lower ends for none",
+            stacklevel=3,
+        )
+    events = [_event_of(row, state, kind) for row in rows]
+
+    # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
+    overflow = float(state.extra_delta)
+    if overflow:
+        check_scheme_takes(kind.sampling, overflow_per_step=overflow)
+    if events and overflow:
+        events[-1] = dataclasses.replace(events[-1], overflow=overflow)
+    return Ledger(events)
 
 
-def _rows_made(state: LedgerState) -> list[tuple[float, float, int]]:
-    """Return the noise multiplier, sampling probability and number of steps of every row that has steps."""
+class _Row(NamedTuple):
+    """Steps of a ledger, by the names of the fields of events; `is_exact` if all of them have these numbers."""
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
+    is_exact: bool = True
+
+
+def _rows_made(state: LedgerState) -> list[_Row]:
+    """Return every row that has steps."""
+    columns = (state.noise_multiplier, state.sampling_prob, state.num_steps)
     rows = []
-    for noise, prob, num_steps in zip(state.noise_multiplier, state.sampling_prob, state.num_steps, strict=True):
-        if int(num_steps):
-            rows.append((float(noise), float(prob), int(num_steps)))
+    for noise_multiplier, sampling_prob, num_steps in zip(
+        *(np.asarray(column).tolist() for column in columns), strict=True
+    ):
+        if num_steps:
+            rows.append(_Row(noise_multiplier, sampling_prob, num_steps))
+    if bool(state.overflow):
+        rows[-1] = rows[-1]._replace(is_exact=False)
     return rows
 
 
-def _correlated_event(state: LedgerState, kind: _Kind) -> list[CorrelatedGaussianEvent]:
-    """Return the steps so far as one release, with the least of the noise multipliers that they had.
+def _as_one(rows: list[_Row]) -> _Row:
+    """Return all steps with the least noise multiplier and the largest sampling probability that they had.
 
-    A sum g_t with noise sigma_t w_t is a rescaled sum g_t / sigma_t with noise w_t, of a sensitivity that is at most
-    that of the least sigma_t.
+    A step with more noise reveals no more. That of correlated noise is a sum g_t with noise sigma_t w_t, or a rescaled
+    sum g_t / sigma_t with noise w_t, of a sensitivity that is at most that of the least sigma_t.
     """
-    rows = _rows_made(state)
-    if not rows:
-        return []
-    scheme = scheme_of_numbers(kind.sampling, state.scheme)
-    is_exact = scheme["is_exact"] == "yes" and len(rows) == 1
-    # Steps beyond the planned ones released NaN, whatever the data.
-    num_steps = min(sum(steps for _, _, steps in rows), scheme["planned_steps"])
-    return [
-        CorrelatedGaussianEvent(
-            noise_multiplier=min(noise for noise, _, _ in rows),
-            num_steps=num_steps,
-            neighboring_relation=kind.neighboring_relation,
-            **{**scheme, "is_exact": is_exact},
-        )
-    ]
+    return _Row(
+        noise_multiplier=min(row.noise_multiplier for row in rows),
+        sampling_prob=max(row.sampling_prob for row in rows),
+        num_steps=sum(row.num_steps for row in rows),
+        is_exact=len(rows) == 1 and rows[0].is_exact,
+    )
 
 
-def _cyclic_event(state: LedgerState, kind: _Kind) -> list[CyclicPoissonEvent]:
-    """Return the steps so far as one event, with the least noise and the largest probability that they had."""
-    rows = _rows_made(state)
-    if not rows:
-        return []
-    scheme = scheme_of_numbers(kind.sampling, state.scheme)
-    return [
-        CyclicPoissonEvent(
-            noise_multiplier=min(noise for noise, _, _ in rows),
-            sampling_prob=max(prob for _, prob, _ in rows),
-            num_steps=sum(steps for _, _, steps in rows),
-            neighboring_relation=kind.neighboring_relation,
-            overflow=float(state.extra_delta),
-            announced=kind.announced,
-            **scheme,
-        )
-    ]
+def _event_of(row: _Row, state: LedgerState, kind: _Kind) -> AnyEvent:
+    """Return the event of some steps, of which each field is in the row, in the kind or in the scheme."""
+    scheme = {} if state.scheme is None else scheme_of_numbers(kind.sampling, state.scheme)
+    known = {**scheme, **kind._asdict(), **row._asdict()}
+
+    # Epochs are counted as whole ones, of which the last may lack some steps.
+    if "steps_per_epoch" in scheme:
+        num_epochs = -(-row.num_steps // scheme["steps_per_epoch"])
+        known["num_epochs"] = num_epochs
+        known["missing_steps"] = num_epochs * scheme["steps_per_epoch"] - row.num_steps
+
+    # Steps of correlated noise beyond the planned ones released NaN, whatever the data.
+    if kind.sampling == CORRELATED:
+        known["num_steps"] = min(row.num_steps, scheme["planned_steps"])
+        known["is_exact"] = row.is_exact and scheme["is_exact"] == "yes"
+
+    fields = {name: known[name] for name in fields_of(kind.sampling) & known.keys()}
+    return EVENT_TYPES.get(kind.sampling, Event)(**fields)
 
 
 _CALLING_ONCE = {
-    "InjectHyperparamsState",
     "InjectStatefulHyperparamsState",
-    "LookaheadState",
     "MaskedState",
     "PartitionState",
     "ScheduleFreeState",
 }
 """States of the optax wrappers that give what they wrap every sum once, unchanged, and use nothing but its answer.
 
-Others do not: MultiSteps, apply_if_finite and conditionally_transform skip steps or roll them back; sam and mechanize
-use the sum itself.
+Others do not: MultiSteps, apply_if_finite and conditionally_transform skip steps or roll them back; lookahead may begin
+the state again, which its own state does not show; sam and mechanize use the sum itself.
 """
 
 
 def _wrapper_around(tree: PyTree) -> str | None:
     """Return the name of the first optax wrapper around the ledger's transform that may not call it once per step."""
-    if isinstance(tree, LedgerState) or not _ledgers(tree):
+    if isinstance(tree, LedgerState) or not nodes_of(tree, LedgerState):
         return None
     name = type(tree).__name__
     if _is_optax_state(tree) and name not in _CALLING_ONCE:
@@ -383,13 +346,11 @@ def _stateful_before(tree: PyTree) -> str | None:
     children = _children(tree)
 
     # The state of a chain is a tuple of the states of its transforms.
-    if type(tree) is tuple:
-        position = 0
-        for index, child in enumerate(children):
-            if _ledgers(child):
-                position = index
-        for child in children[:position]:
-            stateful = None if _ledgers(child) else _stateful(child)
+    if type(tree) is tuple and nodes_of(tree, LedgerState):
+        for child in children:
+            if nodes_of(child, LedgerState):
+                break
+            stateful = _stateful(child)
             if stateful is not None:
                 return stateful
 
@@ -426,12 +387,6 @@ def _children(tree: PyTree) -> list[PyTree]:
     return list(level[0])
 
 
-def _ledgers(tree: PyTree) -> list[LedgerState]:
-    """Return every `LedgerState` in a tree."""
-    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LedgerState))
-    return [node for node in nodes if isinstance(node, LedgerState)]
-
-
 def ledger_of(opt_state: PyTree) -> Ledger:
     """Return the ledger of what an optimizer state has actually run.
 
@@ -439,7 +394,10 @@ def ledger_of(opt_state: PyTree) -> Ledger:
       opt_state: the state of a chain with exactly one `gdpjax.privatize` in it (`gdpjax.dpsgd` is such a chain).
 
     Returns:
-      A `Ledger`; its noise multipliers are rounded down and its probabilities up to the precision they are stored in.
+      A `Ledger`; its noise multipliers are rounded down and its probabilities up to the precision they are stored in,
+      by a relative 2^-23 at most in float32. The noise itself is larger than that by up to 2^-21. Lower ends of
+      brackets with an ``rtol`` below 1e-4 allow for both; others are wider than they matter for any usual epsilon.
+      Steps beyond the rows of the ledger share an event that is not exact (`Event`), with a warning.
 
     Raises:
       ValueError: no ledger or several of them in the state, a vmapped or traced state, a private transform inside a
@@ -460,13 +418,15 @@ def ledger_of(opt_state: PyTree) -> Ledger:
 def ledger_state_of(opt_state: PyTree) -> LedgerState:
     """Return the one `LedgerState` in an optimizer's state, also inside compiled code; ValueError as `ledger_of`."""
     leaves_of("opt_state", opt_state)
-    states = _ledgers(opt_state)
+    states = nodes_of(opt_state, LedgerState)
     wrapper = _wrapper_around(opt_state)
     if wrapper is not None:
         raise ValueError(
-            f"{wrapper.removesuffix('State')} around the private transform skips, repeats or averages its steps, or "
-            "uses the sums without noise, so that noise and ledger no longer describe what was released; put such "
-            "wrappers after gdpjax.privatize in the chain, and add microbatches up with gdpjax.accumulate_clipped"
+            f"{wrapper.removesuffix('State')} around the private transform may skip, repeat or average its steps, or "
+            "begin them again, or use the sums without noise, so that noise and ledger no longer describe what was "
+            "released; put such wrappers after gdpjax.privatize in the chain, add microbatches up with "
+            "gdpjax.accumulate_clipped, and average parameters outside of the optimizer, with "
+            "optax.incremental_update, as optax.lookahead does inside"
         )
     stateful = _stateful_before(opt_state)
     if stateful is not None:

@@ -1,6 +1,7 @@
 """Random batches whose probabilities are the ones accounted for."""
 
 from gdpjax.sampling._allocation import allocation_error, allocation_overflow, allocation_sample
+from gdpjax.sampling._batch import Batch
 from gdpjax.sampling._batches import (
     AllocationBatches,
     BatchOverflowError,
@@ -13,7 +14,6 @@ from gdpjax.sampling._batches import (
     poisson_batches,
 )
 from gdpjax.sampling._cyclic import cyclic_poisson_sample
-from gdpjax.sampling._padding import PoissonSample
 from gdpjax.sampling._poisson import (
     choose_capacity,
     dyadic_probability,
@@ -27,12 +27,12 @@ from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
 __all__ = [
     "AllocationBatches",
+    "Batch",
     "BatchOverflowError",
     "CyclicPoissonBatches",
     "IndexBatch",
     "Poisson",
     "PoissonBatches",
-    "PoissonSample",
     "ShuffledBatches",
     "TruncatedPoissonBatches",
     "UniformBatches",

@@ -18,7 +18,8 @@ import numpy as np
 from gdpjax._core.arguments import check_choice, check_count
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._padding import PoissonSample, checked_rows, checked_step, padded, real_rows
+from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._padding import checked_rows, checked_step, padded, real_rows
 from gdpjax.sampling._poisson import overflow_probability
 
 _LONGEST_BLOCK = 2**16
@@ -36,7 +37,7 @@ def allocation_sample(
     num_selected: int = 1,
     bins: str = "fresh",
     num_valid: Array | None = None,
-) -> PoissonSample:
+) -> Batch:
     """Draw the batch of one step on the device: the rows whose turn it is.
 
     The event of E epochs is ``AllocationEvent(noise_multiplier, steps_per_epoch, E, num_selected, bins,
@@ -53,7 +54,7 @@ def allocation_sample(
       num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample` with ascending indices. If more than ``capacity`` rows have this step its ``count`` says so, and
+      A `Batch` with ascending indices. If more than ``capacity`` rows have this step its ``count`` says so, and
       all rows are padding.
 
     Raises:

@@ -16,29 +16,31 @@ processes that must not touch the accelerator need JAX_PLATFORMS=cpu in their en
 
 import abc
 import contextlib
+import dataclasses
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_choice, check_count, check_number
-from gdpjax._core.checks import OPEN_UNIT, WHOLE, at_once, check_scalar, is_traced
+from gdpjax._core.checks import OPEN_UNIT, at_once, is_traced
 from gdpjax._core.keys import check_key, fold_in
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, PyTree
 from gdpjax.sampling._allocation import allocation_overflow, allocation_sample
-from gdpjax.sampling._cyclic import checked_groups, cyclic_poisson_sample
-from gdpjax.sampling._padding import PoissonSample
+from gdpjax.sampling._batch import Batch, take_rows
+from gdpjax.sampling._cyclic import cyclic_poisson_sample
 from gdpjax.sampling._poisson import (
     choose_capacity,
     dyadic_probability,
     overflow_probability,
     poisson_sample,
 )
-from gdpjax.sampling._shuffled import checked_sizes, shuffled_error, shuffled_sample
+from gdpjax.sampling._shuffled import shuffled_error, shuffled_sample
 from gdpjax.sampling._truncated import truncated_poisson_sample
 from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
 
@@ -115,11 +117,29 @@ class _Batches(abc.ABC):
     _on_device: str
     """The function that draws the same batches in compiled code."""
 
-    def __init__(self, key: Array, num_examples: int, sampling_prob: float, num_steps: int):
+    _shown: tuple[str, ...]
+    """The attributes that ``repr`` shows."""
+
+    capacity: int
+    overflow: float
+    _numbers: tuple[Any, ...]
+    """The numbers of the scheme, as `_sample` takes them."""
+
+    def __init__(
+        self, key: Array, num_examples: int, sampling_prob: float, num_steps: int, num_valid: int | None
+    ) -> None:
         self.num_examples = check_count("num_examples", num_examples)
         self.num_steps = check_count("num_steps", num_steps)
         self.sampling_prob = sampling_prob
         self._key_data, self._impl = check_key(key)
+        if num_valid is None:
+            num_valid = self.num_examples
+        self._num_valid = check_count("num_valid", num_valid, least=0, most=self.num_examples)
+
+    @staticmethod
+    @abc.abstractmethod
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        """Draw the batch of a step that is in range."""
 
     def __len__(self) -> int:
         return self.num_steps
@@ -139,14 +159,38 @@ class _Batches(abc.ABC):
         if not 0 <= number < self.num_steps:
             raise IndexError(f"step must be from 0 to {self.num_steps - 1}, got {shown(step)}")
         with at_once(), _where_bits_are_drawn(self._impl):
-            return self._batch(number)
+            batch = _draw(self._key_data, number, self._num_valid, self._impl, self._sample, self._numbers)
+            count = int(batch.count)
+            if count > self.capacity:
+                raise BatchOverflowError(
+                    f"step {number} drew {count} examples and the capacity is {self.capacity}; the probability of that "
+                    f"over the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: "
+                    "start another run with a larger capacity and a new key, and account for both"
+                )
+            return IndexBatch(np.array(batch.indices), np.array(batch.is_padding))
 
     def __iter__(self) -> Iterator[IndexBatch]:
         return (self[step] for step in range(self.num_steps))
 
-    @abc.abstractmethod
-    def _batch(self, step: int) -> IndexBatch:
-        """Return the batch of a step that is in range."""
+    def __repr__(self) -> str:
+        described = [f"{name}={getattr(self, name)!r}" for name in self._shown]
+        return f"{type(self).__name__}({', '.join(described)})"
+
+    def take(self, step: int, *data: PyTree) -> tuple[Any, ...]:
+        """Return the rows of the batch of a step, ``*rows, is_padding``, as `Batch.take` does.
+
+        Arrays of NumPy are read on the host. Rows that the data do not have are marked as padding.
+        """
+        indices, is_padding = self[step]
+        return take_rows(indices, is_padding, self.num_examples, data)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def _draw(
+    key_data: Array, step: Array, num_valid: Array, impl: str, sample: Callable[..., Batch], numbers: tuple[Any, ...]
+) -> Batch:
+    key = jax.random.wrap_key_data(key_data, impl=impl)
+    return sample(key, step, num_valid, *numbers)
 
 
 class PoissonBatches(_Batches):
@@ -176,6 +220,7 @@ class PoissonBatches(_Batches):
     """
 
     _on_device = "poisson_sample with jax.random.fold_in(key, step)"
+    _shown = ("num_examples", "sampling_prob", "num_steps", "sizes")
 
     def __init__(
         self,
@@ -189,7 +234,7 @@ class PoissonBatches(_Batches):
         sizes: Sequence[int] | None = None,
         num_valid: int | None = None,
     ) -> None:
-        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
         if sizes is not None:
             sizes = _ascending(sizes, capacity)
             capacity = sizes[-1]
@@ -199,30 +244,17 @@ class PoissonBatches(_Batches):
         check_number("overflow", overflow, OPEN_UNIT)
         self.sizes = sizes or (self.capacity,)
         self.overflow = overflow_probability(self.num_examples, self.sampling_prob, self.num_steps, self.capacity)
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        self._numbers = (self.num_examples, self.sampling_prob, self.capacity)
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _poisson_at(
-            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.sampling_prob, self.capacity
-        )
-        count = int(sample.count)
-        if count > self.capacity:
-            raise BatchOverflowError(
-                f"step {step} drew {count} examples and the capacity is {self.capacity}; the probability of that over "
-                f"the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: start "
-                "another run with a larger capacity and a new key, and account for both"
-            )
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        return poisson_sample(fold_in(key, step), *numbers, num_valid=num_valid)
+
+    def __getitem__(self, step: Any) -> IndexBatch:
+        indices, is_padding = super().__getitem__(step)
+        count = np.sum(~is_padding)
         smallest_size = next(size for size in self.sizes if count <= size)
-        return IndexBatch(
-            indices=np.array(sample.indices[:smallest_size]),
-            is_padding=np.array(sample.is_padding[:smallest_size]),
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"PoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
-            f"num_steps={self.num_steps}, sizes={self.sizes})"
-        )
+        return IndexBatch(indices[:smallest_size], is_padding[:smallest_size])
 
 
 class CyclicPoissonBatches(_Batches):
@@ -251,6 +283,7 @@ class CyclicPoissonBatches(_Batches):
     """
 
     _on_device = "cyclic_poisson_sample with the key and the step"
+    _shown = ("num_examples", "sampling_prob", "num_groups", "num_steps", "capacity")
 
     def __init__(
         self,
@@ -263,41 +296,19 @@ class CyclicPoissonBatches(_Batches):
         capacity: int,
         num_valid: int | None = None,
     ) -> None:
-        num_examples, self.num_groups = checked_groups(num_examples, num_groups)
-        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
-        self.capacity = int(check_count("capacity", capacity))
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
+        self.num_groups = check_count("num_groups", num_groups, most=self.num_examples)
+        self.capacity = check_count("capacity", capacity)
+        self._numbers = (self.num_examples, self.sampling_prob, self.num_groups, self.capacity)
 
         # A batch does not fit, or the permutation that makes the groups is not uniform.
-        longest_group = -(-num_examples // self.num_groups)
+        longest_group = -(-self.num_examples // self.num_groups)
         batch_too_large = overflow_probability(longest_group, self.sampling_prob, self.num_steps, self.capacity)
-        self.overflow = min(1.0, batch_too_large + shuffled_error(num_examples, 1))
+        self.overflow = min(1.0, batch_too_large + shuffled_error(self.num_examples, 1))
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _cyclic_at(
-            self._key_data,
-            step,
-            self._num_valid,
-            self._impl,
-            self.num_examples,
-            self.sampling_prob,
-            self.num_groups,
-            self.capacity,
-        )
-        count = int(sample.count)
-        if count > self.capacity:
-            raise BatchOverflowError(
-                f"step {step} drew {count} examples and the capacity is {self.capacity}; the probability "
-                f"of that over the run is at most {self.overflow:.3g}. Start another run with a larger capacity and a "
-                "new key, and account for both"
-            )
-        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
-
-    def __repr__(self) -> str:
-        return (
-            f"CyclicPoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
-            f"num_groups={self.num_groups}, num_steps={self.num_steps}, capacity={self.capacity})"
-        )
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        return cyclic_poisson_sample(key, step, *numbers, num_valid=num_valid)
 
 
 class AllocationBatches(_Batches):
@@ -327,6 +338,7 @@ class AllocationBatches(_Batches):
     """
 
     _on_device = "allocation_sample with the key and the step"
+    _shown = ("num_examples", "steps_per_epoch", "num_steps", "num_selected", "bins", "capacity")
 
     def __init__(
         self,
@@ -347,37 +359,14 @@ class AllocationBatches(_Batches):
         self.overflow = allocation_overflow(
             num_examples, self.steps_per_epoch, num_steps, self.capacity, self.num_selected
         )
-        super().__init__(key, num_examples, self.num_selected / self.steps_per_epoch, num_steps)
+        super().__init__(key, num_examples, self.num_selected / self.steps_per_epoch, num_steps, num_valid)
         self.bins = check_choice("bins", bins, ("fresh", "fixed"))
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        self._numbers = (self.num_examples, self.steps_per_epoch, self.capacity, self.num_selected, self.bins)
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _allocation_at(
-            self._key_data,
-            step,
-            self._num_valid,
-            self._impl,
-            self.num_examples,
-            self.steps_per_epoch,
-            self.capacity,
-            self.num_selected,
-            self.bins,
-        )
-        count = int(sample.count)
-        if count > self.capacity:
-            raise BatchOverflowError(
-                f"step {step} has {count} examples and the capacity is {self.capacity}; the probability of "
-                f"that over the run is at most {self.overflow:.3g}. The batch must be neither truncated nor redrawn: "
-                "start another run with a larger capacity and a new key, and account for both"
-            )
-        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
-
-    def __repr__(self) -> str:
-        return (
-            f"AllocationBatches(num_examples={self.num_examples}, steps_per_epoch={self.steps_per_epoch}, "
-            f"num_steps={self.num_steps}, num_selected={self.num_selected}, bins={self.bins!r}, "
-            f"capacity={self.capacity})"
-        )
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        *sizes, num_selected, bins = numbers
+        return allocation_sample(key, step, *sizes, num_selected=num_selected, bins=bins, num_valid=num_valid)
 
 
 class ShuffledBatches(_Batches):
@@ -406,6 +395,7 @@ class ShuffledBatches(_Batches):
     """
 
     _on_device = "shuffled_sample with the key and the step"
+    _shown = ("num_examples", "steps_per_epoch", "num_steps")
 
     def __init__(
         self,
@@ -417,25 +407,18 @@ class ShuffledBatches(_Batches):
         bins: str = "fresh",
         num_valid: int | None = None,
     ) -> None:
-        num_examples, self.steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
+        num_examples = check_count("num_examples", num_examples)
+        self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, most=num_examples)
         self.bins = check_choice("bins", bins, ("fresh", "fixed"))
-        num_epochs = int(check_count("num_epochs", num_epochs))
-        super().__init__(key, num_examples, 1 / self.steps_per_epoch, self.steps_per_epoch * num_epochs)
+        num_epochs = check_count("num_epochs", num_epochs)
+        super().__init__(key, num_examples, 1 / self.steps_per_epoch, self.steps_per_epoch * num_epochs, num_valid)
         self.capacity = -(-num_examples // self.steps_per_epoch)
         self.overflow = shuffled_error(num_examples, num_epochs)
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        self._numbers = (self.num_examples, self.steps_per_epoch, self.bins)
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _shuffled_at(
-            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.steps_per_epoch, self.bins
-        )
-        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
-
-    def __repr__(self) -> str:
-        return (
-            f"ShuffledBatches(num_examples={self.num_examples}, steps_per_epoch={self.steps_per_epoch}, "
-            f"num_steps={self.num_steps})"
-        )
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, num_examples: int, steps_per_epoch: int, bins: str) -> Batch:
+        return shuffled_sample(key, step, num_examples, steps_per_epoch, bins=bins, num_valid=num_valid)
 
 
 class TruncatedPoissonBatches(_Batches):
@@ -460,6 +443,7 @@ class TruncatedPoissonBatches(_Batches):
     """
 
     _on_device = "truncated_poisson_sample with jax.random.fold_in(key, step)"
+    _shown = ("num_examples", "sampling_prob", "num_steps", "capacity")
 
     def __init__(
         self,
@@ -471,21 +455,15 @@ class TruncatedPoissonBatches(_Batches):
         capacity: int,
         num_valid: int | None = None,
     ) -> None:
-        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps)
-        self.capacity = int(check_count("capacity", capacity))
-        self._num_valid = _checked_num_valid(num_valid, self.num_examples)
+        super().__init__(key, num_examples, dyadic_probability(sampling_prob), num_steps, num_valid)
+        self.capacity = check_count("capacity", capacity)
+        self._numbers = (self.num_examples, self.sampling_prob, self.capacity)
 
-    def _batch(self, step: int) -> IndexBatch:
-        sample = _truncated_at(
-            self._key_data, step, self._num_valid, self._impl, self.num_examples, self.sampling_prob, self.capacity
-        )
-        return IndexBatch(np.array(sample.indices), np.array(sample.is_padding))
-
-    def __repr__(self) -> str:
-        return (
-            f"TruncatedPoissonBatches(num_examples={self.num_examples}, sampling_prob={self.sampling_prob}, "
-            f"num_steps={self.num_steps}, capacity={self.capacity})"
-        )
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, *numbers: Any) -> Batch:
+        batch = truncated_poisson_sample(fold_in(key, step), *numbers, num_valid=num_valid)
+        # More may be drawn than are kept.
+        return dataclasses.replace(batch, count=jnp.minimum(batch.count, batch.indices.size))
 
 
 class UniformBatches(_Batches):
@@ -510,39 +488,25 @@ class UniformBatches(_Batches):
     """
 
     _on_device = "uniform_sample with jax.random.fold_in(key, step)"
+    _shown = ("num_examples", "batch_size", "num_steps")
 
     def __init__(self, key: Array, num_examples: int, batch_size: int, *, num_steps: int) -> None:
-        self.batch_size = check_count("batch_size", batch_size)
         num_examples = check_count("num_examples", num_examples)
-        super().__init__(key, num_examples, self.batch_size / num_examples, num_steps)
-        if self.batch_size > num_examples:
-            raise ValueError(f"batch_size must be at most num_examples={num_examples}, got {self.batch_size}")
+        self.batch_size = check_count("batch_size", batch_size, most=num_examples)
+        super().__init__(key, num_examples, self.batch_size / num_examples, num_steps, None)
         self.overflow = uniform_sampling_error(self.num_examples, self.num_steps)
+        self.capacity = self.batch_size
+        self._numbers = (self.num_examples, self.batch_size)
 
-    def _batch(self, step: int) -> IndexBatch:
-        indices = _uniform_at(self._key_data, step, self._impl, self.num_examples, self.batch_size)
-        return IndexBatch(np.array(indices), np.zeros(self.batch_size, bool))
-
-    def __repr__(self) -> str:
-        return (
-            f"UniformBatches(num_examples={self.num_examples}, batch_size={self.batch_size}, "
-            f"num_steps={self.num_steps})"
-        )
-
-
-def _checked_num_valid(num_valid: int | None, num_examples: int) -> int:
-    """Return the number of real rows, which are all of them if None."""
-    if num_valid is None:
-        return num_examples
-    check_scalar("num_valid", num_valid, WHOLE)
-    if num_valid > num_examples:
-        raise ValueError(f"num_valid must be at most num_examples={num_examples}, got {num_valid}")
-    return int(num_valid)
+    @staticmethod
+    def _sample(key: Array, step: Array, num_valid: Array, num_examples: int, batch_size: int) -> Batch:
+        indices = uniform_sample(fold_in(key, step), num_examples, batch_size)
+        return Batch(indices, jnp.zeros(batch_size, bool), jnp.int32(batch_size), num_examples)
 
 
 def _ascending(sizes: Sequence[int], capacity: int | None) -> tuple[int, ...]:
     """Return the sizes; ValueError unless they ascend and end with the capacity, if that is given."""
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes):
+    if not isinstance(sizes, Sequence):
         raise ValueError(f"sizes must be a few whole numbers, got {shown(sizes)}")
     checked = tuple(check_count("sizes", size) for size in sizes)
     if not checked or list(checked) != sorted(set(checked)):
@@ -564,66 +528,3 @@ def _where_bits_are_drawn(impl: str) -> contextlib.AbstractContextManager[Any]:
     except RuntimeError:  # JAX_PLATFORMS names no CPU
         return contextlib.nullcontext()
     return jax.default_device(cpus[0])
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
-def _poisson_at(
-    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, sampling_prob: float, capacity: int
-) -> PoissonSample:
-    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
-    return poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
-def _truncated_at(
-    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, sampling_prob: float, capacity: int
-) -> PoissonSample:
-    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
-    return truncated_poisson_sample(key, num_examples, sampling_prob, capacity, num_valid=num_valid)
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))
-def _allocation_at(
-    key_data: Array,
-    step: Array,
-    num_valid: Array,
-    impl: str,
-    num_examples: int,
-    steps_per_epoch: int,
-    capacity: int,
-    num_selected: int,
-    bins: str,
-) -> PoissonSample:
-    key = jax.random.wrap_key_data(key_data, impl=impl)
-    return allocation_sample(
-        key, step, num_examples, steps_per_epoch, capacity, num_selected=num_selected, bins=bins, num_valid=num_valid
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
-def _shuffled_at(
-    key_data: Array, step: Array, num_valid: Array, impl: str, num_examples: int, steps_per_epoch: int, bins: str
-) -> PoissonSample:
-    key = jax.random.wrap_key_data(key_data, impl=impl)
-    return shuffled_sample(key, step, num_examples, steps_per_epoch, bins=bins, num_valid=num_valid)
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
-def _cyclic_at(
-    key_data: Array,
-    step: Array,
-    num_valid: Array,
-    impl: str,
-    num_examples: int,
-    sampling_prob: float,
-    num_groups: int,
-    capacity: int,
-) -> PoissonSample:
-    key = jax.random.wrap_key_data(key_data, impl=impl)
-    return cyclic_poisson_sample(key, step, num_examples, sampling_prob, num_groups, capacity, num_valid=num_valid)
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _uniform_at(key_data: Array, step: Array, impl: str, num_examples: int, batch_size: int) -> Array:
-    key = fold_in(jax.random.wrap_key_data(key_data, impl=impl), step)
-    return uniform_sample(key, num_examples, batch_size)

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._padding import PoissonSample, checked_rows, checked_step
+from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._padding import checked_rows, checked_step, where_valid
 from gdpjax.sampling._poisson import poisson_sample
 from gdpjax.sampling._shuffled import shuffled_sample
 
@@ -39,7 +40,7 @@ def cyclic_poisson_sample(
     capacity: int,
     *,
     num_valid: Array | None = None,
-) -> PoissonSample:
+) -> Batch:
     """Draw the batch of one step of cyclic Poisson sampling on the device.
 
     A random permutation of the rows, a function of the key, makes groups of ceil(N / num_groups) rows or one less. Each
@@ -56,7 +57,7 @@ def cyclic_poisson_sample(
             The others are dealt into the groups too.
 
     Returns:
-        A `PoissonSample` with ascending indices, as of `poisson_sample`.
+        A `Batch` with ascending indices, as of `poisson_sample`.
 
     Raises:
         ValueError: values out of range. Traced ones give a ``count`` that never fits.
@@ -68,7 +69,8 @@ def cyclic_poisson_sample(
     >>> int(draw(jax.random.key(0), 5).count)
     25
     """
-    num_examples, num_groups = checked_groups(num_examples, num_groups)
+    num_examples = check_count("num_examples", num_examples)
+    num_groups = check_count("num_groups", num_groups, most=num_examples)
     rows = checked_rows(num_examples, num_valid)
     step, is_valid_step = checked_step(step)
 
@@ -82,21 +84,5 @@ def cyclic_poisson_sample(
     sample = poisson_sample(fold_in(key, step), longest_group, sampling_prob, capacity, num_valid=num_members)
 
     # A step or a number of rows out of range gives a batch that never fits.
-    is_valid = is_valid_step & rows.contains(num_real)
-    is_padding = sample.is_padding | ~is_valid
-    return PoissonSample(
-        indices=jnp.where(is_padding, 0, members.indices[sample.indices]),
-        is_padding=is_padding,
-        count=jnp.where(is_valid, sample.count, jnp.iinfo(jnp.int32).max),
-    )
-
-
-def checked_groups(num_examples: int, num_groups: int) -> tuple[int, int]:
-    """Return both numbers; ValueError for more groups than rows."""
-    num_examples = int(check_count("num_examples", num_examples))
-    num_groups = int(check_count("num_groups", num_groups))
-    if num_groups > num_examples:
-        raise ValueError(
-            f"num_groups must be at most num_examples={num_examples}, or groups are empty, got {num_groups}"
-        )
-    return num_examples, num_groups
+    batch = Batch(members.indices[sample.indices], sample.is_padding, sample.count, num_examples)
+    return where_valid(batch, is_valid_step & rows.contains(num_real))

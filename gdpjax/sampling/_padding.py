@@ -1,9 +1,9 @@
 """Padded batches: rows in a random number, as indices and padding in a static number of slots.
 
-Every sampler marks the rows of its batch, bool[num_examples], and `padded` makes a `PoissonSample` of them.
+Every sampler marks the rows of its batch, bool[num_examples], and `padded` makes a `Batch` of them.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +11,9 @@ import jax.numpy as jnp
 from gdpjax._core.arguments import MOST_INDEX
 from gdpjax._core.checks import Domain, check_scalar, is_traced, number_kind
 from gdpjax._core.types import Array
+from gdpjax.sampling._batch import Batch
 
 _WORD_BITS = 32
-
-
-class PoissonSample(NamedTuple):
-    """One batch: which rows, which of them are padding, and how many examples were drawn (private).
-
-    ``count > indices.shape[0]`` means that the batch did not fit. Then every row is padding, so that a step on it adds
-    noise to nothing; that is the failure whose probability `overflow_probability` bounds and a ledger must hold.
-
-    Attributes:
-      indices: int32[capacity], the rows of the batch, 0 in slots of padding.
-      is_padding: bool[capacity].
-      count: int32[], the number of examples that were drawn.
-    """
-
-    indices: Array
-    is_padding: Array
-    count: Array
 
 
 def _most_told_apart(value: Any) -> int:
@@ -91,18 +75,28 @@ def real_rows(included: Array, num_valid: Array | None, rows: Domain) -> tuple[A
     return included & is_real, jnp.asarray(rows.contains(num_valid))
 
 
-def padded(included: Array, capacity: int, valid: Array) -> PoissonSample:
+def padded(included: Array, capacity: int, valid: Array) -> Batch:
     """Return the batch of the marked rows, bool[num_examples], ascending; it is all padding where they do not fit.
 
-    A count has no NaN: where ``valid`` is false, as of a traced number out of range, it is one that never fits.
+    Where ``valid`` is false, as of a traced number out of range, it is one that never fits.
     """
-    num_included = included.sum(dtype=jnp.int32)
-    count = jnp.where(valid, num_included, jnp.iinfo(jnp.int32).max)
+    count = included.sum(dtype=jnp.int32)
 
     # A batch that does not fit is padding throughout: the part that would fit is not the batch that is accounted for.
     is_padding = (jnp.arange(capacity) >= count) | (count > capacity)
-    indices = jnp.where(is_padding, 0, first_positions(included, capacity))
-    return PoissonSample(indices, is_padding, count)
+    batch = Batch(first_positions(included, capacity), is_padding, count, included.shape[0])
+    return where_valid(batch, valid)
+
+
+def where_valid(batch: Batch, valid: Array) -> Batch:
+    """Return a batch where ``valid`` is true, and one of padding, whose count never fits, where it is not."""
+    is_padding = batch.is_padding | ~jnp.asarray(valid)
+    return Batch(
+        indices=jnp.where(is_padding, 0, batch.indices),
+        is_padding=is_padding,
+        count=jnp.where(valid, batch.count, jnp.iinfo(jnp.int32).max),
+        num_examples=batch.num_examples,
+    )
 
 
 def first_positions(included: Array, size: int) -> Array:

@@ -24,7 +24,8 @@ from gdpjax._core.arguments import check_count, check_number
 from gdpjax._core.checks import OPEN_UNIT, UNIT, check_scalar, is_traced
 from gdpjax._core.keys import bits
 from gdpjax._core.types import Array
-from gdpjax.sampling._padding import PoissonSample, checked_rows, padded, real_rows
+from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._padding import checked_rows, padded, real_rows
 
 _MOST = 2**53 - 1
 
@@ -54,7 +55,7 @@ def dyadic_probability(sampling_prob: float) -> float:
 
 def poisson_sample(
     key: Array, num_examples: int, sampling_prob: Array, capacity: int, *, num_valid: Array | None = None
-) -> PoissonSample:
+) -> Batch:
     """Draw one Poisson batch on the device, inside or outside jit.
 
     Args:
@@ -66,7 +67,7 @@ def poisson_sample(
       num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample` with ascending indices. If more than ``capacity`` examples were drawn its ``count`` says so, and
+      A `Batch` with ascending indices. If more than ``capacity`` examples were drawn its ``count`` says so, and
       all rows are padding: a part of the batch is never returned.
 
     Raises:

@@ -2,7 +2,7 @@
 
     batches = Poisson(num_examples=60_000, expected_batch_size=256, num_steps=3516)
     tx = gdpjax.privatize(grad_fn, noise_multiplier=1.3, batches=batches, key=noise_key)
-    batch = batches.sample(sampling_key, t)                          # in the compiled step t
+    *rows, is_padding = batches.sample(sample_key, t).take(x, y)     # in the compiled step t
 
 A loop of one's own would otherwise write the sampling probability where it draws, where it adds noise and where it
 accounts, and the capacity where it draws and where it computes the probability of an overflow; nothing could see that
@@ -21,14 +21,13 @@ numbers themselves.
 import dataclasses
 from typing import final
 
-import jax.numpy as jnp
-
 from gdpjax._core.arguments import check_count, check_expected_batch_size, keyword_checked
 from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import as_key, fold_in, refuse_key_of_a_loop
 from gdpjax._core.types import Array
+from gdpjax.sampling._batch import Batch
 from gdpjax.sampling._batches import PoissonBatches
-from gdpjax.sampling._padding import PoissonSample, checked_step
+from gdpjax.sampling._padding import checked_step, where_valid
 from gdpjax.sampling._poisson import choose_capacity, dyadic_probability, overflow_probability, poisson_sample
 
 _ALLOWED_OVERFLOW = 1e-12
@@ -136,20 +135,22 @@ class Poisson:
         """Return the probability that a batch of ``num_steps`` steps does not fit; upper bound."""
         return overflow_probability(self.num_examples, self.sampling_prob, self.num_steps, self.capacity)
 
-    def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> PoissonSample:
+    def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
         """Draw the batch of one step on the device, inside or outside jit.
 
         It is ``poisson_sample(jax.random.fold_in(key, step), num_examples, sampling_prob, capacity)``, and
         ``host_batches(key)[step]`` has the same rows.
 
         Args:
-          key: one PRNG key, the same for every step of the run, used for nothing else.
+          key: one PRNG key, the same for every step of the run, used for nothing else. Two runs never share it: they
+            would see the same batches, and be ONE joint event (`gdpjax.Event.joint`), not two that add up. Make it and
+            the noise key from one key of the run: ``sample_key, noise_key = jax.random.split(run_key)``.
           step: which step of the run, from 0, a number or a traced one. Steps from num_steps on are drawn, too. One in
             float32 must be below 2^24, where that type begins to round whole numbers.
           num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all.
 
         Returns:
-          A `PoissonSample` with ascending indices. Where more than ``capacity`` examples were drawn its ``count`` says
+          A `Batch` with ascending indices. Where more than ``capacity`` examples were drawn its ``count`` says
           so, and all rows are padding.
 
         Raises:
@@ -164,21 +165,14 @@ class Poisson:
         refuse_key_of_a_loop(as_key(key), step)
         step, is_valid_step = checked_step(step)
         step_key = fold_in(key, step)
-        sample = poisson_sample(step_key, self.num_examples, self.sampling_prob, self.capacity, num_valid=num_valid)
-
-        # A step out of range gives a batch that never fits.
-        is_padding = jnp.logical_or(sample.is_padding, ~is_valid_step)
-        return PoissonSample(
-            indices=jnp.where(is_padding, 0, sample.indices),
-            is_padding=is_padding,
-            count=jnp.where(is_valid_step, sample.count, jnp.iinfo(jnp.int32).max),
-        )
+        batch = poisson_sample(step_key, self.num_examples, self.sampling_prob, self.capacity, num_valid=num_valid)
+        return where_valid(batch, is_valid_step)
 
     def host_batches(self, key: Array, *, num_valid: int | None = None) -> PoissonBatches:
         """Return the batches of the run on the host, by step, for a data loader.
 
         Args:
-          key: one PRNG key, used for nothing else.
+          key: one PRNG key, used for nothing else; that of `sample`, which two runs never share.
           num_valid: how many of the rows are real, from 0 to num_examples; None: all of them.
 
         Returns:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from gdpjax._core.arguments import check_choice, check_count
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._padding import PoissonSample, checked_rows, checked_step, padded, real_rows
+from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._padding import checked_rows, checked_step, padded, real_rows
 from gdpjax.sampling._ranks import lowest_rows_of
 
 _NUM_WORDS = 4
@@ -31,7 +32,7 @@ def shuffled_sample(
     *,
     bins: str = "fresh",
     num_valid: Array | None = None,
-) -> PoissonSample:
+) -> Batch:
     """Draw the batch of one step of shuffled epochs on the device.
 
     The event of E epochs is ``ShuffledEvent(noise_multiplier, steps_per_epoch, E, overflow=shuffled_error(num_examples,
@@ -48,7 +49,7 @@ def shuffled_sample(
       num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample` of ceil(N / t) slots, ascending; its ``count`` is the number of real rows, which always fit.
+      A `Batch` of ceil(N / t) slots, ascending; its ``count`` is the number of real rows, which always fit.
 
     Raises:
       ValueError: values out of range. Traced ones give a batch of padding and the largest ``count``.
@@ -60,7 +61,8 @@ def shuffled_sample(
     >>> [int(draw(step).count) for step in range(3)]
     [4, 3, 3]
     """
-    num_examples, steps_per_epoch = checked_sizes(num_examples, steps_per_epoch)
+    num_examples = check_count("num_examples", num_examples)
+    steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, most=num_examples)
     check_choice("bins", bins, ("fresh", "fixed"))
     rows = checked_rows(num_examples, num_valid)
     step, is_valid_step = checked_step(step)
@@ -105,14 +107,3 @@ def shuffled_error(num_examples: int, num_epochs: int) -> float:
     # The last factor makes up for the rounding of the product.
     bound = float(num_epochs) * float(num_examples) ** 2 * 2.0**-129 * (1 + 1e-15)
     return min(1.0, bound)
-
-
-def checked_sizes(num_examples: int, steps_per_epoch: int) -> tuple[int, int]:
-    """Return both numbers; ValueError for more steps than rows."""
-    num_examples = int(check_count("num_examples", num_examples))
-    steps_per_epoch = int(check_count("steps_per_epoch", steps_per_epoch))
-    if steps_per_epoch > num_examples:
-        raise ValueError(
-            f"steps_per_epoch must be at most num_examples={num_examples}, or batches are empty, got {steps_per_epoch}"
-        )
-    return num_examples, steps_per_epoch

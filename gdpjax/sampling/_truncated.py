@@ -9,6 +9,8 @@ boundary are equal, which has probability at most N 2^-128 a step. The accountan
 Nothing is announced and no batch is refused: what is accounted for is that one example can push out another.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -16,7 +18,8 @@ from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import UNIT, check_scalar, is_traced
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array
-from gdpjax.sampling._padding import PoissonSample, checked_rows, padded, real_rows
+from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._padding import checked_rows, padded, real_rows
 from gdpjax.sampling._poisson import dyadic_probability, included_rows
 from gdpjax.sampling._ranks import lowest_rows
 
@@ -27,7 +30,7 @@ _SUBSETS = 0xFFFF_FF54
 
 def truncated_poisson_sample(
     key: Array, num_examples: int, sampling_prob: Array, capacity: int, *, num_valid: Array | None = None
-) -> PoissonSample:
+) -> Batch:
     """Draw one Poisson batch on the device and keep a random ``capacity`` of its examples if it has more.
 
     The event of T such batches is ``TruncatedPoissonEvent(noise_multiplier, sampling_prob, T, num_examples,
@@ -42,7 +45,7 @@ def truncated_poisson_sample(
       num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all of them.
 
     Returns:
-      A `PoissonSample` with ascending indices. Its ``count`` is how many examples were drawn, which may be more than
+      A `Batch` with ascending indices. Its ``count`` is how many examples were drawn, which may be more than
       were kept; it is private. The batch of `poisson_sample` with the same key, where that fits.
 
     Raises:
@@ -80,5 +83,5 @@ def truncated_poisson_sample(
         return drawn
 
     kept = jax.lax.cond(num_drawn > capacity, keep_random_subset, keep_all)
-    sample = padded(kept, capacity, True)
-    return sample._replace(count=jnp.where(is_valid, num_drawn, jnp.iinfo(jnp.int32).max))
+    batch = padded(kept, capacity, True)
+    return dataclasses.replace(batch, count=jnp.where(is_valid, num_drawn, jnp.iinfo(jnp.int32).max))

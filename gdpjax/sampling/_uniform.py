@@ -53,11 +53,7 @@ def uniform_sample(key: Array, num_examples: int, batch_size: int) -> Array:
     (4,)
     """
     num_examples = check_count("num_examples", num_examples)
-    batch_size = check_count("batch_size", batch_size)
-    if batch_size > num_examples:
-        raise ValueError(
-            f"batch_size must be at most num_examples={num_examples} without replacement, got {batch_size}"
-        )
+    batch_size = check_count("batch_size", batch_size, most=num_examples)
     key = as_key(key)
     # A loop's constant key must be refused here: in the compiled function below every key is an argument.
     refuse_key_of_a_loop(key)

@@ -1,5 +1,7 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
+from typing import Any
+
 from gdpjax._core.arguments import check_instance
 from gdpjax.sampling import (
     AllocationBatches,
@@ -36,6 +38,7 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
 
     Returns:
       ``source[t]`` is ``(indices, is_padding)``, int32 and bool ``[plan.capacity]``: row numbers, and which to ignore.
+      ``source.take(t, x, y)`` returns these rows of the arguments, and the mask.
       A batch above the capacity raises `gdpjax.sampling.BatchOverflowError`; its probability is in the Event.
 
     Raises:
@@ -49,24 +52,21 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
     >>> state, x, y = training.init(np.zeros(2, np.float32), jax.random.key(0)), np.ones((90, 2)), np.zeros(90)
     >>> source = batch_source(plan, state, 90)
     >>> for t in range(int(num_steps_done(state)), len(source)):
-    ...     indices, is_padding = source[t]
-    ...     state, _ = training.step_on(state, x[indices], y[indices], is_padding=is_padding)
+    ...     *rows, is_padding = source.take(t, x, y)
+    ...     state, _ = training.step_on(state, *rows, is_padding=is_padding)
     >>> int(num_steps_done(state))
     3
     """
     check_count(plan, num_examples)
     check_instance("state", state, State, "of the run")
+    key = state.sampling_key
+    num_rows = plan.max_examples
     if plan.sampling == "uniform":
-        return UniformBatches(
-            state.sampling_key,
-            plan.max_examples,
-            plan.capacity,
-            num_steps=plan.max_steps,
-        )
+        return UniformBatches(key, num_rows, plan.capacity, num_steps=plan.max_steps)
     if plan.sampling == "shuffled":
         return ShuffledBatches(
-            state.sampling_key,
-            plan.max_examples,
+            key,
+            num_rows,
             plan.steps_per_epoch,
             num_epochs=plan.num_epochs,
             bins=plan.order,
@@ -74,8 +74,8 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
         )
     if plan.sampling == "allocation":
         return AllocationBatches(
-            state.sampling_key,
-            plan.max_examples,
+            key,
+            num_rows,
             plan.steps_per_epoch,
             num_epochs=plan.num_epochs,
             num_selected=plan.num_selected,
@@ -83,22 +83,9 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
             capacity=plan.capacity,
             num_valid=num_examples,
         )
+
+    fields: dict[str, Any] = {"num_steps": plan.max_steps, "capacity": plan.capacity, "num_valid": num_examples}
     if plan.sampling == "cyclic_poisson":
-        return CyclicPoissonBatches(
-            state.sampling_key,
-            plan.max_examples,
-            plan.sampling_prob,
-            plan.num_groups,
-            num_steps=plan.max_steps,
-            capacity=plan.capacity,
-            num_valid=num_examples,
-        )
+        return CyclicPoissonBatches(key, num_rows, plan.sampling_prob, plan.num_groups, **fields)
     source = TruncatedPoissonBatches if plan.sampling == "truncated_poisson" else PoissonBatches
-    return source(
-        state.sampling_key,
-        plan.max_examples,
-        plan.sampling_prob,
-        num_steps=plan.max_steps,
-        capacity=plan.capacity,
-        num_valid=num_examples,
-    )
+    return source(key, num_rows, plan.sampling_prob, **fields)

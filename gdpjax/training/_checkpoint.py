@@ -20,6 +20,7 @@ import msgspec
 
 from gdpjax._core.documents import DocumentError, convert_document, read_document
 from gdpjax._core.shown import shown
+from gdpjax._core.trees import leaf_names
 from gdpjax._core.types import PyTree
 from gdpjax.training._files import CheckpointError, make_private_folder, sync_private_tree, write_json
 from gdpjax.training._processes import is_first_process, together
@@ -264,12 +265,12 @@ def _check_key_impl(name: str, source: str) -> None:
 
 def refuse_other_arrays(folder: Path, index: Index, template: PyTree) -> None:
     """Raise CheckpointError unless the checkpoint holds arrays of the template's names, shapes and types."""
-    pairs = zip_longest(index.leaves, _shapes(template))
-    for number, (then, now) in enumerate(pairs):
+    for name, then, now in zip_longest(leaf_names(template), index.leaves, _shapes(template)):
         if then != now:
             raise CheckpointError(
-                f"the checkpoint in {folder} holds other arrays than this training's state: leaf {number} was {then} "
-                f"and is {now} now; model and optimizer must be those of the run"
+                f"the checkpoint in {folder} holds other arrays than this training's state, so the model or the "
+                f"optimizer changed; give those of the run. The first difference is at {name or 'the end'}: "
+                f"{then or 'nothing'} then, {now or 'nothing'} now"
             )
 
 

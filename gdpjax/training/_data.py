@@ -5,42 +5,44 @@ compiled. `place` therefore pads every data set to the plan's public maximum; th
 number that only the sampler sees. Refusing a data set because it is *smaller* would be a membership test.
 """
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
 
 from gdpjax._core import arguments
-from gdpjax._core.arguments import check_array, check_instance
+from gdpjax._core.arguments import check_instance, check_rows
+from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import check_key
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, PyTree
 from gdpjax.training._plan import Plan
-
-EXPLICIT = AxisType.Explicit
 
 
 class Data(NamedTuple):
     """A data set on the device.
 
     Attributes:
-      arrays: each ``[max_examples, ...]``, padded with zeros.
+      arrays: arguments of the loss for all examples, arrays or pytrees of them ``[max_examples, ...]``, padded with
+        zeros.
       num_examples: int32, the number of real rows, which may be private.
     """
 
-    arrays: tuple[Array, ...]
+    arrays: tuple[PyTree, ...]
     num_examples: Array
 
 
-def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
+def place(plan: Plan, *arrays: PyTree, sharding: Any = None) -> Data:
     """Put a data set on the device, padded to ``plan.max_examples`` rows.
+
+    It warns of rows with a NaN or an infinity, whose number is private: it is shown on this machine only.
 
     Args:
       plan: the plan; its maximum is public.
-      arrays: the arguments of the loss, ``[n, ...]`` each, n <= max_examples (equal to it where the plan says that the
-        number is public).
+      arrays: the arguments of the loss, arrays or pytrees of arrays ``[n, ...]`` each, n <= max_examples (equal to it
+        where the plan says that the number is public).
       sharding: where the arrays go, as for `jax.device_put`; default: the first device.
 
     Raises:
@@ -52,38 +54,43 @@ def place(plan: Plan, *arrays: Any, sharding: Any = None) -> Data:
     >>> data.arrays[0].shape, int(data.num_examples)
     ((10, 3), 7)
     """
-    if not arrays:
-        raise ValueError("place needs at least one array of examples")
-    names = [f"array {index} of the data" for index in range(len(arrays))]
-    arrays = tuple(check_array(name, array, kinds="biufc") for name, array in zip(names, arrays, strict=True))
-    for name, array in zip(names, arrays, strict=True):
-        _check_fits(name, array)
-    lengths = [np.shape(array)[:1] for array in arrays]
-    if () in lengths or len(set(lengths)) != 1:
-        axes = [length[0] if length else None for length in lengths]
-        raise ValueError(f"all arrays must have one row per example, got leading axes {axes}")
-    num_examples = int(lengths[0][0])
+    arrays, num_examples = check_rows(arrays)
+    for index, argument in enumerate(arrays):
+        for path, array in jax.tree_util.tree_leaves_with_path(argument):
+            _check_fits(f"array {index} of the data{jax.tree_util.keystr(path)}", array)
     check_count(plan, num_examples)
     num_missing = plan.max_examples - num_examples
+    _warn_of_rows_that_are_not_finite(arrays, num_examples, plan.unit)
 
     def placed(array: Any) -> Array:
-        # Rows of zeros in place of those that are missing.
-        rows = array
-        if num_missing:
-            widths = [(0, 0)] * np.ndim(array)
-            widths[0] = (0, num_missing)
-            rows = np.pad(np.asarray(array), widths)
+        # A copy, because on processors an array of NumPy may be used where it lies, and changed by its owner.
+        if isinstance(array, jax.Array) and not num_missing and jax.process_count() == 1:
+            return jax.device_put(array.copy(), sharding)
+        # Rows that are missing are zeros. Each of several processes has a copy of its own, and puts its part.
+        widths = [(0, num_missing), *[(0, 0)] * (np.ndim(array) - 1)]
+        return jax.device_put(np.pad(np.asarray(array), widths), sharding)
 
-        # Each of several processes has a copy of its own, and puts its part.
-        if jax.process_count() > 1:
-            rows = np.asarray(rows)
-        if sharding is None:
-            return jnp.array(rows)
-        # On processors an array of NumPy may be used where it lies: later changes of the caller's would be seen.
-        return jax.device_put(rows if isinstance(rows, jax.Array) else np.array(rows), sharding)
+    return Data(jax.tree.map(placed, arrays), jnp.asarray(num_examples, jnp.int32))
 
-    padded = tuple(placed(array) for array in arrays)
-    return Data(padded, jnp.asarray(num_examples, jnp.int32))
+
+def _warn_of_rows_that_are_not_finite(arrays: tuple[PyTree, ...], num_examples: int, unit: str) -> None:
+    """Warn of examples with a NaN or an infinity in some array."""
+    has_others = np.zeros(num_examples, bool)
+    for array in jax.tree.leaves(arrays):
+        if is_traced(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
+            continue
+        # An array of JAX is looked at on its own devices.
+        is_finite = jnp.isfinite(array) if isinstance(array, jax.Array) else np.isfinite(np.asarray(array))
+        is_finite_row = is_finite.all(axis=tuple(range(1, is_finite.ndim)))
+        has_others |= ~np.asarray(is_finite_row)
+    num_others = has_others.sum()
+    if num_others:
+        warnings.warn(
+            f"{num_others} of {num_examples} {unit}s have a NaN or an infinity in the data. One whose gradient is not "
+            "finite adds nothing to any sum, so that nothing is learned from it: fill the gaps, or leave these "
+            f"{unit}s out. The number is private",
+            stacklevel=3,
+        )
 
 
 def _check_fits(name: str, array: Any) -> None:
@@ -120,29 +127,12 @@ def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
     return not np.any(overflows(values if np.isinf(ends).any() else ends))
 
 
-def check_data(data: Any) -> None:
-    """Raise ValueError unless ``data`` are arrays that were placed."""
+def check_data(data: Any) -> int:
+    """Return the number of rows of data that were placed, padding included; ValueError for anything else."""
     check_instance("data", data, Data, "which training.place(...) returned")
     check_instance("data.arrays", data.arrays, tuple)
-    for index, array in enumerate(data.arrays):
-        check_array(f"array {index} of the data", array, kinds="biufc")
-
-
-def rows_of(array: Array, indices: Array) -> Array:
-    """Return array[indices], spread over the devices of the mesh that the array is on."""
-    sharding: Any = jax.typeof(array).sharding
-    mesh = sharding.mesh
-    explicit_axes = []
-    for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True):
-        if axis_type == EXPLICIT:
-            explicit_axes.append(name)
-
-    # On an Auto mesh `clipped_grad` spreads the rows.
-    if not explicit_axes:
-        return array[indices]
-    with jax.sharding.use_abstract_mesh(mesh):
-        whole = jax.sharding.reshard(array, PartitionSpec())
-        return jax.sharding.reshard(whole[indices], PartitionSpec(tuple(explicit_axes)))
+    _, num_rows = check_rows(data.arrays)
+    return num_rows
 
 
 def check_count(plan: Plan, count: int) -> None:
@@ -163,15 +153,15 @@ def check_count(plan: Plan, count: int) -> None:
 
 
 def group_by_user(
-    user_ids: Any, *arrays: Any, max_per_user: int, key: Array
-) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    user_ids: Any, *arrays: PyTree, max_per_user: int, key: Array
+) -> tuple[tuple[PyTree, ...], np.ndarray]:
     """Return one row per user instead of one per example, so that a plan's "example" is all of a user's data.
 
     A user's rows beyond ``max_per_user`` are dropped at random, user by user; missing ones are zeros and marked.
 
     Args:
       user_ids: ``[n]`` integers or strings, the owner of each row.
-      arrays: ``[n, ...]`` each.
+      arrays: arrays or pytrees of arrays ``[n, ...]`` each.
       max_per_user: rows kept of one user, >= 1, public.
       key: one PRNG key, for the choice of rows.
 
@@ -180,21 +170,20 @@ def group_by_user(
       order of their ids; the loss of a user is usually the mean over the rows that are not padding.
 
     Raises:
-      ValueError: unequal lengths, max_per_user < 1, what is no key.
+      ValueError: unequal lengths, masked ids, max_per_user < 1, what is no key.
 
     >>> (x,), is_padding = group_by_user([7, 9, 7], np.array([1.0, 2.0, 3.0]), max_per_user=2, key=jax.random.key(0))
     >>> x.shape, is_padding.tolist()
     ((2, 2), [[False, False], [False, True]])
     """
     ids = np.asarray(user_ids)
-    if ids.dtype.kind not in "biuUS":
-        raise ValueError(f"user_ids must be whole numbers or texts, got {shown(user_ids)}")
-    arrays = tuple(check_array("every array", array, kinds="biufc") for array in arrays)
+    if np.ma.is_masked(user_ids) or ids.dtype.kind not in "biuUS":
+        raise ValueError(f"user_ids must be whole numbers or texts, none of them masked, got {shown(user_ids)}")
+    arrays, num_rows = check_rows(arrays)
     key_data, _ = check_key(key)
     key_words = np.asarray(key_data).ravel().tolist()
-    shapes = [np.shape(array) for array in (ids, *arrays)]
-    if ids.ndim != 1 or any(shape[:1] != ids.shape for shape in shapes):
-        raise ValueError(f"user_ids and every array must have one row per example, got {shapes}")
+    if ids.shape != (num_rows,):
+        raise ValueError(f"user_ids and every array must have one row per example, got {shown(ids)} of {num_rows} rows")
     max_per_user = arguments.check_count("max_per_user", max_per_user)
 
     # The rows of each user stand together in this order.
@@ -221,7 +210,7 @@ def group_by_user(
         values[is_padding] = 0
         return values
 
-    return tuple(gathered(array) for array in arrays), is_padding
+    return jax.tree.map(gathered, arrays), is_padding
 
 
 def _seed_words(user: Any) -> list[int]:

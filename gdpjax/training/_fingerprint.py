@@ -101,7 +101,7 @@ def digest_of(*arrays: Any) -> str:
     for array in arrays:
         for part in _own_parts(array):
             rows = np.ascontiguousarray(np.asarray(part))
-            digest.update(f"{rows.dtype.str}{rows.shape}".encode())
+            digest.update(f"{rows.dtype}{rows.shape}".encode())
             digest.update(rows.tobytes())
     return digest.hexdigest()
 

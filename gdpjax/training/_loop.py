@@ -37,18 +37,20 @@ from gdpjax._core.arguments import (
     check_count,
     check_flag,
     check_instance,
+    check_rows,
+    check_transformation,
     check_tree,
     keyword_checked,
 )
 from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
-from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
-from gdpjax._core.trees import broadcast_trainable
+from gdpjax._core.trees import broadcast_trainable, nodes_of
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
 from gdpjax.sampling import (
+    Batch,
     BatchOverflowError,
     allocation_sample,
     cyclic_poisson_sample,
@@ -57,7 +59,7 @@ from gdpjax.sampling import (
     truncated_poisson_sample,
     uniform_sample,
 )
-from gdpjax.training._data import Data, check_data, place, rows_of
+from gdpjax.training._data import Data, check_data, place
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
@@ -66,6 +68,7 @@ from gdpjax.training._statement import with_scale
 from gdpjax.transforms import Correlation, privatize, resolve_correlation
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
+_ROWS = 16
 """Values of ``State.status``."""
 
 
@@ -142,7 +145,6 @@ def private_training(
     strategy: str = "auto",
     microbatch_size: int | None = None,
     constant_work: bool = False,
-    ledger_capacity: int = 16,
     scale: Scale | None = None,
 ) -> Training:
     """Return the private training loop of a plan.
@@ -153,14 +155,13 @@ def private_training(
       loss_fn: scalar loss of ONE example, ``loss_fn(params, *example)``, or ``loss_fn(params, *example, key)`` with
         ``example_key``. With a plan per user an example is a user's rows.
       optimizer: what turns the noisy mean into updates, such as ``optax.adam(1e-3)``; post-processing.
-      num_arrays: how many arrays an example consists of.
+      num_arrays: how many arguments of the loss an example is, arrays or pytrees of arrays.
       example_key: the loss takes a PRNG key of its own for each example (dropout).
       keep_batch_dim, trainable, strategy, microbatch_size: as in `gdpjax.clipped_grad`. The optimizer keeps its moments
         of frozen leaves, too, unless it is ``optax.masked(optimizer, trainable)``.
       constant_work: compute the rows that are padding like all others. Otherwise chunks that hold only padding are
         skipped, and the time of a step tells, in units of a chunk, how many examples its private batch had. Set this
         where others can see how long single steps take.
-      ledger_capacity: as in `gdpjax.privatize`.
       scale: a function from the optimizer's state before a step to positive factors, a tree (prefix) like the
         parameters whose leaves broadcast to them, such as `gdpjax.training.adam_scale`. Gradients are multiplied by
         them before they are clipped and noised, and the noisy mean is divided by them before it goes into the
@@ -199,7 +200,7 @@ def private_training(
     """
     check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
     check_callable("loss_fn", loss_fn)
-    _check_optimizer(optimizer)
+    check_transformation("optimizer", optimizer, "optax.adam(1e-3)")
     num_arrays = check_count("num_arrays", num_arrays)
     example_key = check_flag("example_key", example_key)
 
@@ -243,7 +244,6 @@ def private_training(
             sampling=plan.sampling if is_sampled else None,
             correlation=correlated,
             neighboring_relation=plan.neighboring_relation,
-            ledger_capacity=ledger_capacity,
             overflow_per_step=plan.overflow_per_step,
             announced=plan.announces_overflow,
             scheme=plan.scheme,
@@ -281,17 +281,23 @@ def private_training(
 
         _refuse_private(optimizer, params)
         chain = optax.chain(private_mean(noise_key), optimizer)
-        opt_state: Any = chain.init(params)
+        states: Any = chain.init(params)
+        private_state, optimizer_state = states
+
+        # All steps of a plan are alike, and share a row of the ledger.
+        ledger = private_state.ledger
+        rows = {name: getattr(ledger, name)[:_ROWS] for name in ("noise_multiplier", "sampling_prob", "num_steps")}
+        opt_state = (private_state._replace(ledger=ledger._replace(**rows)), optimizer_state)
 
         # The shapes of the factors can be checked without computing them.
         if scale is not None:
             factors_of_state = functools.partial(factors_of, scale, trainable=trainable)
-            jax.eval_shape(factors_of_state, opt_state[1], params)
+            jax.eval_shape(factors_of_state, optimizer_state, params)
 
         status = jnp.asarray(RUNNING, jnp.int32)
         state = beside(params, State(params, opt_state, sampling_key, status))
         # An array of NumPy could be changed by its owner between a chunk and its repetition.
-        return jax.tree.map(_own_copy, state)
+        return jax.tree.map(own_copy, state)
 
     def take(
         state: State,
@@ -348,15 +354,13 @@ def private_training(
     def step(state: State, data: Data) -> tuple[State, Info]:
         _check_data(plan, data, num_arrays)
         done = num_steps_done(state)
-        indices, is_padding, fits = draw(plan, state.sampling_key, done, data.num_examples)
-        batch = tuple(rows_of(array, indices) for array in data.arrays)
-        return take(state, batch, is_padding, fits)
+        batch, fits = draw(plan, state.sampling_key, done, data.num_examples)
+        *rows, is_padding = batch.take(*data.arrays)
+        return take(state, tuple(rows), is_padding, fits)
 
     def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
-        check_array("is_padding", is_padding, kinds="biuf")
         _check_batch(plan, batch, is_padding, num_arrays)
-        batch = tuple(jnp.asarray(array) for array in batch)
-        return take(state, batch, jnp.asarray(is_padding, bool), jnp.asarray(True))
+        return take(state, jax.tree.map(jnp.asarray, batch), jnp.asarray(is_padding, bool), jnp.asarray(True))
 
     def run_steps(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
         def next_step(state: State, _: None) -> tuple[State, Info]:
@@ -369,7 +373,14 @@ def private_training(
         return (data,), {}
 
     def check_step_on(*batch: Any, is_padding: Any) -> tuple[tuple, dict[str, Any]]:
-        return batch, {"is_padding": is_padding}
+        batch, _ = check_rows(batch)
+        is_padding = check_array("is_padding", is_padding, kinds="biuf")
+
+        # The owner of an array of NumPy may write the next batch into it while this step is still computed.
+        def copied(leaf: Any) -> Any:
+            return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+        return jax.tree.map(copied, batch), {"is_padding": copied(is_padding)}
 
     def check_steps(data: Data, num_steps: int) -> tuple[tuple, dict[str, Any]]:
         _check_data(plan, data, num_arrays)
@@ -400,7 +411,7 @@ def _correlation_of(plan: Plan) -> Correlation | None:
     return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, *sampled)
 
 
-def _own_copy(leaf: Any) -> Any:
+def own_copy(leaf: Any) -> Any:
     """Return a leaf, or a copy of it on the device if it is an array of NumPy."""
     return jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf
 
@@ -461,16 +472,10 @@ class _Compiled:
         try:
             return function(state, *args, **kwargs)
         except (TypeError, ValueError):
-            self._explain(state, args, kwargs)
+            # Explain an argument that could not have been compiled for.
+            check_tree("state", state)
+            check_tree("the data or the batch", (args, kwargs))
             raise
-
-    def _explain(self, state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raise ValueError if an argument could not have been compiled for."""
-        check_tree("state", state)
-        for position, value in enumerate(args):
-            check_tree(f"argument {position + 1}", value)
-        for name, value in kwargs.items():
-            check_tree(name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_compiled"), name)
@@ -486,11 +491,13 @@ def num_steps_done(state: State) -> Array:
     return ledger_state_of(state.opt_state).num_steps.sum(dtype=jnp.int32)
 
 
-def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Array, Array, Array]:
-    """Draw the batch of one step: its row numbers, which of them are padding, and whether it fits the capacity."""
-    # In schemes of whole epochs every step has the key of the run, of which it draws its part of an epoch.
+def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Batch, Array]:
+    """Draw the batch of one step, and tell whether it fits the capacity."""
+    # In schemes of whole epochs every step has the key of the run, of which it draws its part of an epoch. In the
+    # others every step draws anew, with a key of its own.
+    key_of_step = fold_in(sampling_key, step)
     if plan.sampling == "allocation":
-        sample = allocation_sample(
+        batch = allocation_sample(
             sampling_key,
             step,
             plan.max_examples,
@@ -500,9 +507,8 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             bins=plan.bins,
             num_valid=num_examples,
         )
-        return sample.indices, sample.is_padding, sample.count <= plan.capacity
-    if plan.sampling == "shuffled":
-        sample = shuffled_sample(
+    elif plan.sampling == "shuffled":
+        batch = shuffled_sample(
             sampling_key,
             step,
             plan.max_examples,
@@ -510,9 +516,8 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             bins=plan.order,
             num_valid=num_examples,
         )
-        return sample.indices, sample.is_padding, sample.count <= plan.capacity
-    if plan.sampling == "cyclic_poisson":
-        sample = cyclic_poisson_sample(
+    elif plan.sampling == "cyclic_poisson":
+        batch = cyclic_poisson_sample(
             sampling_key,
             step,
             plan.max_examples,
@@ -521,31 +526,23 @@ def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> t
             plan.capacity,
             num_valid=num_examples,
         )
-        return sample.indices, sample.is_padding, sample.count <= plan.capacity
-
-    # In the others every step draws anew, with a key of its own.
-    key = fold_in(sampling_key, step)
-    if plan.sampling == "uniform":
-        indices = uniform_sample(key, plan.max_examples, plan.capacity)
+    elif plan.sampling == "uniform":
+        indices = uniform_sample(key_of_step, plan.max_examples, plan.capacity)
         is_padding = jnp.zeros(plan.capacity, bool)
-        return indices, is_padding, jnp.asarray(True)
-    if plan.sampling == "truncated_poisson":
-        sample = truncated_poisson_sample(
-            key,
+        batch = Batch(indices, is_padding, jnp.asarray(plan.capacity), plan.max_examples)
+    else:
+        sample = truncated_poisson_sample if plan.sampling == "truncated_poisson" else poisson_sample
+        batch = sample(
+            key_of_step,
             plan.max_examples,
             plan.sampling_prob,
             plan.capacity,
             num_valid=num_examples,
         )
-        return sample.indices, sample.is_padding, jnp.asarray(True)
-    sample = poisson_sample(
-        key,
-        plan.max_examples,
-        plan.sampling_prob,
-        plan.capacity,
-        num_valid=num_examples,
-    )
-    return sample.indices, sample.is_padding, sample.count <= plan.capacity
+
+    # Of a truncated batch more may have been drawn than are kept.
+    fits = batch.count <= plan.capacity
+    return batch, fits | (plan.sampling == "truncated_poisson")
 
 
 def check_status(state: State) -> None:
@@ -563,46 +560,27 @@ def check_status(state: State) -> None:
 
 def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:
     """Raise ValueError unless the data were placed for this plan and this loss."""
-    check_data(data)
+    num_rows = check_data(data)
     if len(data.arrays) != num_arrays:
         raise ValueError(f"an example has num_arrays={num_arrays} arrays, got data of {len(data.arrays)}")
-    rows = [jnp.shape(array)[0] if jnp.shape(array) else None for array in data.arrays]
-    if any(num_rows != plan.max_examples for num_rows in rows):
-        raise ValueError(f"data of {rows} rows were placed for another plan than max_examples={plan.max_examples}")
+    if num_rows != plan.max_examples:
+        raise ValueError(f"data of {num_rows} rows were placed for another plan than max_examples={plan.max_examples}")
 
 
 def _check_batch(plan: Plan, batch: tuple[Any, ...], is_padding: Any, num_arrays: int) -> None:
     """Raise ValueError unless a batch drawn elsewhere has the arrays and the rows of this plan."""
-    rows = []
-    for array in (*batch, is_padding):
-        shape = jnp.shape(array)
-        rows.append(shape[0] if shape else None)
-    if len(batch) != num_arrays or any(num_rows != plan.capacity for num_rows in rows):
+    _, num_rows = check_rows((*batch, is_padding))
+    if len(batch) != num_arrays or num_rows != plan.capacity:
         raise ValueError(
             f"expected {num_arrays} arrays and is_padding, all of the plan's capacity of {plan.capacity} rows, got "
-            f"{rows}: draw batches with gdpjax.training.batch_source"
+            f"{len(batch)} of {num_rows}: draw batches with gdpjax.training.batch_source"
         )
 
 
 def _refuse_private(optimizer: optax.GradientTransformation, params: PyTree) -> None:
     """Raise ValueError for an optimizer that keeps a ledger, and so adds noise itself."""
-
-    def is_ledger(node: Any) -> bool:
-        return isinstance(node, LedgerState)
-
-    state = jax.eval_shape(optimizer.init, params)
-    nodes = jax.tree.leaves(state, is_leaf=is_ledger)
-    if any(is_ledger(node) for node in nodes):
+    if nodes_of(jax.eval_shape(optimizer.init, params), LedgerState):
         raise ValueError(
             "the optimizer is private itself (dpsgd, dpadam, privatize), and private_training adds clipping and noise: "
             "give it the plain optimizer, such as optax.adam(1e-3)"
         )
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    """Raise ValueError unless the optimizer has the two functions of an optax transformation."""
-    for name in ("init", "update"):
-        if not callable(getattr(optimizer, name, None)):
-            raise ValueError(
-                f"optimizer must be an optax transformation such as optax.adam(1e-3), got {shown(optimizer)}"
-            )

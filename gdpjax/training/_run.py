@@ -31,6 +31,7 @@ from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
 from gdpjax._core.keys import check_key, fresh_key
+from gdpjax._core.trees import nodes_of
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
@@ -41,7 +42,7 @@ from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, s
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
-from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done
+from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done, own_copy
 from gdpjax.training._plan import IN_EPOCHS, Plan
 from gdpjax.training._processes import (
     beside,
@@ -83,6 +84,8 @@ class Run:
     ) -> None:
         self.folder = folder
         self._training = training
+        # An array of NumPy, or a dict, could be changed by its owner between a chunk and its repetition.
+        data = jax.tree.map(own_copy, data)
         self._data = data
         self.state = state
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
@@ -95,7 +98,7 @@ class Run:
         # Everything that decides the bits of a step.
         self._steps = steps_in_place(training.step, state, data)
         own = {
-            "data": digest_of(*data.arrays, data.num_examples),
+            "data": digest_of(*jax.tree.leaves(data)),
             "program": self._steps.digest(state, data, in_a_loop=scan),
             "initial state": initial,
         }
@@ -118,8 +121,8 @@ class Run:
 
     @property
     def data(self) -> Data:
-        """Return the data that the steps are made on."""
-        return self._data
+        """Return the data that the steps are made on, in containers of their own."""
+        return jax.tree.map(own_copy, self._data)
 
     @property
     def step(self) -> int:
@@ -134,8 +137,7 @@ class Run:
     @property
     def num_lost(self) -> int:
         """Return how many of the charged steps were not kept, because the run moved in the middle of a chunk."""
-        nodes = _private_states(self.state)
-        (noised,) = [node for node in nodes if isinstance(node, PrivatizeState)]
+        (noised,) = nodes_of(self.state.opt_state, PrivatizeState)
         return self.step - int(noised.count)
 
     @property
@@ -446,14 +448,9 @@ def _is_private_state(node: Any) -> bool:
     return isinstance(node, PrivatizeState)
 
 
-def _private_states(state: State) -> list[Any]:
-    """Return the leaves of the optimizer's state, in which that of the private transform is one."""
-    return jax.tree.leaves(state.opt_state, is_leaf=_is_private_state)
-
-
 def _digest_of_keys(state: State) -> str:
     """Return the SHA-256 of the keys of noise and sampling."""
-    key_data = [node.key_data for node in _private_states(state) if _is_private_state(node)]
+    key_data = [node.key_data for node in nodes_of(state.opt_state, PrivatizeState)]
     return digest_of(*key_data, jax.random.key_data(state.sampling_key))
 
 

@@ -31,7 +31,7 @@ import optax
 
 from gdpjax._core.checks import OPEN_UNIT, Domain, checked_scalar
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, wide_dtype
+from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, nodes_of, num_elements, wide_dtype
 from gdpjax._core.types import Array, PyTree
 
 Scale = Callable[[Any], PyTree]
@@ -117,12 +117,7 @@ def _has_moments(second: Array) -> Array:
 
 def _adam_state(optimizer_state: Any) -> optax.ScaleByAdamState:
     """Return the one state of scale_by_adam in the state of an optimizer."""
-
-    def is_adam(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByAdamState)
-
-    nodes = jax.tree.leaves(optimizer_state, is_leaf=is_adam)
-    states = [node for node in nodes if is_adam(node)]
+    states = nodes_of(optimizer_state, optax.ScaleByAdamState)
     if len(states) != 1:
         raise ValueError(
             f"adam_scale wants an optimizer with one optax.scale_by_adam in it, such as optax.adamw(1e-3), got "

@@ -5,6 +5,7 @@ from gdpjax.transforms._adaptive import AdaptiveState, clip_norm_of, privatize_a
 from gdpjax.transforms._clip import ClipAndSum, clip_and_sum
 from gdpjax.transforms._correlated import Correlation, resolve_correlation
 from gdpjax.transforms._noise import NoiseState, PrivatizeState, add_gaussian_noise, privatize
+from gdpjax.transforms._public_values import public_values
 
 __all__ = [
     "AccumulateState",
@@ -19,5 +20,6 @@ __all__ = [
     "clip_norm_of",
     "privatize",
     "privatize_adaptive",
+    "public_values",
     "resolve_correlation",
 ]

@@ -38,10 +38,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_instance, check_static_size
+from gdpjax._core.arguments import check_instance, check_static_size, check_transformation
 from gdpjax._core.checks import Domain, check, is_traced
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import compensated_add, is_floating, leaf_name, two_sum, wide_dtype
+from gdpjax._core.trees import compensated_add, is_floating, leaf_name, two_sum, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import AccumulationCharge
 from gdpjax.ledger import round_toward
@@ -121,8 +121,7 @@ def accumulate_clipped(
         )
     check("num_microbatches", num_microbatches, _MICROBATCHES)
     check_static_size("microbatch_rows", microbatch_rows)
-    if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
-        raise ValueError(f"tx must be an optax transformation such as gdpjax.dpsgd(...), got {shown(tx)}")
+    check_transformation("tx", tx, "gdpjax.dpsgd(...)")
     num_sums = int(num_microbatches)
     private = optax.with_extra_args_support(tx)
 
@@ -130,8 +129,8 @@ def accumulate_clipped(
         # The trees of zeros share no buffer: a donated one must not take the other with it.
         return AccumulateState(
             microstep=jnp.zeros((), jnp.int32),
-            total=jax.tree.map(_zeros, params),
-            error=jax.tree.map(_zeros, params),
+            total=jax.tree.map(zeros_like_sum, params),
+            error=jax.tree.map(zeros_like_sum, params),
             row=jnp.zeros((), float),
             rounding=jnp.zeros((), float),
             inner_state=tx.init(params),
@@ -153,12 +152,16 @@ def accumulate_clipped(
                 accumulation=accumulation,
                 **extra_args,
             )
-            _check_one_private(accumulation)
+            if accumulation.num_private != 1:
+                raise ValueError(
+                    "accumulate_clipped needs a chain with exactly one gdpjax.privatize in it, and "
+                    f"{accumulation.num_private} took part; without privacy use optax.MultiSteps, and put wrappers "
+                    "that pass no extra arguments on inside"
+                )
             return released
 
         def wait(inner_state: PyTree) -> tuple[PyTree, PyTree]:
-            zeros = jax.tree.map(_zeros_of_shape, shapes)
-            return zeros, inner_state
+            return jax.tree.map(jnp.zeros_like, shapes), inner_state
 
         # Evaluate the release in shapes alone, so that the private transform says what this sum costs.
         trial = Accumulation(num_sums, microbatch_rows, updates, total)
@@ -193,19 +196,6 @@ def accumulate_clipped(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _zeros(leaf: Array) -> Array:
-    """Return zeros shaped like a parameter, in the dtype of its sums."""
-    dtype = jnp.result_type(leaf)
-    if is_floating(leaf):
-        dtype = wide_dtype(leaf)
-    return jnp.zeros(jnp.shape(leaf), dtype)
-
-
-def _zeros_of_shape(shape: jax.ShapeDtypeStruct) -> Array:
-    """Return zeros in place of what would be released."""
-    return jnp.zeros(shape.shape, shape.dtype)
-
-
 def _as_dtype(leaf: Array, like: Any) -> Array:
     """Return ``leaf`` in the dtype of ``like``: a restored state may hold other types than both branches agree on."""
     if jnp.result_type(leaf) == like.dtype:
@@ -215,28 +205,19 @@ def _as_dtype(leaf: Array, like: Any) -> Array:
 
 def _add(total: PyTree, error: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
     """Return the unevaluated sum total + error with ``updates`` added."""
-    totals, structure = jax.tree_util.tree_flatten_with_path(total)
-    errors = jax.tree.leaves(error)
-    added = jax.tree.leaves(updates)
-    new_totals = []
-    new_errors = []
-    for (path, high), low, update in zip(totals, errors, added, strict=True):
-        new_high, new_low = _add_leaf(leaf_name(path), high, low, update)
-        new_totals.append(new_high)
-        new_errors.append(new_low)
-    new_total = jax.tree.unflatten(structure, new_totals)
-    new_error = jax.tree.unflatten(structure, new_errors)
-    return new_total, new_error
+    pairs = jax.tree.map_with_path(_add_leaf, total, error, updates)
+    pair = jax.tree.structure((0, 0))
+    return jax.tree.transpose(jax.tree.structure(total), pair, pairs)
 
 
-def _add_leaf(name: str, high: Array, low: Array, update: Array) -> tuple[Array, Array]:
+def _add_leaf(path: Any, high: Array, low: Array, update: Array) -> tuple[Array, Array]:
     """Return the unevaluated sum high + low of one leaf with ``update`` added."""
     if not is_floating(high):
         return high, low
     if jnp.promote_types(update.dtype, high.dtype) != high.dtype:
         raise ValueError(
-            f"leaf {name} of the clipped sum is {update.dtype} and would be rounded to {high.dtype}, the type in which "
-            "its parameter's sums are added; give sums and parameters of one precision"
+            f"leaf {leaf_name(path)} of the clipped sum is {update.dtype} and would be rounded to {high.dtype}, "
+            "the type of its parameter's sums; give sums and parameters of one precision"
         )
     update = update.astype(high.dtype)
 
@@ -266,13 +247,3 @@ def _next_larger(value: Array) -> Array:
     is_positive = value > 0
     larger = jnp.nextafter(value, jnp.asarray(jnp.inf, value.dtype))
     return jnp.where(is_positive, larger, value)
-
-
-def _check_one_private(accumulation: Accumulation) -> None:
-    """Refuse a chain without exactly one private transform."""
-    if accumulation.num_private != 1:
-        raise ValueError(
-            "accumulate_clipped needs a chain with exactly one gdpjax.privatize in it, and "
-            f"{accumulation.num_private} took part; without privacy use optax.MultiSteps, and put wrappers that pass "
-            "no extra arguments on inside"
-        )

@@ -53,12 +53,12 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key, fold_in, refuse_constant_key
+from gdpjax._core.keys import fold_in
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import broadcast_trainable, leaf_keys
+from gdpjax._core.trees import broadcast_trainable, leaf_keys, nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import Flat, clip_rows
-from gdpjax.ledger import Event, LedgerState, record_step, resolve_relation
+from gdpjax.ledger import Event, LedgerState, init_ledger, record_step, resolve_relation
 from gdpjax.sampling import Poisson
 from gdpjax.transforms._batches import checked_sampling_prob, resolve_batches
 from gdpjax.transforms._noise import (
@@ -66,14 +66,15 @@ from gdpjax.transforms._noise import (
     check_leaves,
     check_origin,
     check_params,
-    empty_ledger,
     noise_stddev,
     noisy_mean,
     noisy_tree,
+    num_rows,
     refuse_other_rows,
     scheduled,
-    unshared,
 )
+from gdpjax.transforms._noise_key import NoiseKey
+from gdpjax.transforms._public_values import refuse_private_values
 
 
 class AdaptiveState(NamedTuple):
@@ -109,7 +110,6 @@ def privatize_adaptive(
     max_batch_size: int | None = None,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
-    ledger_capacity: int = 16,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private, as `privatize` does, with a clip norm that follows a quantile of the gradient norms.
 
@@ -132,8 +132,8 @@ def privatize_adaptive(
         (noise_multiplier^-2 + (2 count_stddev)^-2)^-1/2 (count_stddev, not twice it, under REPLACE_ONE).
       count_stddev: standard deviation > 0, in examples, of the noise on the count of norms below the clip norm. The
         reference advises expected_batch_size / 20.
-      key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling, neighboring_relation,
-        ledger_capacity: as in `privatize`.
+      key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling, neighboring_relation: as in
+        `privatize`.
       target_quantile: which quantile of the norms to follow, in [0, 1].
       learning_rate: at least 0, the step of log C per unit of fraction; 0 keeps the clip norm, and still pays for the
         count.
@@ -173,7 +173,6 @@ def privatize_adaptive(
         overflow_per_step=overflow_per_step,
         sampling=sampling,
     )
-    key_data, key_impl = check_key(key)
     transform = _AdaptiveTransform(
         initial_l2_clip_norm=initial_l2_clip_norm,
         norm_range=norm_range,
@@ -185,14 +184,11 @@ def privatize_adaptive(
         learning_rate=checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
         overflow_per_step=checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT),
         batches=batches,
-        key=key,
-        key_data=key_data,
-        key_impl=key_impl,
+        noise_key=NoiseKey(key),
         trainable=trainable,
         max_batch_size=max_batch_size,
         sampling=sampling,
         relation=resolve_relation(sampling, neighboring_relation),
-        ledger_capacity=ledger_capacity,
     )
     return optax.GradientTransformationExtraArgs(transform.init, transform.update)
 
@@ -224,12 +220,7 @@ def clip_norm_of(opt_state: PyTree) -> Array:
     >>> noisy_mean.shape, clip_norm_of(state).shape
     ((2,), ())
     """
-
-    def is_adaptive(node: Any) -> bool:
-        return isinstance(node, AdaptiveState)
-
-    nodes = jax.tree.leaves(opt_state, is_leaf=is_adaptive)
-    states = [node for node in nodes if is_adaptive(node)]
+    states = nodes_of(opt_state, AdaptiveState)
     if len(states) != 1:
         raise ValueError(f"expected the state of one gdpjax.privatize_adaptive, got a state with {len(states)} of them")
 
@@ -268,27 +259,22 @@ class _AdaptiveTransform:
     learning_rate: Array
     overflow_per_step: Array
     batches: Poisson | None
-    key: Array
-    key_data: Array
-    key_impl: str
+    noise_key: NoiseKey
     trainable: PyTree | None
     max_batch_size: int | None
     sampling: str
     relation: NeighboringRelation
-    ledger_capacity: int
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Return the state before the first step."""
-        refuse_constant_key(self.key, *self._hyperparameters())
         check_params(params)
-        key_data, _ = unshared(self.key_data, self._hyperparameters(), params)
         first_norm = jnp.asarray(self.initial_l2_clip_norm, jnp.float32)
         smallest, largest = self.norm_range
         return AdaptiveState(
             count=jnp.zeros((), jnp.int32),
-            key_data=key_data,
+            key_data=self.noise_key.begin(self._hyperparameters(), params),
             l2_clip_norm=jnp.clip(first_norm, smallest, largest),
-            ledger=empty_ledger(self.ledger_capacity, self.sampling, self.relation),
+            ledger=init_ledger(num_rows(self.noise_multiplier), self.sampling, self.relation),
         )
 
     def update(
@@ -308,16 +294,16 @@ class _AdaptiveTransform:
                 "gdpjax.privatize_adaptive does not work inside gdpjax.accumulate_clipped: the clip norm would follow "
                 "the norms of the last microbatch alone. Use gdpjax.privatize with a fixed clip norm"
             )
+        refuse_private_values(extra_args)
         bounded = self._bounded_sum(updates, state, params, clipped_by, norms)
         count = _bit_sum(bounded.norms, state.l2_clip_norm)
 
         # One key for the sum and one for the count, of this step and this configuration alone.
         multiplier = scheduled("noise_multiplier", self.noise_multiplier, state.count, POSITIVE_FLOAT32)
         values = (bounded.total, bounded.norms, state.l2_clip_norm, self._hyperparameters(), multiplier)
-        key_data, is_own_key = unshared(state.key_data, *values)
+        run_key, is_own_key = self.noise_key.of(state, *values)
         valid = is_own_key * bounded.valid
-        noise_key = jax.random.wrap_key_data(key_data, impl=self.key_impl)
-        step_key = fold_in(noise_key, state.count)
+        step_key = fold_in(run_key, state.count)
         keys = leaf_keys(step_key, {"sum": bounded.total, "count": count})
 
         # Release the sum and the count, each with its noise.

@@ -72,6 +72,11 @@ def resolve_correlation(
                 f"optimize_banded_inverse(num_steps, 8, participation); got participation={shown(participation)} and "
                 f"num_steps={shown(num_steps)}"
             )
+        if sampling == "correlated":
+            raise ValueError(
+                'sampling="correlated" is for the noise of a strategy, and this noise is independent: leave sampling= '
+                "and scheme= out, and give correlation=, num_steps= and participation="
+            )
         return None
     if isinstance(correlation, Correlation):
         return correlation

@@ -13,10 +13,7 @@ computed in float32 or wider. The divisor is a public constant: the realised bat
 deviation is enlarged by 2^-21 of itself, which covers every rounding between the recorded noise multiplier and the
 noise that is added.
 
-Keys. The state holds the key's data and the step count; step t uses fold_in(key, t) and each leaf folds in a 64-bit
-digest of its path, so no noise is used twice. Two configurations of a sweep must not share a key (subtracting their
-outputs would cancel the noise). A custom vmap rule sees a shared key under batched values and refuses it; a key that is
-a constant of a loop (`jax.lax.map`, scan), or the same on devices whose configurations differ, is refused as well.
+The state holds the data of the noise key and the step count; `_noise_key` says how no noise is used twice.
 """
 
 from collections.abc import Mapping
@@ -26,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdpjax._core.arguments import check_count, check_instance, check_tree, keyword_checked
+from gdpjax._core.arguments import check_instance, check_tree, keyword_checked
 from gdpjax._core.checks import (
     HALF_OPEN_UNIT,
     NONNEGATIVE,
@@ -36,7 +33,7 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import check_key, fold_in, refuse_constant_key, refuse_key_of_a_loop, varying_axes
+from gdpjax._core.keys import fold_in, refuse_key_of_a_loop
 from gdpjax._core.noise import standard_normals
 from gdpjax._core.provenance import Provenance, RecordedSum, current_trace
 from gdpjax._core.shown import shown
@@ -46,6 +43,7 @@ from gdpjax._core.trees import (
     leaf_keys,
     leaf_name,
     leaf_names,
+    nodes_of,
     refuse_complex,
     wide_dtype,
 )
@@ -56,9 +54,13 @@ from gdpjax.ledger import LedgerState, check_scheme, init_ledger, record_step, r
 from gdpjax.sampling import Poisson
 from gdpjax.transforms._batches import checked_sampling_prob, resolve_batches
 from gdpjax.transforms._correlated import Correlation, draws_of, is_noised, noised_leaves, resolve_correlation
+from gdpjax.transforms._noise_key import NoiseKey
+from gdpjax.transforms._public_values import refuse_private_values
 
 _STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
+_ROWS = 512
+_ROWS_OF_A_SCHEDULE = 4096
 
 
 class NoiseState(NamedTuple):
@@ -89,63 +91,6 @@ class PrivatizeState(NamedTuple):
     past_noise: PyTree = None
 
 
-@jax.custom_batching.custom_vmap
-def _unshared(key_data: Array, witnesses: list[Array]) -> tuple[Array, Array]:
-    """Return ``key_data``, and 1, or NaN where vmap shows that several configurations share it."""
-    del witnesses
-    return key_data, jnp.ones((), jnp.float32)
-
-
-@_unshared.def_vmap
-def _refuse_shared_key(axis_size: int, in_batched: Any, key_data: Array, witnesses: list[Array]) -> Any:
-    """Return `_unshared` under vmap, and which of its results are batched; ValueError for a key that is not."""
-    key_is_batched, batched_witnesses = in_batched
-    differs = any(jax.tree.leaves(batched_witnesses))
-    if not key_is_batched and differs:
-        raise ValueError(
-            f"{axis_size} configurations under vmap share one noise key; subtracting their results would cancel the "
-            "noise. Give each its own: jax.random.split(key, n) mapped over, or fold in the configuration's index"
-        )
-    if not key_is_batched:
-        return _unshared(key_data, witnesses), (False, False)
-
-    # A cond with a batched predicate broadcasts its operands, a shared key among them: compare the values.
-    rows = key_data.reshape(-1, key_data.shape[-1])
-    ordered = rows[jnp.lexsort(rows.T)]
-    is_equal = jnp.all(ordered[1:] == ordered[:-1], axis=1)
-    is_shared = jnp.any(is_equal) & differs
-
-    keys, valid = _unshared(key_data, witnesses)
-    valid = jnp.where(is_shared, jnp.nan, valid)
-    return (keys, jnp.broadcast_to(valid, (axis_size,))), (True, True)
-
-
-def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
-    """Return ``key_data`` and a factor for the noise; refuse a key that configurations under vmap share.
-
-    A key is shared if it is the same for configurations that differ in any of ``values``. The factor is 1, or NaN where
-    the sharing shows only in the values of the keys.
-    """
-    refuse_key_of_a_loop(key_data)
-    leaves = jax.tree.leaves(values)
-
-    # In a shard_map the key must vary over all axes that anything else varies over.
-    axes = set()
-    for leaf in leaves:
-        axes |= varying_axes(leaf)
-    shared_axes = axes - varying_axes(key_data)
-    if shared_axes:
-        raise ValueError(
-            f"what varies over the mesh axes {sorted(shared_axes)} of a shard_map would share one noise key; "
-            "subtracting the results of two devices would cancel the noise. Add gradients up over the devices before "
-            "(jax.lax.psum), or give each configuration its own key: pass an array of keys over the same axes"
-        )
-
-    # Under vmap the rule of `_unshared` looks at what is batched.
-    witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
-    return _unshared(jnp.asarray(key_data), witnesses)
-
-
 def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
     """Return noise_multiplier * sensitivity with the margin of this module, times ``valid``, the factor of `unshared`.
 
@@ -167,8 +112,8 @@ def asks_for_no_noise(noise_multiplier: Any) -> bool:
     return float(noise_multiplier) == 0.0
 
 
-def correlated_noisy_mean(total: PyTree, noise: dict[str, Array], stddev: Array, expected_batch_size: Array) -> PyTree:
-    """Return (total + stddev * noise) / expected_batch_size at the leaves that have noise, zeros at the others."""
+def correlated_noisy_tree(total: PyTree, noise: dict[str, Array], stddev: Array) -> PyTree:
+    """Return total + stddev * noise at the leaves that have noise, in float32 or wider, and zeros at the others."""
     released = []
     for name, leaf in zip(leaf_names(total), jax.tree.leaves(total), strict=True):
         if name not in noise:
@@ -176,8 +121,7 @@ def correlated_noisy_mean(total: PyTree, noise: dict[str, Array], stddev: Array,
             continue
         dtype = wide_dtype(leaf)
         wide_leaf = leaf.astype(dtype)
-        noised = wide_leaf + jnp.asarray(stddev).astype(dtype) * noise[name].astype(dtype)
-        released.append(noised / jnp.asarray(expected_batch_size, dtype))
+        released.append(wide_leaf + jnp.asarray(stddev).astype(dtype) * noise[name].astype(dtype))
     structure = jax.tree.structure(total)
     return jax.tree.unflatten(structure, released)
 
@@ -193,7 +137,7 @@ def noisy_tree(tree: PyTree, keys: PyTree, stddevs: PyTree, trainable: PyTree) -
     """
     leaves, structure = jax.tree.flatten(tree)
     key_of_leaf = jax.tree.leaves(keys)
-    leaf_stddevs = jax.tree.leaves(jax.tree.map(_repeated, stddevs, tree))
+    leaf_stddevs = jax.tree.leaves(jax.tree.broadcast(stddevs, tree))
     marks = jax.tree.leaves(trainable)
 
     # Draw for all leaves at once, which makes one small program.
@@ -212,13 +156,8 @@ def noisy_tree(tree: PyTree, keys: PyTree, stddevs: PyTree, trainable: PyTree) -
     return jax.tree.unflatten(structure, released)
 
 
-def _repeated(value: Any, part: PyTree) -> PyTree:
-    """Return ``value`` at each leaf of a part of a tree."""
-    return jax.tree.map(lambda _: value, part)
-
-
 def noisy_mean(noisy_sum: PyTree, expected_batch_size: Array, trainable: PyTree) -> PyTree:
-    """Return what `noisy_tree` made of a sum, divided by expected_batch_size at the leaves that got noise."""
+    """Return the noisy sum, divided by expected_batch_size at the leaves that got noise."""
 
     def divided(leaf: Array, trained: bool) -> Array:
         return leaf / jnp.asarray(expected_batch_size, leaf.dtype) if is_noised(leaf, trained) else leaf
@@ -226,22 +165,9 @@ def noisy_mean(noisy_sum: PyTree, expected_batch_size: Array, trainable: PyTree)
     return jax.tree.map(divided, noisy_sum, trainable)
 
 
-def empty_ledger(
-    capacity: Any,
-    sampling: str,
-    neighboring_relation: NeighboringRelation,
-    announced: bool = False,
-    scheme: Mapping[str, Any] | None = None,
-) -> LedgerState:
-    """Return `init_ledger` of a ledger_capacity that is checked first."""
-    try:
-        rows = check_count("ledger_capacity", capacity)
-    except ValueError as error:
-        raise ValueError(
-            f"ledger_capacity must be a static whole number >= 1, got {shown(capacity)}; under "
-            "optax.inject_hyperparams list it in static_args"
-        ) from error
-    return init_ledger(rows, sampling, neighboring_relation, announced=announced, scheme=scheme)
+def num_rows(noise_multiplier: Any) -> int:
+    """Return how many rows the ledger has: one for each of some thousand steps of a schedule."""
+    return _ROWS_OF_A_SCHEDULE if callable(noise_multiplier) else _ROWS
 
 
 def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
@@ -268,12 +194,7 @@ def check_params(params: PyTree) -> None:
 
 def _refuse_masks(tree: PyTree) -> None:
     """Raise ValueError if leaves are masked, and so would get no noise."""
-
-    def is_masked(node: Any) -> bool:
-        return isinstance(node, optax.MaskedNode)
-
-    nodes = jax.tree.leaves(tree, is_leaf=is_masked)
-    if any(is_masked(node) for node in nodes):
+    if nodes_of(tree, optax.MaskedNode):
         raise ValueError(
             "a mask (optax.masked, multi_transform, partition) around the private transform would let the masked "
             "leaves' gradients out without noise; freeze with trainable= instead, and put masks after privatize"
@@ -402,7 +323,7 @@ class Accumulation:
         return self._factor
 
 
-def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformation:
+def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformationExtraArgs:
     """Add N(0, stddev^2) to every floating leaf, in float32 or wider; records nothing and claims nothing.
 
     Args:
@@ -418,26 +339,25 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     """
     if not callable(stddev):
         stddev = checked_scalar("stddev", stddev, NONNEGATIVE)
-    key_data, impl = check_key(key)
+    noise_key = NoiseKey(key)
 
     def init(params: PyTree) -> NoiseState:
         static = () if callable(stddev) else (stddev,)
-        refuse_constant_key(key, *static)
-        count = jnp.zeros((), jnp.int32)
-        data, _ = unshared(key_data, *static, params)
-        return NoiseState(count, data)
+        return NoiseState(jnp.zeros((), jnp.int32), noise_key.begin(static, params))
 
-    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NoiseState]:
+    def update(
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra_args: Any
+    ) -> tuple[PyTree, NoiseState]:
         del params
+        refuse_private_values(extra_args)
         check_instance("state", state, NoiseState, "made by this transformation's init")
         refuse_complex(updates, "leaf")
         step_stddev = scheduled("stddev", stddev, state.count, NONNEGATIVE)
-        data, valid = unshared(state.key_data, updates, step_stddev)
+        run_key, valid = noise_key.of(state, updates, step_stddev)
         valid_stddev = step_stddev * valid
 
         # Each step and each leaf has a key of its own.
-        noise_key = jax.random.wrap_key_data(data, impl=impl)
-        keys = leaf_keys(fold_in(noise_key, state.count), updates)
+        keys = leaf_keys(fold_in(run_key, state.count), updates)
 
         # Leaves that are not floating stay as they are.
         floating = jax.tree.map(is_floating, updates)
@@ -446,7 +366,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
         count = optax.safe_increment(state.count)
         return released, NoiseState(count, state.key_data)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 @keyword_checked(seed="key", rng="key", sigma="noise_multiplier", batch_size="expected_batch_size")
@@ -461,7 +381,6 @@ def privatize(
     overflow_per_step: Array | None = None,
     sampling: str | None = None,
     neighboring_relation: NeighboringRelation | None = None,
-    ledger_capacity: int = 16,
     announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
     correlation: AbstractNoiseStrategy | Correlation | None = None,
@@ -475,8 +394,11 @@ def privatize(
     Args:
       clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
       noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count. The number
-        0 makes steps without privacy, and the ledger's epsilon infinite.
-      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy.
+        0 makes steps without privacy, and the ledger's epsilon infinite. The ledger tells 512 different (noise
+        multiplier, sampling probability) in a row apart, and 4096 of a schedule; more share one event that is not
+        exact (`Event`), of which `ledger_of` warns.
+      key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy. A new one does
+        not make a new run of old batches: two runs that share the key of their batches are one `gdpjax.Event.joint`.
       batches: a `gdpjax.sampling.Poisson`, which is to draw the batches, too: in the place of the next three, which
         follow from it, and so cannot be other ones than it draws with. Its numbers are known before compiling; a sweep
         in which one of them is traced gives the three. The sum must have been made with ``is_padding=``.
@@ -484,9 +406,9 @@ def privatize(
       expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
       overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
         (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. None or 0 states that
-        every batch fits: that its capacity is above the number of examples, or that all of them are in it.
+        every batch fits: that its capacity is above the number of examples, or that all of them are in it. Truncated
+        Poisson and correlated sampling take none.
       sampling, neighboring_relation: as in `Event`; the relation decides the sensitivity.
-      ledger_capacity: how many distinct (noise_multiplier, sampling_prob) rows the ledger holds.
       announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
         `Event`.
       scheme: what a sampling scheme says beside ``sampling_prob``, by the names of its event's fields. With
@@ -520,7 +442,8 @@ def privatize(
         updates that are no sum of this clip, or were changed since, or (with batches) made without is_padding or of
         another number of rows than a drawn batch has, params=None, a leaf whose shape is not its
         parameter's, masked leaves, a key shared under vmap or that is a constant of a loop (`jax.lax.map`, scan) or of
-        a shard_map over hyperparameters, a pair of sampling and relation without a bound.
+        a shard_map over hyperparameters, a pair of sampling and relation without a bound; ``init`` after ``update`` in
+        one compiled program; an extra argument of ``update`` that is not named ``public_...`` (see `public_values`).
 
     Reference: Abadi et al., arXiv:1607.00133, algorithm 1; Bu et al., arXiv:1911.11607, section 2.
 
@@ -551,23 +474,22 @@ def privatize(
     else:
         sampling = correlated.sampling
         scheme = correlated.scheme
-        _refuse_schedule(noise_multiplier)
+        if callable(noise_multiplier):
+            raise ValueError(
+                "correlated noise takes one noise_multiplier for the whole run: later steps take back the noise of "
+                f"earlier ones; got the schedule {shown(noise_multiplier)}"
+            )
 
     # The public numbers of a step.
     sampling_prob = checked_sampling_prob(sampled.sampling_prob, sampling)
     expected_batch_size = checked_scalar("expected_batch_size", sampled.expected_batch_size, POSITIVE)
     overflow_per_step = checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT)
-    if sampling == "correlated" and (is_traced(overflow_per_step) or overflow_per_step != 0):
-        raise ValueError(
-            "overflow_per_step belongs to random batches, which may not fit: those that keep a participation have to. "
-            f"Leave it out, got {shown(overflow_per_step)}"
-        )
     relation = resolve_scheme_relation(sampling, neighboring_relation)
-    check_scheme(sampling, scheme, sampling_prob)
+    check_scheme(sampling, scheme, sampling_prob, overflow_per_step=overflow_per_step, announced=announced)
     sensitivity = clip.sensitivity(relation)
 
     # The key, and the numbers that must not differ between configurations that share it.
-    key_data, impl = check_key(key)
+    noise_key = NoiseKey(key)
     hyperparameters = [sampling_prob, expected_batch_size, sensitivity]
     if not callable(noise_multiplier):
         hyperparameters.append(noise_multiplier)
@@ -575,15 +497,14 @@ def privatize(
         hyperparameters.extend([correlated.sensitivity, *jax.tree.leaves(correlated.strategy)])
 
     def init(params: PyTree) -> PrivatizeState:
-        refuse_constant_key(key, *hyperparameters)
         check_params(params)
-        ledger = empty_ledger(ledger_capacity, sampling, relation, announced, scheme)
+        ledger = init_ledger(num_rows(noise_multiplier), sampling, relation, announced=announced, scheme=scheme)
         past_noise = None
         if correlated is not None:
             trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
             past_noise = correlated.strategy.init(noised_leaves(params, trainable))
-        data, _ = unshared(key_data, hyperparameters, params)
-        return PrivatizeState(jnp.zeros((), jnp.int32), data, ledger, past_noise)
+        key_data = noise_key.begin(hyperparameters, params)
+        return PrivatizeState(jnp.zeros((), jnp.int32), key_data, ledger, past_noise)
 
     def update(
         updates: PyTree,
@@ -593,8 +514,7 @@ def privatize(
         accumulation: Accumulation | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, PrivatizeState]:
-        # They are those of other transformations in the chain.
-        del extra_args
+        refuse_private_values(extra_args)
         check_instance("state", state, PrivatizeState, "made by this transformation's init")
         check_leaves(updates, params)
 
@@ -609,26 +529,25 @@ def privatize(
         else:
             multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE_FLOAT32)
 
-        # Each step and each leaf has a key of its own.
-        data, valid = unshared(state.key_data, updates, hyperparameters, multiplier)
-        noise_key = jax.random.wrap_key_data(data, impl=impl)
+        run_key, valid = noise_key.of(state, updates, hyperparameters, multiplier)
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         past_noise = state.past_noise
 
         # Release the noisy mean.
         if correlated is None:
             stddev = noise_stddev(multiplier, sensitivity * factor, valid)
-            keys = leaf_keys(fold_in(noise_key, state.count), updates)
+            # Each step and each leaf has a key of its own.
+            keys = leaf_keys(fold_in(run_key, state.count), updates)
             noisy_sum = noisy_tree(updates, keys, stddev, trainable)
-            released = noisy_mean(noisy_sum, expected_batch_size, trainable)
         else:
             # A step that the strategy's sensitivity is not for gets no noise that it would be private with: NaN.
             planned = jnp.where(state.count < correlated.num_steps, valid, jnp.nan)
             stddev = noise_stddev(multiplier, sensitivity * factor * correlated.sensitivity, planned)
-            refuse_key_of_a_loop(noise_key)
-            draw = draws_of(noise_key, noised_leaves(updates, trainable))
+            refuse_key_of_a_loop(run_key)
+            draw = draws_of(run_key, noised_leaves(updates, trainable))
             noise, past_noise = correlated.strategy.next(state.count, draw, state.past_noise)
-            released = correlated_noisy_mean(updates, noise, stddev, expected_batch_size)
+            noisy_sum = correlated_noisy_tree(updates, noise, stddev)
+        released = noisy_mean(noisy_sum, expected_batch_size, trainable)
 
         # Record the step.
         ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)
@@ -636,12 +555,3 @@ def privatize(
         return released, PrivatizeState(count, state.key_data, ledger, past_noise)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _refuse_schedule(noise_multiplier: Any) -> None:
-    """Raise ValueError for a noise multiplier that changes between steps, under correlated noise."""
-    if callable(noise_multiplier):
-        raise ValueError(
-            "correlated noise takes one noise_multiplier for the whole run: later steps take back the noise of earlier "
-            f"ones; got the schedule {shown(noise_multiplier)}"
-        )

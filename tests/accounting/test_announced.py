@@ -8,7 +8,7 @@ import scipy
 
 import gdpjax
 from gdpjax import Event, Ledger
-from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_with_overflow, mu_bounds, tradeoff_bounds
+from gdpjax.accounting import delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
 
 TAU = 1e-3
 ANNOUNCED = Event(0.5, 1.0, 1, overflow=TAU, announced=True)
@@ -67,17 +67,6 @@ def test_mu_has_a_lower_end():
     claimed = failure + (1 - failure) * gaussian_delta(float(bounds.lower) * (1 - 1e-6), epsilon)
     assert ((1 - 1e-9) * gaussian_delta(2.0, epsilon) > claimed).any()
     assert mu_bounds(dataclasses.replace(event, announced=False), failure=failure).lower == 0
-
-
-def test_arrays_may_be_announced_too():
-    def ideal(delta):
-        return epsilon_bounds(0.3, 0.01, 1000, delta)
-
-    loud, silent = (epsilon_with_overflow(ideal, 1e-5, 1e-12, announced=announced) for announced in (True, False))
-    assert loud.upper == silent.upper
-    assert silent.lower < loud.lower
-    with pytest.raises(ValueError, match="announced must be True or False"):
-        epsilon_with_overflow(ideal, 1e-5, 1e-12, announced=1)
 
 
 def test_ledgers_without_the_field_are_not_announced():

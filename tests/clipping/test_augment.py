@@ -201,7 +201,7 @@ def test_bad_arguments_are_refused(options, message):
     """Numbers of arguments, and the number of copies, which is static."""
     with pytest.raises(ValueError, match=message):
         gdpjax.average_augmentations(**{"loss_fn": loss, "multiplicity": 4, **options})
-    with pytest.raises(ValueError, match="static"):
+    with pytest.raises(ValueError, match="known before compiling"):
         jax.jit(lambda k: gdpjax.average_augmentations(loss, k, augmented_argnums=1))(4)
 
 
@@ -223,6 +223,8 @@ def test_shapes_without_the_axis_of_copies_are_refused():
         averaged(PARAMS, {}, Y[0])
     with pytest.raises(ValueError, match="expected at least 2 positional"):
         averaged(PARAMS, x=X[0], y=Y[0])
+    with pytest.raises(ValueError, match=r"loss_fn takes \(params, x, y\), but it is given 2 positional arguments"):
+        averaged(PARAMS, X[0])
 
 
 def test_what_is_no_key_and_no_loss_is_refused():

@@ -440,6 +440,7 @@ REFUSALS = {
         dict(params={"w": jnp.ones(2), "k": jax.random.key(0)}),
         r"\['k'\] is a PRNG key",
     ),
+    "dict of clips": (dict(clip={"w": 1.0}), r"PerGroup\(groups_of, l2_clip_norms\)"),
     "string clip": (dict(clip="1"), "clip norm or a rule"),
     "no clip": (dict(clip=None), "clip norm or a rule"),
     "float8 parameters": (
@@ -508,6 +509,41 @@ def test_a_loss_that_gets_too_much_says_what_it_gets():
     with pytest.raises(TypeError) as caught:
         grad_fn(jnp.zeros((5, 3)), jnp.ones((4, 5)), jnp.arange(4))
     assert any("batch_argnums=(1,)" in note and "{1: (5,)}" in note for note in caught.value.__notes__)
+
+
+def test_a_loss_of_a_batch_is_told_of_keep_batch_dim():
+    """Its first line flattens the rows, of which there is no axis."""
+
+    def of_batch(w, x):
+        return jnp.mean(x.reshape(x.shape[0], -1) @ w)
+
+    w, x = jnp.ones(4), jnp.ones((5, 2, 2))
+    with pytest.raises(TypeError) as caught:
+        gdpjax.clipped_grad(of_batch, 1.0)(w, x)
+    assert any("keep_batch_dim=True" in note for note in caught.value.__notes__)
+    gdpjax.clipped_grad(of_batch, 1.0, keep_batch_dim=True)(w, x)
+
+
+EIGHT_BITS = {
+    "product": lambda w, x: x @ w,
+    "scaled": lambda w, x: x.astype(jnp.float32) @ (w * w.dtype.type(2)).astype(jnp.float32),
+    "moved": lambda w, x: w.T.astype(jnp.float32) @ x.astype(jnp.float32),
+    "convolution": lambda w, x: jnp.convolve(x, w[:, 0]),
+    "added": lambda w, x: x + w[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", EIGHT_BITS)
+def test_numbers_of_8_bits_within_a_loss_are_left_to_jax(name):
+    """JAX rounds their gradients too, so that the sum is that of vmap."""
+    w, rows = jnp.arange(6.0).reshape(3, 2) / 4, jnp.linspace(-1, 2, 12).reshape(4, 3)
+
+    def in_8_bits(w, x):
+        result = EIGHT_BITS[name](w.astype(jnp.float8_e4m3fn), x.astype(jnp.float8_e4m3fn))
+        return jnp.sum(result.astype(jnp.float32))
+
+    by_vmap, found = (fast(gdpjax.clipped_grad(in_8_bits, 1.0, strategy=s))(w, rows) for s in ("vmap", "auto"))
+    np.testing.assert_allclose(found, by_vmap, rtol=1e-6)
 
 
 def test_missing_arguments():

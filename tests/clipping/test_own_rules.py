@@ -23,12 +23,8 @@ class Smooth(AbstractClipRule):
 
     l2_clip_norm: Any
 
-    @property
-    def l2_norm_bound(self):
-        return self.l2_clip_norm
-
-    def coefficient(self, norm, unit, bound):
-        return bound / jnp.hypot(norm, bound / unit)
+    def coefficient(self, norm, bound):
+        return bound / jnp.hypot(norm, bound)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,8 +33,24 @@ class Lying(Smooth):
 
     factor: Any = 1.0
 
-    def coefficient(self, norm, unit, bound):
+    def coefficient(self, norm, bound):
         return self.factor * bound / norm
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unchecked(Smooth):
+    """Has checks of its own, and none of its bound."""
+
+    def __post_init__(self):
+        pass
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Written(Smooth):
+    """Clipping, as one writes it down."""
+
+    def coefficient(self, norm, bound):
+        return jnp.minimum(1, bound / norm)
 
 
 def fast(function):
@@ -92,6 +104,16 @@ def test_a_rule_is_its_definition_in_both_clips():
     summed, _ = fast(lambda grads: clip.update(grads, clip.init(PARAMS), PARAMS))(grads)
     np.testing.assert_allclose(flat(summed), expected, rtol=1e-5, atol=1e-6)
     assert clip.sensitivity(ADD) == gdpjax.clipped_grad(loss, Smooth(0.5)).sensitivity(ADD) == 0.5
+
+
+@pytest.mark.parametrize("bound", [1e-30, 0.5, 1e30])
+def test_a_factor_of_the_true_norm_and_bound_is_the_whole_rule(bound):
+    """Trap 9: for norms from 0 to where their squares overflow, and for every bound, it is what `Flat` is."""
+    for scale in [0.0, 1e-37, 5e-4, 0.3, 500.0, 1e25, 3e38]:
+        row = np.full((1, 5), scale, np.float32)
+        total = total_of(Written(bound), row)
+        np.testing.assert_array_equal(total, total_of(gdpjax.Flat(bound), row), str(scale))
+        np.testing.assert_allclose(np.linalg.norm(total), min(np.linalg.norm(np.float64(row)), bound), rtol=1e-4)
 
 
 def test_no_row_beats_the_bound():
@@ -193,8 +215,8 @@ def test_a_coefficient_of_one_row_does_not_depend_on_the_others():
     """A coefficient sees the norm of one row alone."""
 
     class OfTheBatch(Smooth):
-        def coefficient(self, norm, unit, bound):
-            assert norm.shape == unit.shape == ()
+        def coefficient(self, norm, bound):
+            assert norm.shape == ()
             return bound / jnp.max(norm)
 
     rows = rows_of_all_sizes(2)
@@ -207,8 +229,8 @@ def test_nan_for_some_rows_drops_them_and_a_wrong_number_is_seen():
     """A rule that is NaN for every row makes the sum NaN."""
 
     class Picky(Smooth):
-        def coefficient(self, norm, unit, bound):
-            return jnp.where(norm * unit > 100, jnp.nan, super().coefficient(norm, unit, bound))
+        def coefficient(self, norm, bound):
+            return jnp.where(norm > 100, jnp.nan, super().coefficient(norm, bound))
 
     rows = np.array([[1.0, 0, 0, 0, 0], [1000.0, 0, 0, 0, 0]], np.float32)
     np.testing.assert_allclose(total_of(Picky(0.5), rows), total_of(Smooth(0.5), rows[:1]), rtol=1e-6)
@@ -259,9 +281,11 @@ def test_bad_rules_are_refused():
     """Before anything is compiled."""
     with pytest.raises(
         ValueError,
-        match="l2_norm_bound of the clipping rule Smooth must be a finite number > 0",
+        match="l2_clip_norm must be a number > 0, from 1e-30",
     ):
-        gdpjax.clipped_grad(loss, Smooth(-1.0))
+        Smooth(-1.0)
+    with pytest.raises(ValueError, match="l2_norm_bound of the clipping rule Unchecked must be a finite number > 0"):
+        gdpjax.clipped_grad(loss, Unchecked(-1.0))
     with pytest.raises(
         ValueError,
         match=r"coefficient of the clipping rule Lying must be one number .* shape",
@@ -281,7 +305,7 @@ def test_bad_rules_are_refused():
 class Peeking(Smooth):
     """Looks at the other rows, by a batching rule of its own."""
 
-    def coefficient(self, norm, unit, bound):
+    def coefficient(self, norm, bound):
         @jax.custom_batching.custom_vmap
         def largest(norm):
             return norm
@@ -297,7 +321,7 @@ class Peeking(Smooth):
 class Calling(Smooth):
     """Calls Python with the norms of all rows."""
 
-    def coefficient(self, norm, unit, bound):
+    def coefficient(self, norm, bound):
         shape = jax.ShapeDtypeStruct((), norm.dtype)
         return bound * jax.pure_callback(np.ones_like, shape, norm, vmap_method="expand_dims")
 

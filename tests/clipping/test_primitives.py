@@ -1,5 +1,6 @@
 """The registry of primitives: a user's own family is used, and what is wrong is refused."""
 
+import contextlib
 from unittest import mock
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping import AbstractPrimitive, Full, Outer, register_primitive
-from gdpjax.clipping._tracing.primitives import _registry, registered
+from gdpjax.clipping._tracing.primitives import _registry
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +18,15 @@ def _defaults():
     """The documentation registers primitives too, in this process maybe."""
     with mock.patch.dict(_registry._FAMILIES):
         _registry._FAMILIES.pop("cumsum", None)
+        yield
+
+
+@contextlib.contextmanager
+def registered(name, family, *, replace=False):
+    """Register a primitive inside a ``with`` statement, and restore the earlier family at its end."""
+    added = mock.patch.object(_registry, "_ADDED", set(_registry._ADDED))
+    with mock.patch.dict(_registry._FAMILIES), added:
+        register_primitive(name, family, replace=replace)
         yield
 
 

@@ -197,8 +197,21 @@ def test_a_bracket_is_written_with_its_ends_rounded_outward():
     assert f"{gdpjax.Bounds(3.2462, 16.5231):.2f}" == "[3.24, 16.53]"
     assert f"{gdpjax.Bounds(np.float64(0.5), jnp.float32(0.5)):.1f}" == "[0.5, 0.5]"
     assert f"{gdpjax.Bounds(1.7e308, np.inf):.3f}".endswith(".000, inf]")
-    assert f"{gdpjax.Bounds(1.0, 2.0)}" == "Bounds(lower=1.0, upper=2.0)"
+    assert f"{gdpjax.Bounds(2.67462, 2.67614)}" == str(gdpjax.Bounds(2.67462, 2.67614)) == "[2.6746, 2.6762]"
     with pytest.raises(ValueError, match=r"such as \.3f, got '\.3g'"):
         format(gdpjax.Bounds(1.0, 2.0), ".3g")
     with pytest.raises(ValueError, match="take an element"):
         format(gdpjax.Bounds(np.ones(2), np.ones(2)), ".3f")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        (gdpjax.Bounds(0.0, np.inf), "[0, inf]"),
+        (gdpjax.Bounds(1.95575e-7, 1.95771e-7), "[1.9557e-07, 1.9578e-07]"),
+        (gdpjax.Bounds(np.array([1 / 7, 2.0]), np.array([1 / 6, 2.0])), "[[0.14285, 0.16667], [2, 2]]"),
+        (gdpjax.Bounds("a", None), "Bounds(lower='a', upper=None)"),
+    ],
+)
+def test_a_printed_bracket_is_rounded_outward(bounds, text):
+    assert str(bounds) == text

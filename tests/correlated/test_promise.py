@@ -1,10 +1,12 @@
 """Batches that are checked against the promise about participation."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdpjax import sampling
 from gdpjax.correlated import FixedEpochs, MinSep, ParticipationError, SingleParticipation, check_batches
 
 
@@ -42,6 +44,33 @@ def test_the_batch_that_breaks_the_promise_is_not_given_out(batches, participati
 def test_padding_is_no_example():
     batch = np.array([3, 0, 0]), np.array([False, True, True])
     assert used([batch, batch], MinSep(2, 1), 2) == ([batch, batch], False)
+
+
+def test_batches_of_either_side_are_checked():
+    """A batch of the device and one of the host give the same examples, without those that are padding."""
+    scheme = sampling.Poisson(100, 10, 5)
+    of_host = scheme.host_batches(jax.random.key(0))[2]
+    of_device = jax.jit(scheme.sample)(jax.random.key(0), 2)
+    good, broken = used([of_host, of_device], MinSep(2, 2), 2)
+    assert len(good) == 1
+    assert broken
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (np.array([3, 4, 5]), np.array([1, 0, 1])),
+        (np.array([3, 4, 5]), [False, False]),
+        ([3, 4], np.ma.array([False, True], mask=[False, True])),
+        np.ma.array([3, 4], mask=[False, True]),
+        (np.array([3, 4, 5]), np.zeros((3, 3), bool)),
+    ],
+    ids=["labels", "another length", "a masked mask", "masked numbers", "images"],
+)
+def test_a_pair_without_a_mask_of_padding_is_refused(batch):
+    """With (numbers, labels) every example whose label is not zero would stay unchecked."""
+    with pytest.raises(ValueError, match="the batch of step 0 must be whole numbers, or"):
+        list(check_batches([batch, batch], MinSep(1, 1), 2))
 
 
 @given(

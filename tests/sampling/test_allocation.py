@@ -205,7 +205,7 @@ def test_a_batch_above_the_capacity_is_padding_and_says_so():
     assert sample.is_padding.all()
     with pytest.raises(
         sampling.BatchOverflowError,
-        match=r"step 1 has .* neither truncated nor redrawn",
+        match=r"step 1 drew .* neither truncated nor redrawn",
     ):
         sampling.AllocationBatches(KEY, N, 2, num_epochs=1, capacity=5)[1]
 

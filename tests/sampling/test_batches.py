@@ -219,7 +219,7 @@ def test_the_iterator_checks_its_arguments_at_once():
         (dict(sizes=(6, 5)), "ascending"),
         (dict(sizes=()), "ascending"),
         (dict(sizes=(5, 7), capacity=8), "last of sizes"),
-        (dict(num_valid=101), "num_valid must be at most num_examples=100"),
+        (dict(num_valid=101), "num_valid must be a whole number >= 0, at most 100, got 101"),
         (dict(num_valid=-1), "num_valid"),
         (dict(start=-1), "start"),
         (dict(start=4), "start must be at most num_steps=3"),
@@ -244,7 +244,7 @@ def test_bad_input(options, message):
 
 def test_a_uniform_batch_larger_than_the_data_is_refused():
     """A batch of six cannot hold different rows of five."""
-    with pytest.raises(ValueError, match="at most num_examples=5"):
+    with pytest.raises(ValueError, match="at most 5, got"):
         sampling.UniformBatches(KEY, 5, 6, num_steps=1)
 
     # Nothing above changed the precision.

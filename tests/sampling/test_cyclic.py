@@ -173,5 +173,5 @@ def test_traced_values_out_of_range_never_fit(step, num_valid, prob):
 
 def test_more_groups_than_rows_are_refused():
     """A group without rows is refused."""
-    with pytest.raises(ValueError, match="num_groups must be at most"):
+    with pytest.raises(ValueError, match="num_groups must be a whole number >= 1, at most 5"):
         cyclic_poisson_sample(KEY, 0, 5, 0.5, 6, 3)

@@ -178,7 +178,7 @@ def test_traced_values_out_of_range_give_padding(step, num_valid):
     [
         (
             {"steps_per_epoch": N + 1},
-            "steps_per_epoch must be at most num_examples=60, or batches are empty, got 61",
+            "steps_per_epoch must be a whole number >= 1, at most 60, got 61",
         ),
         ({"steps_per_epoch": 0}, "steps_per_epoch"),
         ({"num_examples": 0}, "num_examples"),

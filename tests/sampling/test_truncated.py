@@ -141,7 +141,7 @@ def test_bad_arguments():
         sampling.truncated_poisson_sample(KEY, NUM_EXAMPLES, SAMPLING_PROB, 0)
     with pytest.raises(ValueError, match="num_valid"):
         sampling.truncated_poisson_sample(KEY, NUM_EXAMPLES, SAMPLING_PROB, 4, num_valid=too_many)
-    with pytest.raises(ValueError, match="num_valid must be at most"):
+    with pytest.raises(ValueError, match=r"num_valid must be .* at most"):
         sampling.TruncatedPoissonBatches(KEY, NUM_EXAMPLES, SAMPLING_PROB, num_steps=2, capacity=4, num_valid=too_many)
 
     @jax.jit

@@ -148,7 +148,7 @@ def test_same_eagerly_compiled_mapped_and_scanned():
     ("num_examples", "batch_size", "message"),
     [
         (0, 1, "num_examples"),
-        (5, 6, "at most num_examples=5"),
+        (5, 6, "batch_size must be a whole number >= 1, at most 5, got 6"),
         (5, 0, "batch_size"),
         (5, 1.5, "batch_size"),
     ],

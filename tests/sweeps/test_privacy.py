@@ -71,15 +71,21 @@ def test_overflow_is_paid_in_the_upper_bound(free, overflowing):
     assert paid.epsilon_moments_accountant >= bound
 
 
-@pytest.mark.parametrize("overflow", [1e-5, 1e-3, math.nan])
-def test_overflow_of_delta_or_more_is_refused(overflow):
-    with pytest.raises(UserError, match="delta must exceed"):
-        privacy.effective_delta(1e-5, overflow)
-
-
 def test_overflow_in_the_ledger_is_refused(overflowing):
-    with pytest.raises(UserError, match="delta must exceed"):
-        privacy.cost_of(overflowing, 5e-6)
+    overflow = privacy.cost_of(overflowing, 1e-5).overflow
+    for delta in (5e-6, overflow):
+        with pytest.raises(UserError, match="delta must exceed"):
+            privacy.cost_of(overflowing, delta)
+
+
+def test_a_plan_costs_what_it_states():
+    plan = gdpjax.make_plan(
+        clip=1.0, max_examples=1000, expected_batch_size=20, num_steps=10, delta=1e-5, noise_multiplier=1.0
+    )
+    first, again = privacy.costs_of_plans([plan, plan.replace(clip=2.0)])
+    assert first == again
+    assert (first.epsilon_lower, first.epsilon_upper) == plan.epsilon_bounds()
+    assert first.overflow == plan.overflow
 
 
 def test_the_certified_interval_lies_below_the_moments_accountant(free):

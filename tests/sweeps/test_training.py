@@ -137,6 +137,7 @@ def test_private_diagnostics_are_apart_and_marked(whole):
         assert row["norm_quantiles"]["0.1"] <= row["norm_quantiles"]["0.9"]
 
 
+@pytest.mark.filterwarnings("ignore:.* have a NaN or an infinity in the data")
 def test_the_owner_is_told_that_most_gradients_were_dropped(whole, tmp_path, small_config, small_digits):
     """Only the owner: neither the result nor the public records say it."""
     assert whole[0].private_warning is None

@@ -1,5 +1,6 @@
 """A plan of random allocation, its statement, its loop, and a run that is killed in the middle of an epoch."""
 
+import dataclasses
 import functools
 
 import jax
@@ -161,7 +162,7 @@ def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
     """A batch above the capacity is announced, and nothing of it is trained on."""
     plan = training.plan
     drawn = jax.jit(lambda key: allocation_sample(key, 0, N, 7, plan.capacity, num_selected=2))(KEY)
-    too_many = drawn._replace(count=jnp.int32(plan.capacity + 1))
+    too_many = dataclasses.replace(drawn, count=jnp.int32(plan.capacity + 1))
     monkeypatch.setattr(_loop, "allocation_sample", lambda *_, **__: too_many)
     other = built(num_selected=2, expected_batch_size=17, noise_multiplier=2.5)
     state, _ = other.step(other.init(PARAMS, KEY), other.place(*rows()))

@@ -119,7 +119,7 @@ def test_brackets_in_closed_form_agree_with_the_contour_and_hold_mu(noise_multip
             assert theirs.lower <= ours.upper, (question, place)
     lower, upper = closed.mu()
     assert lower <= 1 / noise_multiplier <= upper <= 1.0000001 / noise_multiplier
-    assert lower >= 0.999999 / noise_multiplier
+    assert lower >= 0.999998 / noise_multiplier
     assert np.shape(closed.mu([1e-10, 1e-6]).upper) == (2,)
 
 

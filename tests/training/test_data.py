@@ -39,6 +39,35 @@ def test_data_do_not_change_with_the_array_that_they_came_from(spec):
     assert float(data.arrays[0].min()) == 1
 
 
+def test_an_array_of_jax_that_lies_in_memory_of_numpy_is_copied_too():
+    """`jax.device_put` may use the memory of its argument."""
+    x = aligned_ones((4096, 4))
+    sharding = NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data"))
+    data = TRAINING.place(jax.device_put(x), sharding=sharding)
+    x[:] = 0
+    assert float(data.arrays[0].min()) == 1
+
+
+def test_a_batch_is_copied_before_the_step_is_computed():
+    """A loader may write its next batch into the same memory, and a step returns before it is computed."""
+
+    def slow_loss(w, x):
+        slow = jax.lax.fori_loop(0, 40, lambda _, v: jnp.tanh(v @ w), w)
+        return jnp.sum(x @ (slow + w))
+
+    training = private_training(PLAN, slow_loss, optax.sgd(0.1), num_arrays=1)
+    state = training.init(jnp.eye(64), jax.random.key(0))
+    is_padding = np.arange(PLAN.capacity) >= 5
+    buffer = aligned_ones((PLAN.capacity, 64))
+    norms = []
+    for _ in range(2):
+        buffer[:] = 1
+        _, info = training.step_on(state, buffer, is_padding=is_padding)
+        buffer[:] = 0
+        norms.append(np.asarray(info.norms))
+    assert (np.asarray(norms)[:, :5] > 0).all()
+
+
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
@@ -68,7 +97,6 @@ def test_numbers_that_32_bits_do_not_hold_are_refused(value, dtype, first):
         np.array([2**31 - 1, -(2**31)]),
         np.array([2**32 - 1], np.uint64),
         np.array([0.1, 1e-300, 3.4028235e38]),
-        np.array([np.nan, np.inf, -np.inf, 1.0]),
         np.array([True]),
     ],
     ids=str,
@@ -77,6 +105,28 @@ def test_what_is_rounded_or_not_finite_already_is_taken(values):
     """Rows that are not finite add nothing to a clipped sum."""
     placed = TRAINING.place(np.resize(values, 4096))
     np.testing.assert_array_equal(placed.arrays[0][: values.size], values.astype(placed.arrays[0].dtype))
+
+
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_that_are_not_finite_are_counted(convert, value):
+    """A row is counted once, wherever it has such values, and trains on nothing: `place` tells."""
+    x = np.ones((300, 4), np.float32)
+    x[:2, 1:3] = value
+    labels = {"a": np.where(np.arange(300) == 7, value, 0), "b": np.arange(300)}
+    message = r"^3 of 300 examples have a NaN or an infinity .* The number is private"
+    with pytest.warns(UserWarning, match=message) as told:
+        data = TRAINING.place(convert(x), jax.tree.map(convert, labels))
+    assert told[0].filename == __file__
+    np.testing.assert_array_equal(data.arrays[0][:300], x)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(jnp.bfloat16, np.nan), (np.float16, np.inf), (np.complex64, -np.inf)])
+def test_rows_of_every_type_of_number_are_looked_at(dtype, value):
+    x = np.ones(40, dtype)
+    x[3] = value
+    with pytest.warns(UserWarning, match="1 of 40 examples"):
+        TRAINING.place(x, sharding=NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data")))
 
 
 def test_masked_elements_are_refused():

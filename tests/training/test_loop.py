@@ -115,9 +115,8 @@ def by_hand(plan, key, steps):
     def step(params, opt_state, t):
         key_of_step = jax.random.fold_in(sampling_key, t)
         batch = gdpjax.sampling.poisson_sample(key_of_step, N, plan.sampling_prob, plan.capacity)
-        batch_x = jnp.asarray(x)[batch.indices]
-        batch_y = jnp.asarray(y)[batch.indices]
-        total = grad_fn(params, batch_x, batch_y, is_padding=batch.is_padding)
+        *batch_rows, is_padding = batch.take(x, y)
+        total = grad_fn(params, *batch_rows, is_padding=is_padding)
         updates, opt_state = tx.update(total, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
@@ -152,6 +151,14 @@ def test_scan_equals_steps_equals_a_loader(training, whole, after_each):
         assert int(state.status) == FINISHED
     np.testing.assert_allclose(info.losses, scanned_info.losses[5], rtol=1e-4, atol=1e-5)
     assert info.norms.shape == (training.plan.capacity,)
+
+
+def test_two_runs_have_batches_of_their_own(training):
+    """Trap 86: a run has one key, from which its batches and its noise are drawn."""
+    sources = [batch_source(training.plan, training.init(PARAMS, jax.random.key(seed)), N) for seed in (0, 1, 0)]
+    first, second, again = [[batch.indices.tolist() for batch in source] for source in sources]
+    assert first == again
+    assert all(one != other for one, other in zip(first, second, strict=True))
 
 
 def test_constant_work_trains_the_same(training):
@@ -400,7 +407,8 @@ def group(ids, x, max_per_user):
         (lambda t: t.step(t.init(PARAMS, KEY), rows()), "which training.place"),
         (lambda t: t.step(t.init(PARAMS, KEY), t.place(rows()[0])), "num_arrays=2"),
         (lambda t: t.run_steps(t.init(PARAMS, KEY), Data((object(), 1.0), 60), 2), "array 0 of the data must be"),
-        (lambda t: t.run_steps(t.init(PARAMS, KEY), Data((1.0, jnp.ones(60)), 60), 2), "placed for another plan"),
+        (lambda t: t.run_steps(t.init(PARAMS, KEY), Data((1.0, jnp.ones(60)), 60), 2), "one row per example"),
+        (lambda t: t.run_steps(t.init(PARAMS, KEY), Data((jnp.ones(61), jnp.ones(61)), 60), 2), "for another plan"),
         (step_on_too_many, "capacity of"),
         (lambda t: t.init(PARAMS, 0), "PRNG key"),
         (train_statistics, "GroupNorm"),
@@ -409,6 +417,7 @@ def group(ids, x, max_per_user):
         (lambda t: batch_source(t.plan, t.init(PARAMS, KEY), 61), "max_examples = 60"),
         (lambda t: group([1, 2], [0.0, 0.0, 0.0], 1), "one row per example"),
         (lambda t: group([1, 2], [0.0, 0.0], 0), "max_per_user"),
+        (lambda t: group(np.ma.array([1, 2], mask=[True, False]), [0.0, 0.0], 1), "none of them masked"),
     ],
 )
 def test_bad_input(training, act, message):

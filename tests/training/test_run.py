@@ -138,7 +138,7 @@ def test_leaves_of_size_zero(tmp_path, scan):
 
     # The shapes of the checkpoint are compared all the same.
     other = params | {"none": jnp.ones((0, 4))}
-    with pytest.raises(CheckpointError, match=r"float32\[0, 3\] and is float32\[0, 4\] now"):
+    with pytest.raises(CheckpointError, match=r"float32\[0, 3\] then, float32\[0, 4\] now"):
         resume_run(tmp_path / "run", training, other, data, scan=scan)
 
 
@@ -304,7 +304,7 @@ def test_a_journal_that_lost_lines_is_detected_and_a_torn_line_is_not_a_chunk(sm
 def test_arrays_of_another_model_are_refused(small, seven):
     """The shapes of the checkpoint are those of the training."""
     training, params, data = small
-    with pytest.raises(CheckpointError, match="other arrays"):
+    with pytest.raises(CheckpointError, match=r"model or the optimizer changed.* at \.params\['v'\]: .* then, float32"):
         resume_run(seven, training, params | {"v": jnp.zeros((8, 3))}, data, scan=False)
 
 

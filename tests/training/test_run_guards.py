@@ -25,7 +25,7 @@ def test_training_and_data_of_a_run_cannot_be_replaced(tmp_path):
     training, params, data = killed.build()
     run = start_run(tmp_path / "run", training, params, data, key=gdpjax.fresh_key(), scan=False)
     assert run.training is training
-    assert run.data is data
+    assert run.data.arrays[0] is data.arrays[0]
     for name in ("training", "data"):
         with pytest.raises(AttributeError):
             setattr(run, name, None)

@@ -178,7 +178,7 @@ def test_the_ledger_holds_one_gaussian_release():
     assert certified(event).epsilon(1e-5).lower == 0.0  # fewer steps than planned
     bracket = certified(recorded(tx, ZEROS, STEPS)).epsilon(1e-5)
     truth = gdp_epsilon(1e-5, 1 / noise_multiplier)
-    assert bracket.lower <= truth <= bracket.upper < bracket.lower * (1 + 1e-6)
+    assert bracket.lower <= truth <= bracket.upper < bracket.lower * (1 + 3e-6)
 
 
 def test_only_an_upper_bound_is_not_called_exact():
@@ -282,7 +282,7 @@ def test_noise_that_reaches_over_a_cycle_is_refused(strategy, got):
 @pytest.mark.parametrize("overflow_per_step", [1e-3, 0.1])
 def test_batches_that_may_not_fit_are_refused(overflow_per_step):
     """The ledger's event of a participation has no place for them, so that epsilon would leave them out."""
-    with pytest.raises(ValueError, match="overflow_per_step belongs to random batches"):
+    with pytest.raises(ValueError, match="the event of correlated sampling holds no overflow"):
         make(correlated.lambda_cgd(0.5), overflow_per_step=overflow_per_step)
 
 
@@ -305,7 +305,8 @@ def test_several_noise_multipliers_are_recorded_by_the_least():
         if number == 3:
             state.hyperparams["noise_multiplier"] = jnp.asarray(1.0)
         state = step(state)
-    (event,) = ledger_of(state)
+    with pytest.warns(UserWarning, match="share one event"):
+        (event,) = ledger_of(state)
     assert event.noise_multiplier == 1.0
     assert not event.is_exact
 

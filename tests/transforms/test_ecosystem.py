@@ -23,7 +23,7 @@ def cross_entropy(logits, label):
 
 def test_inject_hyperparams_with_a_schedule_and_a_hand_set_value():
     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) ** 2, 1.0)
-    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", "ledger_capacity", "nesterov"))
+    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", "nesterov"))
     tx = factory(optax.linear_schedule(0.1, 0.0, 10), clipped_by=grad_fn, **PRIVATE)
     params = jnp.ones(4)
     state = tx.init(params)

@@ -235,7 +235,7 @@ def test_a_sweep_over_probabilities_keeps_the_long_form():
 
 
 def test_it_is_a_static_argument_of_injected_hyperparameters():
-    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", "key", "ledger_capacity", "nesterov"))
+    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", "key", "nesterov"))
     tx = factory(0.1, clipped_by=SUM, noise_multiplier=1.3, batches=BATCHES, key=KEY)
     released, state = steps(tx, PARAMS, update=jax.jit(tx.update))
     plain = gdpjax.dpsgd(0.1, clipped_by=SUM, **private(batches=BATCHES))

@@ -12,8 +12,9 @@ from scipy import stats
 
 import gdpjax
 from gdpjax import mechanisms, sampling, training
-from gdpjax.ledger import LedgerState, init_ledger, record_step
-from tests.transforms.recorded import recorded, recorded_state
+from gdpjax.accounting import epsilon_bounds, moments_accountant_epsilon
+from gdpjax.ledger import LedgerState
+from tests.transforms.recorded import recorded
 
 SUM = gdpjax.Sensitivity(1.0)
 PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 50.0, "key": jax.random.key(0)}
@@ -98,8 +99,9 @@ def step_on_padded_rows():
 
     @jax.jit
     def step(rows, is_padding):
-        padded = first_release(tx, w, grad_fn(w, rows, is_padding=is_padding))
-        empty = first_release(tx, w, grad_fn(w, rows[:0], is_padding=is_padding[:0]))
+        state = tx.init(w)
+        padded, _ = tx.update(grad_fn(w, rows, is_padding=is_padding), state, w)
+        empty, _ = tx.update(grad_fn(w, rows[:0], is_padding=is_padding[:0]), state, w)
         return padded, empty
 
     return step, size
@@ -168,7 +170,8 @@ def test_noise_of_a_leaf_does_not_depend_on_other_leaves():
     for params in ({"a": jnp.zeros(5)}, {"a": jnp.zeros(5), "b": jnp.zeros(7)}):
         updates, _ = update(params, tx.init(params), params)
         released.append(updates["a"])
-    np.testing.assert_array_equal(released[0], released[1])
+    # Two programs may round the last product and sum at once, or one after the other.
+    np.testing.assert_allclose(released[0], released[1], rtol=1e-6)
 
 
 def test_frozen_and_integer_leaves_leave_as_exact_zeros():
@@ -186,6 +189,38 @@ def test_frozen_and_integer_leaves_leave_as_exact_zeros():
     assert np.all(released["w"])
     assert not np.any(released["frozen"])
     assert not np.any(released["n"])
+
+
+SCHEMES = {
+    "poisson": None,
+    "uniform": None,
+    "truncated_poisson": {"max_examples": 1000, "capacity": 20},
+    "allocation": {"steps_per_epoch": 100},
+    "shuffled": {"steps_per_epoch": 100},
+    "cyclic_poisson": {"num_groups": 5},
+}
+
+
+@pytest.mark.parametrize("stated", [{"overflow_per_step": 1e-3}, {"announced": True}], ids=str)
+@pytest.mark.parametrize("sampling", SCHEMES)
+def test_what_is_said_of_overflow_is_recorded_or_refused(sampling, stated):
+    """Trap 83: TruncatedPoissonEvent has no overflow, and a stated one was dropped."""
+    options = {"sampling": sampling, "scheme": SCHEMES[sampling], **stated}
+    event = recorded(make(sampling=sampling, scheme=SCHEMES[sampling]), jnp.zeros(1), 1)[0]
+    name = "announced" if "announced" in stated else "overflow"
+    if not hasattr(event, name) or (sampling, name) == ("uniform", "announced"):
+        with pytest.raises(ValueError, match=f"the event of {sampling} sampling .* {name}"):
+            make(**options)
+        return
+    event = recorded(make(**options), jnp.zeros(1), 2)[0]
+    assert event.announced if name == "announced" else event.overflow == pytest.approx(2e-3)
+
+
+def test_independent_noise_is_not_recorded_as_that_of_a_strategy():
+    """Trap 83: eight participations with independent noise are eight releases, not one."""
+    scheme = {"planned_steps": 100, "max_participations": 8, "min_separation": 1}
+    with pytest.raises(ValueError, match="this noise is independent"):
+        make(sampling="correlated", scheme=scheme, sampling_prob=None)
 
 
 def test_every_row_of_an_embedding_is_noised():
@@ -215,19 +250,38 @@ def test_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling():
     assert [(event.noise_multiplier, event.num_steps) for event in events] == [(1.0, 3), (2.0, 4)]
 
 
-def test_a_full_ledger_is_conservative_and_flagged():
-    tx = make(noise_multiplier=lambda t: jnp.array([5.0, 2.0, 3.0, 4.0])[t], ledger_capacity=2)
-    state = recorded_state(tx, {"w": jnp.zeros(3)}, 4)
-    assert bool(state.ledger.overflow)
-    events = gdpjax.ledger_of(state).events
-    assert [(event.noise_multiplier, event.num_steps) for event in events] == [(5.0, 1), (2.0, 3)]
+def scheduled_ledger(schedule, num_steps):
+    """Return the ledger of so many steps with a schedule of the noise multiplier, in one compiled loop."""
+    tx = make(noise_multiplier=schedule)
+    params = jnp.zeros(1)
 
-    ledger = init_ledger(1, "poisson", gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    record = jax.jit(record_step)
-    for noise_multiplier, sampling_prob in [(2.0, 0.1), (1.0, 0.3), (3.0, 0.2)]:
-        ledger = record(ledger, noise_multiplier, sampling_prob, 0.0)
-    (event,) = gdpjax.ledger_of(ledger).events
-    assert (event.noise_multiplier, round(event.sampling_prob, 6), event.num_steps) == (1.0, 0.3, 3)
+    @jax.jit
+    def run(state):
+        def step(_, state):
+            after = tx.update(params, state, params)[1]
+            return state._replace(count=after.count, ledger=after.ledger)
+
+        return jax.lax.fori_loop(0, num_steps, step, state)
+
+    return gdpjax.ledger_of(run(tx.init(params)))
+
+
+def test_the_bracket_of_a_schedule_is_that_of_its_steps():
+    """Trap 84: one row for the least noise of many steps made a lower end above the truth."""
+    schedule = optax.linear_schedule(4.0, 1.0, 100)
+    steps = gdpjax.Ledger(gdpjax.Event(float(schedule(t)), 0.01, 1) for t in range(100))
+    truth = epsilon_bounds(steps, delta=1e-5)
+    ledger = scheduled_ledger(schedule, 100)
+    bracket = epsilon_bounds(ledger, delta=1e-5)
+    assert truth.lower * (1 - 1e-3) < bracket.lower <= truth.upper
+    assert truth.lower <= bracket.upper < truth.upper * (1 + 1e-3)
+    assert moments_accountant_epsilon(ledger, delta=1e-5) > bracket.upper
+
+
+def test_every_step_of_a_long_schedule_has_its_own_numbers():
+    ledger = scheduled_ledger(optax.linear_schedule(4.0, 1.0, 3000), 3000)
+    assert len(ledger) == ledger.num_steps == 3000
+    assert all(event.is_exact for event in ledger)
 
 
 def test_under_scan_and_inside_a_chain():
@@ -416,13 +470,6 @@ def test_init_checks_the_parameters(case):
             tx.init(params)
 
 
-def test_ledger_capacity_must_be_static_and_positive():
-    with pytest.raises(ValueError, match="ledger_capacity"):
-        make(ledger_capacity=0).init({"w": jnp.zeros(2)})
-    with pytest.raises(ValueError, match="static_args"):
-        jax.jit(lambda n: make(ledger_capacity=n).init({"w": jnp.zeros(2)}))(3)
-
-
 @pytest.mark.parametrize("optimizer", [gdpjax.dpsgd, gdpjax.dpadam])
 def test_optimizers_take_exactly_one_way_of_clipping(optimizer):
     for ways in [{}, {"l2_clip_norm": 1.0, "clipped_by": SUM}]:
@@ -557,25 +604,6 @@ def test_a_noise_that_would_vanish_or_overflow_shows():
     for sensitivity, noise_multiplier in [(1e-30, 1e-10), (1e30, 1e10)]:
         tx = make(clip=gdpjax.Sensitivity(sensitivity), noise_multiplier=noise_multiplier)
         assert np.isnan(tx.update(params, tx.init(params), params)[0]["w"]).all()
-
-
-WRAPPERS = {
-    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2),
-    "ApplyIfFinite": lambda tx: optax.apply_if_finite(tx, 3),
-    "ConditionallyTransform": lambda tx: optax.conditionally_transform(tx, lambda step: step % 2 == 0),
-    "SAM": lambda tx: optax.contrib.sam(tx, optax.sgd(1.0)),
-    "Mechanic": lambda tx: optax.contrib.mechanize(tx),
-}
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_that_skip_or_repeat_steps_have_no_ledger(name):
-    """Traps 42 and 43: such wrappers average sums, repeat noise or let the sum out; their ledger is no statement."""
-    params = {"w": jnp.zeros(4)}
-    with pytest.raises(ValueError, match=f"{name} around the private transform"):
-        gdpjax.ledger_of(WRAPPERS[name](make()).init(params))
-    outside = optax.chain(make(), optax.apply_if_finite(optax.sgd(0.1), 3))
-    assert len(gdpjax.ledger_of(outside.init(params))) == 0
 
 
 BEFORE = {

@@ -1,11 +1,9 @@
-"""Certified epsilon and delta of random allocation.
+"""Certified epsilon and delta of random allocation, alone.
 
-In each epoch of t steps an example takes part in exactly one, chosen uniformly:
+    epsilon_of_scheme(make_scheme(noise_multiplier, steps_per_epoch, num_epochs, num_selected, fixed), delta)
 
-    allocation_epsilon_bounds(noise_multiplier, steps_per_epoch, num_epochs, delta)
-
-With noise multiplier s, the outputs of an epoch have under P the mixture (1/t) sum_i N(e_i, s^2 I), and under Q the law
-N(0, s^2 I), so
+In each epoch of t steps an example takes part in exactly one, chosen uniformly. With noise multiplier s, the outputs of
+an epoch have under P the mixture (1/t) sum_i N(e_i, s^2 I), and under Q the law N(0, s^2 I), so
 
     R = dP/dQ = (Y_1 + ... + Y_t) / t,      Y_i = e^{g_i / s - 1 / (2 s^2)},  g_i independent standard normal under Q.
 
@@ -21,11 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, is_traced
 from gdpjax._core.gdp import epsilon_kernel
-from gdpjax._core.precision import batched
-from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, Bounds
+from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation import _average, _lognormal, _one_run
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
 from gdpjax.accounting._numeric import _closed_forms, _contour_choice, _directions
@@ -265,132 +260,3 @@ def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
     lower = float(np.fmax(lower - _TINY, 0.0))
     upper = float(np.fmin(upper, largest))
     return Bounds(lower, upper)
-
-
-_SCHEME = {
-    "noise_multiplier": POSITIVE,
-    "steps_per_epoch": COUNT,
-    "num_epochs": COUNT,
-    "num_selected": COUNT,
-    "fixed": UNIT,
-}
-
-
-def _core(answer: Callable[[Scheme, float], Bounds]) -> Callable[..., Bounds]:
-    """Return a question about a scheme as a function of the numbers that describe the scheme."""
-
-    def core(
-        noise_multiplier: float,
-        steps: float,
-        epochs: float,
-        selected: float,
-        fixed: float,
-        query: float,
-    ) -> Bounds:
-        if selected > steps:
-            return Bounds(math.nan, math.nan)
-        scheme = make_scheme(noise_multiplier, steps, epochs, selected, fixed)
-        return answer(scheme, query)
-
-    return core
-
-
-_EPSILON = batched(_core(epsilon_of_scheme), **{**_SCHEME, "delta": OPEN_UNIT})  # pyright: ignore
-_DELTA = batched(_core(delta_of_scheme), **{**_SCHEME, "epsilon": NONNEGATIVE})  # pyright: ignore
-
-
-def _checked(steps_per_epoch: Array, num_selected: Array, bins: str) -> float:
-    """Return 1.0 for fixed bins and 0.0 for fresh ones; ValueError for others, or for too many steps selected."""
-    if not isinstance(bins, str) or bins not in ("fresh", "fixed"):
-        raise ValueError(f'bins must be "fresh" or "fixed", got {shown(bins)}')
-    if not is_traced((steps_per_epoch, num_selected)):
-        try:
-            too_many = np.any(np.asarray(num_selected) > np.asarray(steps_per_epoch))
-        except Exception:
-            # Neither numbers nor shapes that broadcast, which is refused with its own words.
-            too_many = False
-        if too_many:
-            raise ValueError(
-                f"num_selected must be at most steps_per_epoch, got {shown(num_selected)} of {shown(steps_per_epoch)}"
-            )
-    return float(bins == "fixed")
-
-
-def allocation_epsilon_bounds(
-    noise_multiplier: Array,
-    steps_per_epoch: Array,
-    num_epochs: Array,
-    delta: Array,
-    *,
-    num_selected: Array = 1,
-    bins: str = "fresh",
-) -> Bounds:
-    """Bracket the exact epsilon of random allocation with Gaussian noise.
-
-    In each epoch of t = steps_per_epoch steps an example takes part in exactly one, chosen uniformly and independently
-    of other epochs. The smallest epsilon >= 0 with delta(epsilon) <= ``delta``, where delta(epsilon) is the larger of
-    sup_S P(S) - e^epsilon Q(S) and sup_S Q(S) - e^epsilon P(S) for P = ((1/t) sum_i N(e_i, s^2 I))^E and
-    Q = N(0, s^2 I)^E, s = noise_multiplier, E = num_epochs. No gradients, however they are chosen, do worse.
-
-    Args:
-        noise_multiplier: stddev of the noise / sensitivity, > 0.
-        steps_per_epoch: number of steps in an epoch, a whole number >= 1.
-        num_epochs: number of epochs, a whole number >= 1.
-        delta: strictly between 0 and 1. All arguments broadcast.
-        num_selected: in how many steps of an epoch an example takes part, 1 <= k <= t: the epoch is cut into k blocks
-            of floor(t/k) or ceil(t/k) steps, and one step of each is chosen.
-        bins: "fresh" if the choice is made anew in each epoch, "fixed" if it is made once for all epochs (balls in
-            bins), which is one epoch with the noise multiplier s / sqrt(E).
-
-    Returns:
-        ``Bounds(lower, upper)`` of the broadcast shape. Certified: the truth, in exact arithmetic, lies in between. The
-        relative width is about 1e-3 or less for ordinary runs, larger in hard corners; at noise multipliers below
-        0.05 the upper end is that of a run without allocation.
-
-    Raises:
-        ValueError: an argument outside its range, shapes that do not broadcast, more steps selected than there are.
-
-    Reference: Feldman and Shenfeld, arXiv:2502.08202 (random allocation); Chua et al., arXiv:2410.06266 (balls in
-    bins).
-
-    >>> bounds = allocation_epsilon_bounds(1.0, 10, 5, 1e-5)
-    >>> bool(bounds.lower <= 4.283 <= bounds.upper), bool(bounds.upper < 1.001 * bounds.lower)
-    (True, True)
-    """
-    fixed = _checked(steps_per_epoch, num_selected, bins)
-    return _EPSILON(noise_multiplier, steps_per_epoch, num_epochs, num_selected, fixed, delta)
-
-
-def allocation_delta_bounds(
-    noise_multiplier: Array,
-    steps_per_epoch: Array,
-    num_epochs: Array,
-    epsilon: Array,
-    *,
-    num_selected: Array = 1,
-    bins: str = "fresh",
-) -> Bounds:
-    """Bracket the exact delta(epsilon) of random allocation with Gaussian noise.
-
-    See `allocation_epsilon_bounds` for the definition of delta(epsilon).
-
-    Args:
-        noise_multiplier, steps_per_epoch, num_epochs, num_selected, bins: as in `allocation_epsilon_bounds`.
-        epsilon: finite and >= 0. All arguments broadcast.
-
-    Returns:
-        ``Bounds(lower, upper)`` of the broadcast shape, certified. The relative width is about 1e-2 for ordinary runs,
-        larger in hard corners; below about 1e-130 only the lower end says something.
-
-    Raises:
-        ValueError: as `allocation_epsilon_bounds`.
-
-    Reference: Feldman and Shenfeld, arXiv:2502.08202 (random allocation); Chua et al., arXiv:2410.06266 (balls in
-    bins).
-
-    >>> bounds = allocation_delta_bounds(1.0, 10, 5, 4.283)
-    >>> bool(bounds.lower <= 1.0005e-5), bool(bounds.upper >= 0.9995e-5)
-    (True, True)
-    """
-    fixed = _checked(steps_per_epoch, num_selected, bins)
-    return _DELTA(noise_multiplier, steps_per_epoch, num_epochs, num_selected, fixed, epsilon)

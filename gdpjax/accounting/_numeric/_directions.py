@@ -29,7 +29,6 @@ from gdpjax.accounting._numeric._moments import Window
 from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone, largest_loss
 
 RELATIVE_WIDTH = 1e-3
-ESTIMATE_WIDTH = 3e-2
 
 # How many tries there are.
 TRIES = 5
@@ -61,15 +60,9 @@ _CLEAR = 0.01
 """A rough Chernoff bound on log delta that is lower by this much is worth certifying."""
 _FAR_BELOW = 3.0
 """To show that log delta is below another number it is enough to be right to this."""
-_CLEARLY_BELOW = 0.5
-"""An estimate leaves a direction out whose guess is below this share of the larger one."""
 
 _CHERNOFF_LINES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
 """Shares of the best exponent at which the Chernoff bound is tried."""
-_CONFIRMED = 0.2
-"""An estimate counts as confirmed if the certified upper end exceeds it by at most this share of that end, ..."""
-_NEGLIGIBLE = 2e-5
-"""... or by this much, since brackets next to epsilon 0 are that wide."""
 
 
 class EstimatedBounds(NamedTuple):
@@ -151,33 +144,6 @@ def _is_smaller(run: RunDescription, log_delta: float, epsilon: float, width: fl
     plan = ContourPlan(contour, windows, epsilon, guess)
     data = _characteristic_function.transform(run, windows, contour)
     return _inversion.log_upper_delta(data, plan) <= goal
-
-
-def estimate_of_run(run: RunDescription, log_delta: float) -> float:
-    """Return an estimate of epsilon; it is inf where the certified upper end stays far above the estimate.
-
-    A direction whose rough guess is far below that of another is left out.
-    """
-    largest_guess, best = -1.0, 0.0
-    for sign in run.signs:
-        directed = run.towards(sign)
-        windows = _contour_choice.choose_windows(directed, log_delta)
-        coarse = _contour_choice.coarse_run(directed, windows)
-        guess = _contour_choice.first_guess(coarse, log_delta).epsilon
-        if guess > _CLEARLY_BELOW * largest_guess:
-            bracket = direction_epsilon(directed, log_delta, best, ESTIMATE_WIDTH)
-            best = max(best, _confirmed_estimate(bracket, best))
-        largest_guess = max(largest_guess, guess)
-    return best
-
-
-def _confirmed_estimate(bracket: EstimatedBounds, run_lower: float) -> float:
-    """Return the estimate of a direction, or inf where it is not confirmed and might exceed ``run_lower``."""
-    room = _CONFIRMED * bracket.upper + _NEGLIGIBLE
-    is_confirmed = bracket.upper - bracket.estimate <= room
-    if is_confirmed or bracket.upper <= run_lower:
-        return bracket.estimate
-    return np.inf
 
 
 # ---------------------------------------------------------------------------------------------------------------------

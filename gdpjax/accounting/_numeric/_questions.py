@@ -48,7 +48,7 @@ _FINITE = {
 }
 
 _TINY = 2.3e-308  # what underflows to zero is positive
-_SMALLEST_PROB = 1e-30
+SMALLEST_PROB = 1e-30
 """A smaller sampling probability is replaced by this one."""
 _NEARLY_ALL = 0.9
 """Above this sampling probability a run reveals little less than without sampling."""
@@ -94,7 +94,7 @@ class _PreparedRun(NamedTuple):
         return not self.run.steps and not self.run.finite
 
 
-def _prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
+def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
     """Return the run that the columns [phases] describe: the steps, their group sizes, the events of bounded loss."""
     vectors = [np.atleast_1d(column) for column in columns]
     noise_multipliers, sampling_probs, counts = vectors[:3]
@@ -110,10 +110,10 @@ def _prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
     for noise_multiplier, sampling_prob, count, group_size in rows:
         if not (sampling_prob > 0 and count > 0):
             continue
-        raised = raised or bool(sampling_prob < _SMALLEST_PROB)
+        raised = raised or bool(sampling_prob < SMALLEST_PROB)
         step = SubsampledGaussian(
             noise_multiplier=noise_multiplier,
-            sampling_prob=max(sampling_prob, _SMALLEST_PROB),
+            sampling_prob=max(sampling_prob, SMALLEST_PROB),
             num_steps=count,
             group_size=int(group_size),
             symmetric=family.symmetric,
@@ -175,18 +175,6 @@ def _epsilon_without_sampling(run: RunDescription, delta: float) -> float:
     return gaussian * (1.0 + 1e-10) + 1e-12 + _bounded_losses.largest_loss(run.finite)
 
 
-def _estimate(run: RunDescription, delta: float, _rtol: float) -> float:
-    """Return an estimate of epsilon at delta."""
-    if delta >= _run_description.chance_of_leaking(run):
-        return 0.0
-    exact = _closed_form_epsilon(run, delta)
-    if exact is None:
-        return _directions.estimate_of_run(run, np.log(delta))
-    if exact.lower > 0:
-        return 0.5 * (exact.lower + exact.upper)
-    return 0.0
-
-
 def _delta(run: RunDescription, epsilon: float, rtol: float) -> Bounds:
     """Return the bracket on delta at epsilon."""
     if _closed_forms.has_closed_form(run):
@@ -223,39 +211,34 @@ def _nothing(_at: float) -> Bounds:
     return Bounds(0.0, 0.0)
 
 
-def _nothing_estimate(_at: float) -> float:
-    return 0.0
-
-
 class _Question(NamedTuple):
     """A question about a run, the name and domain of what it is asked at, and its answer where nothing is revealed."""
 
-    ask: Callable[[RunDescription, float, float], Any]
+    ask: Callable[[RunDescription, float, float], Bounds]
     argument: str
     domain: checks.Domain
-    nothing: Callable[[float], Any]
+    nothing: Callable[[float], Bounds]
 
 
 _QUESTIONS = {
     "epsilon": _Question(_epsilon, "delta", checks.OPEN_UNIT, _nothing),
-    "estimate": _Question(_estimate, "delta", checks.OPEN_UNIT, _nothing_estimate),
     "delta": _Question(_delta, "epsilon", checks.NONNEGATIVE, _nothing),
     "tradeoff": _Question(_tradeoff_at, "alpha", checks.UNIT, _tradeoff.complement),
     "mu": _Question(_mu, "failure", checks.OPEN_UNIT, _nothing),
 }
 
 
-def _answer(question: _Question, family: Family, *values: Any) -> Any:
+def _answer(question: _Question, family: Family, *values: Any) -> Bounds:
     """Return the answer about one run, which is described by all values but the last, asked at the last."""
     *columns, at = values
-    prepared = _prepare(family, tuple(columns))
+    prepared = prepare(family, tuple(columns))
     nothing = question.nothing(at)
     if prepared.is_nothing:
         return nothing
     answer = question.ask(prepared.run, at, family.rtol)
 
     # The answer is that of a run with a larger sampling probability, so nothing at all is the other end.
-    if prepared.raised and isinstance(answer, Bounds):
+    if prepared.raised:
         return Bounds(min(answer.lower, nothing.lower), max(answer.upper, nothing.upper))
     return answer
 
@@ -265,11 +248,11 @@ def _answer(question: _Question, family: Family, *values: Any) -> Any:
 
 
 @functools.cache
-def of_runs(name: str, family: Family = POISSON) -> Callable[..., Any]:
+def of_runs(name: str, family: Family = POISSON) -> Callable[..., Bounds]:
     """Return a question for broadcasting arrays of runs.
 
     Args:
-        name: "epsilon", "estimate", "delta", "tradeoff" or "mu".
+        name: "epsilon", "delta", "tradeoff" or "mu".
         family: what kind of runs.
 
     Returns:
@@ -281,11 +264,11 @@ def of_runs(name: str, family: Family = POISSON) -> Callable[..., Any]:
     if family.groups:
         domains.update(_GROUP)
     domains[question.argument] = question.domain
-    return _batched(question, family, name, domains, ())
+    return batched(functools.partial(_answer, question, family), **domains)  # pyright: ignore
 
 
 @functools.cache
-def of_phases(name: str, family: Family = POISSON) -> Callable[..., Any]:
+def of_phases(name: str, family: Family = POISSON) -> Callable[..., Bounds]:
     """Return a question for runs in phases, which are the last axis of every argument but the last.
 
     Args:
@@ -299,20 +282,7 @@ def of_phases(name: str, family: Family = POISSON) -> Callable[..., Any]:
     question = _QUESTIONS[name]
     domains, phase_groups = _arguments_of_phases(family)
     domains[question.argument] = question.domain
-    return _batched(question, family, name, domains, phase_groups)
-
-
-def _batched(
-    question: _Question,
-    family: Family,
-    name: str,
-    domains: dict[str, checks.Domain],
-    phase_groups: tuple[int, ...],
-) -> Callable[..., Any]:
-    """Return the question lifted to arrays."""
-    ask = functools.partial(_answer, question, family)
-    is_bracket = name != "estimate"
-    return batched(ask, phase_groups=phase_groups, bounds=is_bracket, **domains)  # pyright: ignore
+    return batched(functools.partial(_answer, question, family), phase_groups=phase_groups, **domains)  # pyright: ignore
 
 
 def _arguments_of_phases(family: Family) -> tuple[dict[str, checks.Domain], tuple[int, ...]]:
@@ -352,7 +322,7 @@ def _checked_profile(family: Family, *values: Any) -> Bounds:
 
     vectors = tuple(np.asarray(column, np.float64) for column in columns)
     with np.errstate(all="ignore"):
-        return _profile(_prepare(family, vectors), np.asarray(epsilon, np.float64), width)
+        return _profile(prepare(family, vectors), np.asarray(epsilon, np.float64), width)
 
 
 def _profile(prepared: _PreparedRun, epsilon: Array, width: float) -> Bounds:

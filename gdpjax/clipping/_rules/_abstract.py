@@ -4,19 +4,15 @@
     class Smooth(AbstractClipRule):
         l2_clip_norm: float
 
-        @property
-        def l2_norm_bound(self):
-            return self.l2_clip_norm
-
-        def coefficient(self, norm, unit, bound):
-            return bound / jnp.hypot(norm, bound / unit)
+        def coefficient(self, norm, bound):
+            return bound / jnp.hypot(norm, bound)
 
 A rule divides the parameters into groups and gives each group g a bound C_g on the l2 norm of one example's
 contribution. Its coefficient says what a gradient of a given norm is multiplied by. The total bound sqrt(sum_g C_g^2)
 is the sensitivity of the clipped sum under add-or-remove.
 
 A rule is given the norm of one gradient and nothing else, so its coefficient is a function of that example. The engine
-does not trust the coefficient to keep the bound: see `_enforcement`.
+sees to the range of numbers, and does not trust the coefficient to keep the bound: see `_enforcement`.
 """
 
 import abc
@@ -29,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import is_traced
+from gdpjax._core.checks import CLIP_NORM, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import bounded_sum
 from gdpjax._core.types import Array, PyTree
@@ -50,10 +46,11 @@ class Groups(NamedTuple):
 class AbstractClipRule(abc.ABC):
     """Bound one example's gradient: a rule says what it is multiplied by, and how large the result can be.
 
-    A rule is a frozen dataclass. A subclass defines `l2_norm_bound` and `coefficient`. One that clips parts of the
-    gradient by themselves defines `groups` too. The fields are numbers, names, and dicts of those, so that a rule can
-    be saved with a plan. Numbers may be traced: a sweep over them compiles once. Two rules are equal if they are saved
-    as the same: define the dataclass with ``eq=False``, or it compares field by field, which fails for arrays.
+    A rule is a frozen dataclass. A subclass has a field ``l2_clip_norm``, or else defines `l2_norm_bound`, and it
+    defines `coefficient`. One that clips parts of the gradient by themselves defines `groups` too. The fields are
+    numbers, names, and dicts of those, so that a rule can be saved with a plan. Numbers may be traced: a sweep over
+    them compiles once. Two rules are equal if they are saved as the same: define the dataclass with ``eq=False``, or it
+    compares field by field, which fails for arrays.
 
     A rule is saved under `rule_name`, which is the name of its class unless the class sets another. Two classes with
     the same name could not both be loaded, so the second one is refused when it is defined.
@@ -64,6 +61,9 @@ class AbstractClipRule(abc.ABC):
 
     rule_name: ClassVar[str]
     """The name under which rules of this class are saved."""
+
+    words: ClassVar[str] = "scaled by the rule {name}, to l2 norm at most {bound}"
+    """The text of `describe`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,22 +77,24 @@ class AbstractClipRule(abc.ABC):
             )
         _CLASSES[cls.rule_name] = cls
 
+    l2_clip_norm: Array
+    """The bound C > 0 of a rule that has one."""
+
+    def __post_init__(self) -> None:
+        check_scalar("l2_clip_norm", self.l2_norm_bound, CLIP_NORM)
+
     @property
-    @abc.abstractmethod
     def l2_norm_bound(self) -> Array:
-        """The largest l2 norm that one example can contribute to the sum, over all groups."""
+        """The largest l2 norm that one example can contribute to the sum, over all groups: ``l2_clip_norm``."""
+        return self.l2_clip_norm
 
     @abc.abstractmethod
-    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return the number that one example's gradient in one group is multiplied by.
-
-        The engine holds the gradient g as h = g / unit, where ``unit`` is a power of two that keeps the norm of h near
-        1, so that norms neither overflow nor vanish. It multiplies h by the coefficient. So a rule by which an example
-        contributes f(||g||) g returns unit * f(unit * norm).
+    def coefficient(self, norm: Array, bound: Array) -> Array:
+        """Return the number that one example's gradient in one group is multiplied by: min(1, bound / norm) clips it.
 
         Args:
-          norm: ||h||, a scalar >= 0. It is 0 for a gradient that is zero.
-          unit: the power of two.
+          norm: the l2 norm of the gradient, a scalar >= 0. A gradient whose norm is above 1e31 times the bound (or
+            1e31, if that is less) is first scaled down to about there, by a power of two, so that nothing overflows.
           bound: the bound of the group, lowered by the slack for rounding.
         """
 
@@ -118,7 +120,7 @@ class AbstractClipRule(abc.ABC):
 
     def describe(self) -> str:
         """Return what the rule does to gradients, as words that follow "sums of gradients" in a plan's statement."""
-        return f"scaled by the rule {self.rule_name}, to l2 norm at most {float(self.l2_norm_bound):.6g}"
+        return self.words.format(name=self.rule_name, bound=f"{float(self.l2_norm_bound):.6g}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rule's name and fields as JSON values.
@@ -179,10 +181,10 @@ def _own_value(value: Any) -> Any:
     return value
 
 
-def clip_coefficient(norm: Array, unit: Array, bound: Array) -> Array:
-    """Return unit * min(1, bound / (unit * norm)), the coefficient of a gradient that is clipped to ``bound``."""
+def clip_coefficient(norm: Array, bound: Array) -> Array:
+    """Return min(1, bound / norm), the coefficient of a gradient that is clipped to ``bound``."""
     # For a NaN bound the comparison is False, so a wrong traced clip norm gives NaN and not a free pass.
-    return jnp.where(norm * unit <= bound, unit, bound / jnp.where(norm > 0, norm, 1))
+    return jnp.where(norm <= bound, 1, bound / jnp.where(norm > 0, norm, 1))
 
 
 def l2_norm_of_bounds(bounds: tuple[Array, ...]) -> Array:

@@ -1,10 +1,11 @@
 """Scale each gradient by a smooth function of its norm: automatic clipping."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 
-from gdpjax._core.checks import CLIP_NORM, Domain, check_scalar
+from gdpjax._core.checks import Domain, check_scalar
 from gdpjax._core.types import Array
 from gdpjax.clipping._rules._abstract import AbstractClipRule
 
@@ -28,28 +29,20 @@ class AutoS(AbstractClipRule):
     1.0
     """
 
+    words: ClassVar[str] = "scaled automatically (AUTO-S) below l2 norm {bound}"
     l2_clip_norm: Array
     gamma: Array = 0.01
 
     def __post_init__(self) -> None:
-        check_scalar("l2_clip_norm", self.l2_clip_norm, CLIP_NORM)
+        super().__post_init__()
         check_scalar("gamma", self.gamma, _GAMMA)
 
-    @property
-    def l2_norm_bound(self) -> Array:
-        """The l2 norm that no example reaches: C."""
-        return self.l2_clip_norm
-
-    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return bound / (||g|| + gamma), in the units of `AbstractClipRule.coefficient`."""
+    def coefficient(self, norm: Array, bound: Array) -> Array:
+        """Return bound / (norm + gamma)."""
         # A traced gamma that is out of range gives NaN.
         gamma = jnp.asarray(self.gamma, norm.dtype)
         gamma = jnp.where(_GAMMA.contains(gamma), gamma, jnp.nan)
 
         # With gamma = 0 a gradient that is zero has the denominator zero.
-        denominator = norm + gamma / unit
+        denominator = norm + gamma
         return bound / jnp.where(denominator == 0, 1, denominator)
-
-    def describe(self) -> str:
-        """Return "scaled automatically (AUTO-S) below l2 norm C"."""
-        return f"scaled automatically (AUTO-S) below l2 norm {float(self.l2_norm_bound):.6g}"

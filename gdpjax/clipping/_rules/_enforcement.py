@@ -14,6 +14,7 @@ engine asks rules only through the two functions below. They keep the bound, wha
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
@@ -44,8 +45,8 @@ def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, b
       Float[Array, "rows"], the coefficients of the rows divided by 2^exponent.
     """
 
-    def of_one_row(norm: Array, unit: Array) -> Array:
-        coefficient = jnp.asarray(rule.coefficient(norm, unit, bound), norm.dtype)
+    def of_one_row(norm: Array) -> Array:
+        coefficient = jnp.asarray(rule.coefficient(norm, bound), norm.dtype)
         if coefficient.shape != ():
             raise ValueError(
                 f"the coefficient of the clipping rule {rule.rule_name} must be one number for one gradient, got the "
@@ -55,16 +56,19 @@ def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, b
 
     # Like a loss, a coefficient may only use primitives that act on one row under vmap.
     scalar = jax.ShapeDtypeStruct((), norm.dtype)
-    program = jax.make_jaxpr(of_one_row)(scalar, scalar)
-    read_program(program, [True, True], f"the coefficient of the clipping rule {rule.rule_name}")
+    program = jax.make_jaxpr(of_one_row)(scalar)
+    read_program(program, [True], f"the coefficient of the clipping rule {rule.rule_name}")
 
-    units = power_of_two(exponent, norm.dtype)
-    coefficients = jax.vmap(of_one_row)(norm, units)
+    # The rule is asked for the norm itself. A gradient whose norm, or whose bound / norm, would leave the range of the
+    # dtype is taken as one in a smaller unit, min(1, bound) 2^103 or more. Before, its norm is at most 2^22.
+    _, exponent_of_bound = jnp.frexp(jnp.minimum(bound, 1))
+    largest = exponent_of_bound + np.finfo(norm.dtype).maxexp - 25
+    units = power_of_two(jnp.minimum(exponent, largest), norm.dtype)
+    coefficients = units * jax.vmap(of_one_row)(norm * units)
 
     # A row whose coefficient is NaN gets zero, unless the coefficient is NaN for a norm of 1 too: then a number of the
     # rule is out of range, and the whole sum becomes NaN.
-    one = jnp.ones((), norm.dtype)
-    is_wrong = jnp.isnan(of_one_row(one, one))
+    is_wrong = jnp.isnan(of_one_row(jnp.ones((), norm.dtype)))
     coefficients = jnp.where(jnp.isnan(coefficients) & ~is_wrong, 0, coefficients)
 
     # Limit the size to bound / norm. If the bound is NaN, so is the result.

@@ -1,9 +1,9 @@
 """Clip the whole gradient to one norm, which is what a number in the place of a rule means."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
-from gdpjax._core.checks import CLIP_NORM, POSITIVE, check_scalar
+from gdpjax._core.checks import POSITIVE, check_scalar
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.clipping._rules._abstract import AbstractClipRule, clip_coefficient, own_copy
@@ -25,23 +25,12 @@ class Flat(AbstractClipRule):
     1.5
     """
 
+    words: ClassVar[str] = "clipped to l2 norm {bound}"
     l2_clip_norm: Array
 
-    def __post_init__(self) -> None:
-        check_scalar("l2_clip_norm", self.l2_clip_norm, CLIP_NORM)
-
-    @property
-    def l2_norm_bound(self) -> Array:
-        """The largest l2 norm that one example can contribute: C."""
-        return self.l2_clip_norm
-
-    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return min(1, bound / ||g||), in the units of `AbstractClipRule.coefficient`."""
-        return clip_coefficient(norm, unit, bound)
-
-    def describe(self) -> str:
-        """Return "clipped to l2 norm C"."""
-        return f"clipped to l2 norm {float(self.l2_norm_bound):.6g}"
+    def coefficient(self, norm: Array, bound: Array) -> Array:
+        """Return min(1, bound / norm)."""
+        return clip_coefficient(norm, bound)
 
 
 def as_rule(clip: Any) -> AbstractClipRule:
@@ -51,5 +40,8 @@ def as_rule(clip: Any) -> AbstractClipRule:
         check_scalar(f"the l2_norm_bound of the clipping rule {rule.rule_name}", rule.l2_norm_bound, POSITIVE)
         return rule
     if clip is None or isinstance(clip, (str, bytes, dict, list, tuple)) or callable(clip):
-        raise ValueError(f"clip must be a positive l2 clip norm or a rule such as Flat(1.0), got {shown(clip)}")
+        raise ValueError(
+            "clip must be a positive l2 clip norm or a rule such as Flat(1.0); for a norm of each group of parameters "
+            f"PerGroup(groups_of, l2_clip_norms); got {shown(clip)}"
+        )
     return own_copy(Flat(clip))

@@ -1,10 +1,10 @@
 """Rescale each gradient to one norm."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 
-from gdpjax._core.checks import CLIP_NORM, check_scalar
 from gdpjax._core.types import Array
 from gdpjax.clipping._rules._abstract import AbstractClipRule
 
@@ -25,20 +25,9 @@ class Normalize(AbstractClipRule):
     1.5
     """
 
+    words: ClassVar[str] = "rescaled to l2 norm {bound}"
     l2_clip_norm: Array
 
-    def __post_init__(self) -> None:
-        check_scalar("l2_clip_norm", self.l2_clip_norm, CLIP_NORM)
-
-    @property
-    def l2_norm_bound(self) -> Array:
-        """The l2 norm that every example contributes: C."""
-        return self.l2_clip_norm
-
-    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return bound / ||g|| whatever the norm, in the units of `AbstractClipRule.coefficient`."""
+    def coefficient(self, norm: Array, bound: Array) -> Array:
+        """Return bound / norm."""
         return bound / jnp.where(norm > 0, norm, 1)
-
-    def describe(self) -> str:
-        """Return "rescaled to l2 norm C"."""
-        return f"rescaled to l2 norm {float(self.l2_norm_bound):.6g}"

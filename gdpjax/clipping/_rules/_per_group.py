@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-
-import jax
+from typing import ClassVar
 
 from gdpjax._core.arguments import leaves_of
 from gdpjax._core.checks import CLIP_NORM, check_scalar
@@ -24,7 +23,7 @@ class PerGroup(AbstractClipRule):
 
     Args:
       groups_of: pytree prefix of the parameters with the name of each one's group, such as ``{"embed": "a",
-        "layers": "b"}``.
+        "layers": "b"}``; for a module of nnx, a dict by the names of its attributes.
       l2_clip_norms: group name to its bound C_g > 0 (1e-30 to 1e30), numbers or traced scalars.
 
     Raises:
@@ -36,6 +35,7 @@ class PerGroup(AbstractClipRule):
     5.0
     """
 
+    words: ClassVar[str] = "clipped group by group, to l2 norm {bound} in total"
     groups_of: PyTree
     l2_clip_norms: Mapping[str, Array]
 
@@ -58,27 +58,26 @@ class PerGroup(AbstractClipRule):
 
     def groups(self, is_trained: PyTree) -> Groups:
         """Return the groups by name, in the order of ``l2_clip_norms``."""
-        # Give every parameter the name that its place in groups_of has.
-        try:
-            named = jax.tree.map(lambda name, part: jax.tree.map(lambda _: name, part), self.groups_of, is_trained)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"groups_of must be a pytree prefix of the parameters: {error}") from error
-        found = jax.tree_util.tree_flatten_with_path(named)[0]
-        if len(found) != len(jax.tree.leaves(is_trained)):
-            raise ValueError(f"groups_of names {[leaf_name(path) for path, _ in found]}, not all the parameters")
+        # The place of a parameter begins with the place of its group's name, in a dict as in any other container.
+        places = leaves_of("groups_of", self.groups_of)
+        found = []
+        for path, _ in leaves_of("the parameters", is_trained):
+            names_here = [name for place, name in places if path[: len(place)] == place]
+            if not names_here:
+                raise ValueError(
+                    f"groups_of must be a pytree prefix of the parameters: it gives {leaf_name(path)} no group, but "
+                    f"{[leaf_name(place) for place, _ in places]}"
+                )
+            found += names_here
 
         # The bound of a group without parameters would only add noise, and its name is likely a slip.
         names = list(self.l2_clip_norms)
-        unused = set(names) - {name for _, name in found}
+        unused = set(names) - set(found)
         if unused:
             raise ValueError(f"l2_clip_norms has {sorted(map(str, unused))}, a group that groups_of gives no parameter")
-        of_leaf = tuple(names.index(name) for _, name in found)
+        of_leaf = tuple(names.index(name) for name in found)
         return Groups(of_leaf, tuple(self.l2_clip_norms.values()))
 
-    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return min(1, bound / ||g||) in each group, in the units of `AbstractClipRule.coefficient`."""
-        return clip_coefficient(norm, unit, bound)
-
-    def describe(self) -> str:
-        """Return "clipped group by group, to l2 norm C in total"."""
-        return f"clipped group by group, to l2 norm {float(self.l2_norm_bound):.6g} in total"
+    def coefficient(self, norm: Array, bound: Array) -> Array:
+        """Return min(1, bound / norm) in each group."""
+        return clip_coefficient(norm, bound)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 
-from gdpjax._core.checks import CLIP_NORM, check_scalar
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, clip_coefficient
 
@@ -26,15 +26,8 @@ class PerLeaf(AbstractClipRule):
     1.5
     """
 
+    words: ClassVar[str] = "clipped leaf by leaf, to l2 norm {bound} in total"
     l2_clip_norm: Array
-
-    def __post_init__(self) -> None:
-        check_scalar("l2_clip_norm", self.l2_clip_norm, CLIP_NORM)
-
-    @property
-    def l2_norm_bound(self) -> Array:
-        """The largest l2 norm that one example can contribute: C."""
-        return self.l2_clip_norm
 
     def groups(self, is_trained: PyTree) -> Groups:
         """Return a group for each trained leaf; the others, which have no gradient, are put into the first."""
@@ -48,10 +41,6 @@ class PerLeaf(AbstractClipRule):
         bound = self.l2_clip_norm / math.sqrt(num_groups)
         return Groups(tuple(of_leaf), (bound,) * num_groups)
 
-    def coefficient(self, norm: Array, unit: Array, bound: Array) -> Array:
-        """Return min(1, bound / ||g||), in the units of `AbstractClipRule.coefficient`."""
-        return clip_coefficient(norm, unit, bound)
-
-    def describe(self) -> str:
-        """Return "clipped leaf by leaf, to l2 norm C in total"."""
-        return f"clipped leaf by leaf, to l2 norm {float(self.l2_norm_bound):.6g} in total"
+    def coefficient(self, norm: Array, bound: Array) -> Array:
+        """Return min(1, bound / norm)."""
+        return clip_coefficient(norm, bound)

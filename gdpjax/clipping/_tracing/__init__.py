@@ -4,7 +4,7 @@
 """
 
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse
-from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Environment, Frame, Scan, frame_of, opened, scan_of
+from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, evaluate, frame_of, opened, scan_of
 from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Use
 from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
 from gdpjax.clipping._tracing.primitives import (
@@ -21,7 +21,6 @@ __all__ = [
     "AbstractFactor",
     "AbstractPrimitive",
     "AbstractSite",
-    "Environment",
     "Frame",
     "Full",
     "Outer",
@@ -29,6 +28,7 @@ __all__ = [
     "Scan",
     "Sparse",
     "Use",
+    "evaluate",
     "frame_of",
     "is_vouched_for",
     "isolated_convolution",

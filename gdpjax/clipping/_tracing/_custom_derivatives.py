@@ -33,6 +33,7 @@ from gdpjax.clipping._tracing._jaxprs import (
     evaluate_equation,
     frame_of,
     is_literal,
+    is_precise,
     makers_of,
     shape_of,
     variables_of,
@@ -73,7 +74,7 @@ def derivative_rule(eqn: Any) -> DerivativeRule | None:
     """Trace the rule of a custom_vjp or custom_jvp equation, or return None where it has to be left to JAX."""
     variables = (*eqn.invars, *eqn.outvars)
     is_empty = any(0 in variable.aval.shape for variable in variables)
-    if eqn.params.get("symbolic_zeros") or is_empty or not all(_is_precise(v) for v in eqn.outvars):
+    if eqn.params.get("symbolic_zeros") or is_empty or not all(is_precise(v) for v in eqn.outvars):
         return None
 
     # The rule gives cotangents to floating inputs, except for those that the layer closes over.
@@ -106,24 +107,18 @@ def derivative_rule(eqn: Any) -> DerivativeRule | None:
     return DerivativeRule(frame_of(traced), eqn, tuple(operands))
 
 
-class Halves(NamedTuple):
-    """The two halves of a derivative rule, as `jax.custom_vjp` takes them.
-
-    Attributes:
-      forward: a function from (inputs, constants) to (outputs, saved values).
-      backward: a function from (saved values, cotangents of the outputs) to the results.
-    """
-
-    forward: Callable[..., tuple[list[Any], list[Any]]]
-    backward: Callable[..., list[Any]]
-
-
-def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
+def cut_in_two(
+    rule: DerivativeRule, results: Sequence[Any]
+) -> tuple[Callable[..., tuple[list[Any], list[Any]]], Callable[..., list[Any]]]:
     """Cut a rule into a forward and a backward half.
 
     Args:
       rule: the rule.
       results: the variables of its jaxpr whose values the backward half returns.
+
+    Returns:
+      The halves, as `jax.custom_vjp` takes them: from (inputs, constants) to (outputs, saved values), and from (saved
+      values, cotangents of the outputs) to the results.
     """
     jaxpr = rule.frame.jaxpr
     inputs = rule.eqn.invars
@@ -154,14 +149,14 @@ def cut_in_two(rule: DerivativeRule, results: Sequence[Any]) -> Halves:
 
     def backward(saved_values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         # All that this half reads of constants and inputs was saved.
-        unknown_consts = [None] * len(jaxpr.constvars)
+        unknown_consts = [0] * len(jaxpr.constvars)
         unknown = [None] * len(inputs)
         environment = Environment(jaxpr, unknown_consts, [*unknown, *cotangents])
         environment.write(saved, saved_values)
         environment.run(late)
         return environment.read_all(results)
 
-    return Halves(forward, backward)
+    return forward, backward
 
 
 class Move(NamedTuple):
@@ -234,8 +229,9 @@ def rule_gradient(rule: DerivativeRule, operand: int) -> RuleGradient | None:
         moved = family_of(eqn).moved_operand(eqn)
         if moved is None:
             return _gradient_of_product(rule, eqn, made_by, tuple(reversed(moves)))
-        is_precise = all(_is_precise(variable) for variable in (*eqn.invars, *eqn.outvars))
-        if not is_precise or _is_narrower(eqn.outvars[0], rule.eqn.invars[operand]):
+        if not all(map(is_precise, (*eqn.invars, *eqn.outvars))) or _is_narrower(
+            eqn.outvars[0], rule.eqn.invars[operand]
+        ):
             return None
         source, scale = moved
         moves.append(Move(eqn, scale))
@@ -262,7 +258,7 @@ def _gradient_of_product(
     # then this rounding is a part of the rule, and the gradient is left to JAX.
     floating = multiplied[1:] if family.is_lookup else multiplied  # the first value of a look-up are the indices
     output = product.outvars[0]
-    if not all(_is_precise(variable) for variable in (*floating, output)):
+    if not all(is_precise(variable) for variable in (*floating, output)):
         return None
     if any(_is_narrower(output, variable) for variable in floating):
         return None
@@ -276,12 +272,6 @@ def _gradient_of_product(
 def _variable_scales(moves: Sequence[Move]) -> list[Any]:
     """Return the scales of the moves that are variables."""
     return [move.scale for move in moves if move.scale is not None and not is_literal(move.scale)]
-
-
-def _is_precise(variable: Any) -> bool:
-    """Return whether a variable is a floating number of at least 16 bits."""
-    dtype = variable.aval.dtype
-    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2
 
 
 def _is_narrower(variable: Any, than: Any) -> bool:

@@ -1,24 +1,28 @@
 """Jaxprs: how to read them and to evaluate parts of them, and everything that differs between versions of JAX.
 
     frame = frame_of(jax.make_jaxpr(loss)(params, x))          # calls (jit) are inlined
+    outputs = evaluate(frame.jaxpr, frame.consts, args)
     environment = Environment(frame.jaxpr, frame.consts, args)
-    environment.run(frame.jaxpr.eqns)                          # or only some of the equations
-    outputs = environment.read_all(frame.jaxpr.outvars)
+    environment.run(frame.jaxpr.eqns[:2])                      # only some of the equations
 
 A `Frame` is a jaxpr whose calls are inlined, together with the frames of the loops, branches and checkpoints in it.
 
 This module uses `jax.extend.core` and nothing private. To evaluate equations it makes a jaxpr of them and calls that,
 so that JAX itself handles the primitives with functions inside (custom_jvp, custom_vjp, scan).
+
+The constants of a jaxpr are arrays of NumPy. A derivative rule is the user's code, and it may index a constant with a
+traced value, which NumPy does not take. So constants and literals are made arrays of JAX wherever they are read.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call", "eval_jaxpr"})
 """Primitives that call a jaxpr, and do nothing else."""
 REMAT = frozenset({"remat", "remat2", "checkpoint"})
 """Primitives that compute their jaxpr again in the backward pass."""
@@ -44,12 +48,12 @@ class Environment:
     """The values of variables while a jaxpr is evaluated."""
 
     def __init__(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]):
-        self._values = dict(zip(jaxpr.constvars, consts, strict=True))
+        self._values = dict(zip(jaxpr.constvars, map(jnp.asarray, consts), strict=True))
         self._values.update(zip(jaxpr.invars, args, strict=True))
 
     def read(self, atom: Any) -> Any:
         """Return the value of a variable or literal."""
-        return atom.val if is_literal(atom) else self._values[atom]
+        return jnp.asarray(atom.val) if is_literal(atom) else self._values[atom]
 
     def read_all(self, atoms: Sequence[Any]) -> list[Any]:
         """Return the values of several variables or literals."""
@@ -85,6 +89,37 @@ class Environment:
         self.write(outputs, function(*self.read_all(list(inputs))))
 
 
+def evaluate(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    in_place_of: Callable[[int, Any], Any] = lambda index, eqn: None,
+) -> list[Any]:
+    """Return the outputs of a jaxpr.
+
+    Args:
+      jaxpr: the jaxpr.
+      consts: the values of its constants.
+      args: the values of its inputs.
+      in_place_of: from an equation and its index to a function from the values of its inputs to those of its outputs,
+        or None: then it is evaluated as it is.
+    """
+    environment = Environment(jaxpr, consts, args)
+
+    # Equations that are not replaced wait, and are evaluated together before the next one that is.
+    waiting: list[Any] = []
+    for index, eqn in enumerate(jaxpr.eqns):
+        function = in_place_of(index, eqn)
+        if function is None:
+            waiting.append(eqn)
+            continue
+        environment.run(waiting)
+        waiting = []
+        environment.write(eqn.outvars, function(environment.read_all(eqn.invars)))
+    environment.run(waiting)
+    return environment.read_all(jaxpr.outvars)
+
+
 def is_literal(atom: Any) -> bool:
     """Return whether an input of an equation is a constant written into the jaxpr, and not a variable."""
     return isinstance(atom, jex.Literal)
@@ -98,6 +133,12 @@ def variables_of(atoms: Iterable[Any]) -> list[Any]:
 def shape_of(variable: Any) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of a variable, as JAX's tracing functions take them in place of a value."""
     return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+
+
+def is_precise(variable: Any) -> bool:
+    """Return whether a variable is a floating number of at least 16 bits."""
+    dtype = variable.aval.dtype
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2
 
 
 def makers_of(jaxpr: Any) -> dict[Any, Any]:
@@ -155,8 +196,19 @@ def evaluate_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
 
 def _function_of(inputs: list[Any], outputs: list[Any], eqns: list[Any], effects: Any) -> Any:
     """Return the function that these equations compute."""
-    jaxpr = jex.Jaxpr((), inputs, outputs, eqns, effects, _debug_info())
-    return jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))
+    # JAX would hand the literals of a derivative rule to it as they are. So they become inputs of the function.
+    lifted: dict[Any, Any] = {}
+    for number, eqn in enumerate(eqns):
+        if eqn.primitive.name in CUSTOM:
+            operands = list(eqn.invars)
+            for operand, atom in enumerate(operands):
+                if is_literal(atom):
+                    operands[operand] = jex.Var(atom.aval)
+                    lifted[operands[operand]] = jnp.asarray(atom.val)
+            eqns[number] = eqn.replace(invars=operands)
+
+    jaxpr = jex.Jaxpr((), [*lifted, *inputs], outputs, eqns, effects, _debug_info())
+    return functools.partial(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ())), *lifted.values())
 
 
 @functools.cache
@@ -189,6 +241,18 @@ class Scan(NamedTuple):
         consts = list(inputs[: self.num_consts])
         carried = list(inputs[self.num_consts : num_before])
         return consts, carried, list(inputs[num_before:])
+
+    def evaluate(self, body: Callable[..., list[Any]], carried: list[Any], scanned: Any) -> list[Any]:
+        """Return the outputs of the equation, with ``body`` from (carried, slices) to the outputs of an iteration."""
+
+        def step(carried: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:
+            outputs = body(carried, slices)
+            return outputs[: self.num_carry], outputs[self.num_carry :]
+
+        carried, stacked = jax.lax.scan(
+            step, carried, scanned, length=self.length, reverse=self.reverse, unroll=self.unroll
+        )
+        return [*carried, *stacked]
 
 
 def scan_of(eqn: Any) -> Scan | None:
@@ -252,19 +316,9 @@ def _inlined(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
 
 def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """Return the outputs of a jaxpr, with the bodies of calls evaluated in place of the calls."""
-    environment = Environment(jaxpr, consts, args)
 
-    # Equations between two calls are evaluated together.
-    waiting: list[Any] = []
-    for eqn in jaxpr.eqns:
+    def in_place_of(index: int, eqn: Any) -> Any:
         body = _call_body(eqn)
-        if body is None:
-            waiting.append(eqn)
-            continue
-        environment.run(waiting)
-        waiting = []
-        inner, inner_consts = opened(body)
-        outputs = _evaluate_inlined(inner, inner_consts, environment.read_all(eqn.invars))
-        environment.write(eqn.outvars, outputs)
-    environment.run(waiting)
-    return environment.read_all(jaxpr.outvars)
+        return None if body is None else functools.partial(_evaluate_inlined, *opened(body))
+
+    return evaluate(jaxpr, consts, args, in_place_of)

@@ -38,6 +38,7 @@ from gdpjax.clipping._tracing._jaxprs import (
     Frame,
     dependencies,
     is_literal,
+    is_precise,
     scan_of,
     shape_of,
     variables_of,
@@ -536,6 +537,10 @@ class _Walk:
         operands = _linear_images(inputs)
         if _has_equal(eqn, operands):
             return self.give_up(f"{name} of a value with itself", inputs, len(eqn.outvars))
+        # JAX rounds the gradient of a number of 8 bits to 8 bits, and promotes it to no other dtype.
+        floating = [atom for atom in (*eqn.invars, *eqn.outvars) if jnp.issubdtype(atom.aval.dtype, jnp.floating)]
+        if not all(map(is_precise, floating)):
+            return self.give_up(f"{name} in 8 bits", inputs, len(eqn.outvars))
         others = _combined([value for operand, value in enumerate(inputs) if operand not in operands])
 
         # If a weight meets data, this is a site.

@@ -20,6 +20,7 @@ Its probes return the values that the rule multiplies.
 Convolutions that are no site are replaced too, by ones that are fast inside loops.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from jax import lax
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._custom_derivatives import cut_in_two
-from gdpjax.clipping._tracing._jaxprs import CUSTOM, REMAT, Environment, Frame, equations_for, scan_of
+from gdpjax.clipping._tracing._jaxprs import CUSTOM, REMAT, Environment, Frame, equations_for, evaluate, scan_of
 from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Place, RuleSite
 from gdpjax.clipping._tracing.primitives import family_of
 
@@ -135,37 +136,24 @@ class _Replay:
           probes: the probes of the sites in this frame and in the bodies inside it.
           place: the place of the frame.
         """
-        environment = Environment(frame.jaxpr, frame.consts, args)
-
         # Sort the probes by the equations of this frame that they belong to.
         depth = len(place)
         probes_of: dict[int, dict[Place, Probe]] = {}
         for site, probe in probes.items():
             probes_of.setdefault(site[depth], {})[site] = probe
 
-        # Equations that are not replaced wait, and are evaluated together before the next one that is.
-        waiting: list[Any] = []
-        for index, eqn in enumerate(frame.jaxpr.eqns):
-            bodies = frame.children.get(index, ())
-            is_rewritten = family_of(eqn).is_rewritten(eqn)
-            is_replaced = index in probes_of or is_rewritten or any(self.is_rewritten_in(body) for body in bodies)
-            if not is_replaced:
-                waiting.append(eqn)
-                continue
-            environment.run(waiting)
-            waiting = []
-
+        def in_place_of(index: int, eqn: Any) -> Any:
             here = (*place, index)
-            values = environment.read_all(eqn.invars)
             if here in self.sites:
-                outputs = _at_site(self.sites[here], values, probes[here])
-            elif is_rewritten:
-                outputs = family_of(eqn).differentiable(eqn, values)
-            else:
-                outputs = self.nested(eqn, bodies, values, probes_of.get(index, {}), here)
-            environment.write(eqn.outvars, outputs)
-        environment.run(waiting)
-        return environment.read_all(frame.jaxpr.outvars)
+                return functools.partial(_at_site, self.sites[here], probes[here])
+            if family_of(eqn).is_rewritten(eqn):
+                return functools.partial(family_of(eqn).differentiable, eqn)
+            bodies = frame.children.get(index, ())
+            if index in probes_of or any(self.is_rewritten_in(body) for body in bodies):
+                return functools.partial(self.nested, eqn, bodies, probes_of.get(index, {}), here)
+            return None
+
+        return evaluate(frame.jaxpr, frame.consts, args, in_place_of)
 
     def is_rewritten_in(self, frame: Frame) -> bool:
         """Return whether a frame has an equation that its family rewrites, in bodies inside the frame too."""
@@ -177,7 +165,7 @@ class _Replay:
         return self.has_rewritten[id(frame)]
 
     def nested(
-        self, eqn: Any, bodies: Sequence[Frame], values: list[Any], probes: dict[Place, Probe], place: Place
+        self, eqn: Any, bodies: Sequence[Frame], probes: dict[Place, Probe], place: Place, values: list[Any]
     ) -> Sequence[Any]:
         """Evaluate a scan, branch, checkpoint or layer with a derivative rule that has replaced equations inside."""
         name = eqn.primitive.name
@@ -190,26 +178,17 @@ class _Replay:
         assert name in CUSTOM
         return self.custom(eqn, values, probes, place)
 
-    def scan(self, eqn: Any, body: Frame, values: list[Any], probes: dict[Place, Probe], place: Place) -> Sequence[Any]:
+    def scan(self, eqn: Any, body: Frame, values: list[Any], probes: dict[Place, Probe], place: Place) -> list[Any]:
         """Evaluate a scan; each iteration has a slice of the probes."""
         scan = scan_of(eqn)
         assert scan is not None  # otherwise it has no body to look into
         consts, carried, scanned = scan.split(values)
 
-        def step(carried: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:
+        def one_iteration(carried: list[Any], slices: Any) -> list[Any]:
             scanned, probes = slices
-            outputs = self.frame(body, [*consts, *carried, *scanned], probes, (*place, 0))
-            return outputs[: scan.num_carry], outputs[scan.num_carry :]
+            return self.frame(body, [*consts, *carried, *scanned], probes, (*place, 0))
 
-        carried, stacked = lax.scan(
-            step,
-            carried,
-            (scanned, probes),
-            length=scan.length,
-            reverse=scan.reverse,
-            unroll=scan.unroll,
-        )
-        return [*carried, *stacked]
+        return scan.evaluate(one_iteration, carried, (scanned, probes))
 
     def cond(
         self, branches: Sequence[Frame], values: list[Any], probes: dict[Place, Probe], place: Place
@@ -260,18 +239,18 @@ class _Replay:
             for variable in gradient.variables:
                 carried_by.append(site_place)
                 results.append(variable)
-        halves = cut_in_two(rule, results)
+        forward, backward = cut_in_two(rule, results)
 
         # Everything is an argument: a function of custom derivative must not close over values of a trace.
         def primal(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> list[Any]:
-            outputs, _ = halves.forward(inputs, consts)
+            outputs, _ = forward(inputs, consts)
             return outputs
 
         def forward_rule(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> Any:
-            return halves.forward(inputs, consts)
+            return forward(inputs, consts)
 
         def backward_rule(saved: list[Any], cotangents: list[Array]) -> tuple[list[Any], None, dict[Place, Probe]]:
-            answers = halves.backward(saved, cotangents)
+            answers = backward(saved, cotangents)
             num_differentiated = len(differentiated)
 
             # Inputs that are no sites get their cotangents, and sites get nothing.
@@ -293,7 +272,7 @@ class _Replay:
         return function(values, list(rule.frame.consts), probes)
 
 
-def _at_site(site: AbstractSite, values: Sequence[Any], probe: Probe) -> list[Array]:
+def _at_site(site: AbstractSite, probe: Probe, values: Sequence[Any]) -> list[Array]:
     """Evaluate the equation of a site, by a function whose derivative for the probe is what the site saw."""
     eqn = site.eqn
     weight = site.operand

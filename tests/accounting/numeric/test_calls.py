@@ -6,10 +6,10 @@ import pytest
 
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.precision import batched
-from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate
+from gdpjax.accounting import calibrate_num_steps, delta_bounds, epsilon_bounds
 from gdpjax.accounting._numeric import of_phases
 
-FUNCTIONS = [epsilon_bounds, delta_bounds, epsilon_estimate]
+FUNCTIONS = [epsilon_bounds, delta_bounds]
 RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)
 
 
@@ -58,6 +58,21 @@ def test_jitted_vmap_without_x64_is_rounded_outward():
     assert not jax.config.jax_enable_x64
 
 
+def test_a_traced_count_of_steps_is_exact():
+    num_steps = 2**24 + 3  # no float32
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda n: delta_bounds(50.0, 1e-4, n, 0.1))(np.int32(num_steps))
+    np.testing.assert_array_equal(np.asarray(traced), delta_bounds(50.0, 1e-4, num_steps, 0.1))
+
+
+def test_a_compiled_loop_stops_at_its_budget():
+    def may_go_on(num_steps):
+        return epsilon_bounds(1.0, 0.01, num_steps + 100, 1e-5).upper <= 1.0
+
+    made = jax.jit(lambda: jax.lax.while_loop(may_go_on, lambda num_steps: num_steps + 100, 0))()
+    assert made == 100 * (calibrate_num_steps(epsilon=1.0, delta=1e-5, noise_multiplier=1.0, sampling_prob=0.01) // 100)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -75,10 +90,9 @@ def test_jitted_vmap_without_x64_is_rounded_outward():
         ("one", 0.1, 1, 1e-5),
     ],
 )
-@pytest.mark.parametrize("function", [epsilon_bounds, epsilon_estimate])
-def test_bad_input_is_refused(function, bad):
+def test_bad_input_is_refused(bad):
     with pytest.raises(ValueError, match="must"):
-        function(*bad)
+        epsilon_bounds(*bad)
 
 
 def test_bad_epsilon_and_phases_are_refused():

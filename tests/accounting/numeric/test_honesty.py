@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
-from gdpjax.accounting import delta_bounds, epsilon_bounds, epsilon_estimate, tradeoff_bounds
+from gdpjax.accounting import delta_bounds, epsilon_bounds, tradeoff_bounds
 from tests.accounting.numeric import oracle, reference
 
 RUN = ("noise_multiplier", "sampling_prob", "num_steps")
@@ -254,7 +254,22 @@ def test_corners_are_finite_and_ordered():
         assert np.all(np.isfinite(bounds.lower))
         assert np.all(np.isfinite(bounds.upper))
         assert np.all(bounds.lower <= bounds.upper)
-    assert np.all(np.isfinite(epsilon_estimate(*grid)))
+
+
+def test_hard_places_hold_the_truth():
+    """Where the first guess of the search is far off, the ends are certified all the same, or say nothing."""
+    runs = [
+        (2.0, 0.005, 65052, 0.25),
+        (4.642889533243997, 0.5732924902471512, 10, 0.14335113228106316),
+        (0.06550539077477337, 0.004881538677046087, 1, 0.004881538677045111),
+    ]
+    truth = np.array([0.043342, 0.027695, 0.334240])
+    bounds = epsilon_bounds(*np.transpose(runs))
+    assert np.all(bounds.lower <= truth * 1.00002)
+    assert np.all(truth * 0.99998 <= bounds.upper)
+
+    # One participation alone has a loss of about 1 / (2 s^2).
+    assert epsilon_bounds(0.001, 0.001, 100, 1e-5).upper > 5e5
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ says which questions a family answers.
 
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 from gdpjax.clipping._tracing.primitives._isolated_convolution import isolated_convolution
-from gdpjax.clipping._tracing.primitives._registry import family_of, is_vouched_for, register_primitive, registered
+from gdpjax.clipping._tracing.primitives._registry import family_of, is_vouched_for, register_primitive
 
 __all__ = [
     "AbstractPrimitive",
@@ -14,5 +14,4 @@ __all__ = [
     "is_vouched_for",
     "isolated_convolution",
     "register_primitive",
-    "registered",
 ]

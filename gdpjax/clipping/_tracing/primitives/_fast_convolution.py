@@ -35,6 +35,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
+from gdpjax.clipping._tracing._jaxprs import is_precise
 
 MAX_WINDOW = 128
 """Largest number of kernel positions for which patches are cut."""
@@ -120,9 +121,8 @@ def is_rewritten(eqn: Any) -> bool:
     if eqn.primitive.name != "conv_general_dilated" or jax.default_backend() != "cpu":
         return False
     variables = (*eqn.invars, *eqn.outvars)
-    is_real = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in variables)
     is_empty = any(0 in v.aval.shape for v in variables)
-    return is_real and not is_empty and eqn.params["batch_group_count"] == 1
+    return all(map(is_precise, variables)) and not is_empty and eqn.params["batch_group_count"] == 1
 
 
 def convolve(eqn: Any, x: Array, kernel: Array) -> Array:

@@ -6,8 +6,6 @@
 The families of the library are registered at the end of this file.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
@@ -61,23 +59,6 @@ def register_primitive(name: str, family: AbstractPrimitive, *, replace: bool = 
         raise ValueError(f"the primitive {name} is registered already; replace=True puts another family in its place")
     _FAMILIES[name] = family
     _ADDED.add(name)
-
-
-@contextlib.contextmanager
-def registered(name: str, family: AbstractPrimitive, *, replace: bool = False) -> Iterator[None]:
-    """Register a primitive inside a ``with`` statement, and restore the earlier family at its end."""
-    before = _FAMILIES.get(name)
-    was_added = name in _ADDED
-    register_primitive(name, family, replace=replace)
-    try:
-        yield
-    finally:
-        if before is None:
-            del _FAMILIES[name]
-        else:
-            _FAMILIES[name] = before
-        if not was_added:
-            _ADDED.discard(name)
 
 
 def family_of(eqn: Any) -> AbstractPrimitive:
