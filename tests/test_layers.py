@@ -270,6 +270,7 @@ STANDARD = {
     "abc",
     "argparse",
     "base64",
+    "bisect",
     "collections",
     "concurrent",
     "contextlib",

@@ -42,7 +42,7 @@ from experiments.tables import markdown_table
 from gdpjax.sweeps import records
 from gdpjax.sweeps.parts import SEED_NOTICE, make_keys
 from gdpjax.sweeps.rounding import upper
-from gdpjax.training import CheckpointError, Data, Run, has_run, resume_run, start_run
+from gdpjax.training import CheckpointError, Data, Run, start_run
 
 TEXTS = "texts_digest.NOT_FOR_RELEASE.txt"
 WEIGHTS, FIGURES, STATEMENT, TABLE = "weights.safetensors", "figures.json", "statement.txt", "table.md"
@@ -350,9 +350,8 @@ def _run(
     except ValueError as error:
         raise UserError(f"{error} (--max-units)") from None
     training = _fitted(tuning, initial, data, config).training()
-    if has_run(folder):
-        return resume_run(folder, training, initial, data, scan=False)
-    return start_run(folder, training, initial, data, key=_key(config, settings, name), scan=False)
+    key = _key(config, settings, name)
+    return start_run(folder, training, initial, data, key=key, scan=False, resume=True)
 
 
 def _fitted(tuning: Finetuning, initial: Any, data: Data, config: LanguageConfig) -> Finetuning:

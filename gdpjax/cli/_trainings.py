@@ -77,7 +77,7 @@ def _train(arguments: argparse.Namespace) -> int:
             resume=arguments.resume,
             diagnostics=not arguments.no_diagnostics,
             console=console,
-            how_to_resume=f"gdpjax train {arguments.spec} --out {arguments.out} --resume",
+            how_to_resume=shlex.join(["gdpjax", "train", str(arguments.spec), "--out", str(arguments.out), "--resume"]),
         )
     except BatchOverflowError as error:
         print(f"gdpjax train: error: {error}", file=sys.stderr)

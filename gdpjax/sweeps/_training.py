@@ -27,7 +27,7 @@ from gdpjax.sweeps._sweep import as_spec, require_extra
 from gdpjax.sweeps._task import Examples, Task, check_task, load_examples, with_place
 from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
 from gdpjax.sweeps._worker import make_scores, not_finite
-from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, resume_run, start_run
+from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, start_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,8 +174,7 @@ def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
     try:
         with naming_the_line("the training"):
             recorder = _Recorder(job, keys.init)
-            enter = recorder.resume if job.resume else recorder.begin
-            run, history = enter(keys.training)
+            run, history = recorder.enter(keys.training)
         observer.on_start(plan, run.step)
         if run.changes:
             observer.on_changed(run.changes, run.finished)
@@ -236,8 +235,8 @@ class _Recorder:
         if job.diagnostics:
             self.logs.append(records.DIAGNOSTICS)
 
-    def begin(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
-        """Write the configuration, then start the run; killed between them, ``resume`` starts it."""
+    def _begin(self) -> None:
+        """Write the configuration; killed after that, the run is started by resuming it."""
         if (self.out / records.CONFIG).exists() or has_run(self.out):
             raise UserError(f"{self.out} already holds a run: add --resume to continue it, or choose another --out")
         try:
@@ -254,24 +253,23 @@ class _Recorder:
         config |= self._seed_notice()
         config["plan"] = json.loads(self.plan.to_json())
         records.write_json(self.out / records.CONFIG, config)
-        return self.start(key)
 
-    def start(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
-        """Start the logs, then the run: once a folder holds one, its logs are only added to."""
-        for name in self.logs:
-            records.start_log(self.out, name)
-        run = start_run(self.out, self.training, self.params, self.data, key=key, scan=False)
-        return run, []
-
-    def resume(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
-        """Go back to the last checkpoint; records after it are dropped and will be written again, the same.
+    def enter(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
+        """Begin, or go back to the last checkpoint; records after it are dropped and will be written again, the same.
 
         A run that was killed before it had a checkpoint has spent nothing: it is started with ``key``.
         """
-        records.refuse_differences(self.out, self.job.identity)
+        if self.job.resume:
+            records.refuse_differences(self.out, self.job.identity)
+        else:
+            self._begin()
+
+        # Once a folder holds a run, its logs are only added to.
         if not has_run(self.out):
-            return self.start(key)
-        run = resume_run(self.out, self.training, self.params, self.data, scan=False)
+            for name in self.logs:
+                records.start_log(self.out, name)
+        parts = (self.training, self.params, self.data)
+        run = start_run(self.out, *parts, key=key, scan=False, resume=self.job.resume)
         kept_records = {name: records.rewind(self.out, name, run.step) for name in self.logs}
         history = kept_records[records.METRICS]
         for record in kept_records.get(records.DIAGNOSTICS, []):

@@ -7,14 +7,9 @@ checkpoint. The folder holds the keys of sampling and noise: whoever has them ca
 With several processes the folder is shared: each writes its part of the arrays, the first writes the index.
 """
 
-import contextlib
-import gc
 import hashlib
-import logging
 import os
 import shutil
-import sys
-from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -156,10 +151,6 @@ def check_path(folder: Path) -> None:
             raise ValueError(
                 f"checkpoints cannot be kept in a folder with {piece!r} in its path, got {path}; choose another folder"
             )
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"expected a folder whose path is text, got {shown(path)}; choose another folder") from None
 
 
 def _check_room(folder: Path, tree: PyTree) -> None:
@@ -172,29 +163,6 @@ def _check_room(folder: Path, tree: PyTree) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(f"no space left on device: about {needed:,} bytes are needed, {free:,} are free")
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep the output of the threads of a failing orbax from hiding the one sentence that tells what happened."""
-
-    def is_kept(record: logging.LogRecord) -> bool:
-        return record.levelno < logging.ERROR
-
-    def ignore(unraisable: Any) -> None:
-        pass
-
-    loggers = [logging.getLogger("absl"), logging.getLogger("asyncio")]
-    hook = sys.unraisablehook
-    for logger in loggers:
-        logger.addFilter(is_kept)
-    sys.unraisablehook = ignore
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(is_kept)
-        sys.unraisablehook = hook
 
 
 def _in_short(error: BaseException) -> str:
@@ -240,16 +208,12 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
                     shutil.rmtree(other)
 
     problem = ""
-    with _quietly():
-        try:
-            together(prepare)
-            _write_arrays(arrays, tree)
-            together(finish)
-        except (OSError, ValueError, RuntimeError) as error:
-            problem = _in_short(error)
-        if problem:
-            # The futures of orbax's threads complain when they are deleted.
-            gc.collect()
+    try:
+        together(prepare)
+        _write_arrays(arrays, tree)
+        together(finish)
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = _in_short(error)
     # Outside of the handler, so that the traceback is this sentence's alone.
     if problem:
         raise CheckpointError(
@@ -323,15 +287,9 @@ def restore(folder: Path, index: Index, template: PyTree) -> PyTree:
     except OSError as error:
         raise CheckpointError(f"the checkpoint in {arrays} cannot be read: {error.strerror}") from error
     for name in sorted(expected.keys() | present.keys()):
-        if expected.get(name) == present.get(name):
-            continue
-        if name not in present:
-            fault = "missing"
-        elif name not in expected:
-            fault = "foreign"
-        else:
-            fault = "damaged"
-        raise CheckpointError(f"checkpoint file {arrays / name} is {fault}; restore it from a copy, or start again")
+        if expected.get(name) != present.get(name):
+            fault = "damaged" if name in present else "missing"
+            raise CheckpointError(f"checkpoint file {arrays / name} is {fault}; restore it from a copy, or start again")
 
     try:
         with ocp.StandardCheckpointer() as checkpointer:

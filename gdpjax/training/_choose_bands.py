@@ -81,7 +81,9 @@ def choose_bands(
 def _candidates(num_bands: Sequence[int] | None, arguments: dict[str, Any]) -> list[int]:
     """Return the numbers of bands to try, ascending."""
     if num_bands is not None:
-        return _checked_candidates(num_bands)
+        if not isinstance(num_bands, Sequence) or not num_bands:
+            raise ValueError(f"num_bands must be a few whole numbers, got {shown(num_bands)}")
+        return sorted({check_count("num_bands", bands) for bands in num_bands})
     batch_size = arguments.get("expected_batch_size", math.inf)
     max_examples = arguments.get("max_examples", 0)
 
@@ -92,15 +94,6 @@ def _candidates(num_bands: Sequence[int] | None, arguments: dict[str, Any]) -> l
         powers.append(bands)
         bands *= 2
     return powers or [1]
-
-
-def _checked_candidates(num_bands: Any) -> list[int]:
-    """Return the given numbers of bands, ascending; ValueError for what is no sequence of counts."""
-    is_text = isinstance(num_bands, str | bytes)
-    if is_text or not isinstance(num_bands, Sequence) or not num_bands:
-        raise ValueError(f"num_bands must be a few whole numbers, got {shown(num_bands)}")
-    candidates = {check_count("num_bands", bands) for bands in num_bands}
-    return sorted(candidates)
 
 
 def _banded_plan(bands: int, error: str, arguments: dict[str, Any]) -> Plan:

@@ -5,6 +5,7 @@ runs: XLA lays out all of its buffers when it compiles. So a few sizes are compi
 that fits is taken. The sums, and so privacy, are the same whatever the size, up to the stated rounding.
 """
 
+import bisect
 from collections.abc import Callable
 
 import jax
@@ -71,45 +72,29 @@ def choose_microbatch(
     capacity = smallest.plan.capacity
     needs: dict[int, int] = {}
 
-    def fits(rows: int) -> bool:
+    def need(rows: int) -> int:
         if rows not in needs:
             needs[rows] = _step_bytes(build(rows), *shapes)
-        return needs[rows] <= memory_bytes
+        return needs[rows]
 
-    if not fits(1):
+    if need(1) > memory_bytes:
         raise ValueError(
             f"a step that takes one row at a time needs {needs[1]:,} bytes by the compiler's account, more than "
             f"memory_bytes={memory_bytes:,.0f}: take a smaller model, shorter rows, adapters, or more devices"
         )
 
-    # The need does not shrink with the rows: the candidate at `fitting` fits, the one at `too_large` does not.
-    candidates = _candidates(capacity)
-    fitting = 0
-    too_large = len(candidates)
-    while too_large - fitting > 1:
-        middle = (fitting + too_large) // 2
-        if fits(candidates[middle]):
-            fitting = middle
-        else:
-            too_large = middle
-    return candidates[fitting], needs
-
-
-def _candidates(capacity: int) -> list[int]:
-    """Return the powers of two below the capacity, and the capacity."""
-    sizes = []
-    rows = 1
-    while rows < capacity:
-        sizes.append(rows)
-        rows *= 2
-    return [*sizes, capacity]
+    # The need does not shrink with the rows.
+    candidates = [2**power for power in range((capacity - 1).bit_length())]
+    candidates.append(capacity)
+    num_fitting = bisect.bisect(candidates, memory_bytes, key=need)
+    return candidates[num_fitting - 1], needs
 
 
 def _step_bytes(training: Training, params: PyTree, data: Data) -> int:
     """Return the bytes that a compiled step of a `Run` holds at its peak, states and data included."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(training.init, params, key)
-    num_bytes = steps_in_place(training, state, data).held_bytes(state, data)
+    num_bytes = steps_in_place(training.step, state, data).held_bytes(state, data)
     if num_bytes is None:
         raise ValueError(
             f"the compiler of {jax.default_backend()} gives no account of memory; choose microbatch_size by hand"

@@ -101,7 +101,7 @@ def digest_of(*arrays: Any) -> str:
     for array in arrays:
         for part in _own_parts(array):
             rows = np.ascontiguousarray(np.asarray(part))
-            digest.update(f"{rows.dtype.str}{rows.shape}".encode())
+            digest.update(f"{rows.dtype}{rows.shape}".encode())
             digest.update(rows.tobytes())
     return digest.hexdigest()
 
@@ -122,11 +122,8 @@ def state_digest(state: PyTree) -> str:
     These are the parameters, frozen ones included, the optimizer's state with its injected hyperparameters, and keys.
     The digest is equal on all processes, whatever the sharding.
     """
-    digest = hashlib.sha256()
+    leaves = []
     for leaf in jax.tree.leaves(state):
         is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
-        data = jax.random.key_data(leaf) if is_key else leaf
-        values = np.ascontiguousarray(whole(data))
-        digest.update(f"{values.dtype}{values.shape}".encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()
+        leaves.append(whole(jax.random.key_data(leaf) if is_key else leaf))
+    return digest_of(*leaves)

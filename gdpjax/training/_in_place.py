@@ -9,7 +9,9 @@ The state at the beginning of a chunk is kept, because an interrupted chunk is r
 hold its arrays. So the chunk begins with a copy of the leaves that change, and holds two of each in all, not three.
 What is not changed is held once, however many steps are taken.
 
-All runs of one training share its compiled steps, so several seeds are compiled once.
+One compiled loop takes any number of steps up to a fixed one, which is an argument of it. It writes their Infos into
+arrays with room for that many; NumPy cuts off what was not used, because a cut on the device is compiled for each
+length. All runs of one training share its compiled steps, so several seeds are compiled once.
 """
 
 from collections.abc import Callable
@@ -17,67 +19,101 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
 
-from gdpjax._core.types import Array
+from gdpjax._core.programs import program_digest
+from gdpjax._core.types import Array, PyTree
 from gdpjax.training._data import Data
-from gdpjax.training._loop import Info, State, Training
+from gdpjax.training._processes import whole
+
+_MOST_STEPS, _MOST_ENTRIES = 256, 2**18
+"""Steps of one call of the loop, and entries of the arrays that it writes an Info to: 2.6 MB for all of them."""
+
+
+Leaves = list[Array | None]
 
 
 class StepsInPlace:
     """The steps of one training; compiled at the first chunk. Made by `steps_in_place`.
 
     Args:
-      training: whose steps they are.
+      step: takes one step, from a state and data to a state and its Info.
       structure: of the states.
       changes: for each leaf of a state, whether a step can change it.
+      info: shapes and types of the Info of one step.
     """
 
-    def __init__(self, training: Training, structure: Any, changes: tuple[bool, ...]) -> None:
+    def __init__(
+        self,
+        step: Callable[[PyTree, Data], tuple[PyTree, PyTree]],
+        structure: Any,
+        changes: list[bool],
+        info: PyTree,
+    ) -> None:
         self._structure = structure
         self._changes = changes
+        num_entries = max(leaf.size for leaf in jax.tree.leaves(info))
+        self._most_steps = max(1, min(_MOST_STEPS, _MOST_ENTRIES // num_entries))
 
-        def step(
-            changing: list[Array],
-            fixed: list[Array],
+        def one_step(
+            changing: Leaves,
+            fixed: Leaves,
             data: Data,
-        ) -> tuple[list[Array], Info]:
+        ) -> tuple[Leaves, PyTree]:
             before = self._together(changing, fixed)
-            after, info = training.step(before, data)
+            after, info = step(before, data)
             changing, _ = self._apart(after)
             return changing, info
 
-        def run_steps(
-            changing: list[Array],
-            fixed: list[Array],
+        def loop(
+            changing: Leaves,
+            fixed: Leaves,
             data: Data,
-            num_steps: int,
-        ) -> tuple[list[Array], Info]:
-            before = self._together(changing, fixed)
-            after, info = training.run_steps(before, data, num_steps)
-            changing, _ = self._apart(after)
-            return changing, info
+            num_steps: Array,
+        ) -> tuple[Leaves, PyTree]:
+            def with_room(row: Any) -> Array:
+                # On an Explicit mesh the spread over devices is part of the type.
+                sharding = row.sharding and row.sharding.update(spec=PartitionSpec(None, *row.sharding.spec))
+                return jnp.zeros((self._most_steps, *row.shape), row.dtype, out_sharding=sharding)
 
-        self._step = jax.jit(step, donate_argnums=0)
-        # A scan copies what it is given into the memory that its steps write to, so that there is nothing to donate.
-        self._run_steps = jax.jit(run_steps, static_argnums=3)
+            def next_step(index: Array, before: tuple[Leaves, PyTree]) -> tuple[Leaves, PyTree]:
+                changing, infos = before
+                changing, info = one_step(changing, fixed, data)
 
-    def scan(self, state: State, data: Data, num_steps: int) -> tuple[State, Info]:
-        """Take the steps as one compiled scan; the Info has a leading axis."""
+                def written(rows: Array, row: Array) -> Array:
+                    return jax.lax.dynamic_update_index_in_dim(rows, row, index, 0)
+
+                return changing, jax.tree.map(written, infos, info)
+
+            return jax.lax.fori_loop(0, num_steps, next_step, (changing, jax.tree.map(with_room, info)))
+
+        self._step = jax.jit(one_step, donate_argnums=0)
+        self._loop = jax.jit(loop, donate_argnums=0)
+
+    def in_a_loop(self, state: PyTree, data: Data, num_steps: int) -> tuple[PyTree, PyTree]:
+        """Take the steps in a compiled loop; the Info, of NumPy's arrays, has a leading axis."""
         changing, fixed = self._apart(state)
-        changing, info = self._run_steps(changing, fixed, data, num_steps)
-        return self._together(changing, fixed), info
+        changing = _copies(changing)
+
+        parts = []
+        for first in range(0, num_steps, self._most_steps):
+            count = min(num_steps - first, self._most_steps)
+            changing, infos = self._loop(changing, fixed, data, np.int32(count))
+            parts.append(_cut(infos, count))
+        infos = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+        return self._together(changing, fixed), infos
 
     def one_by_one(
         self,
-        state: State,
+        state: PyTree,
         data: Data,
         num_steps: int,
         after_each: Callable[[int], None],
-    ) -> tuple[State, list[Info]]:
+    ) -> tuple[PyTree, list[PyTree]]:
         """Take the steps one after the other; ``after_each`` is called with how many of them are done."""
         changing, fixed = self._apart(state)
-        # Each leaf gets memory of its own: leaves of a first state may share theirs, which is donated only once.
-        changing = [jnp.copy(leaf) for leaf in changing]
+        changing = _copies(changing)
 
         infos = []
         for done in range(1, num_steps + 1):
@@ -86,68 +122,72 @@ class StepsInPlace:
             after_each(done)
         return self._together(changing, fixed), infos
 
-    def held_bytes(self, state: State, data: Data) -> int | None:
+    def digest(self, state: PyTree, data: Data, *, in_a_loop: bool) -> str:
+        """Return the SHA-256 of the program that takes the steps, in a loop or one by one."""
+        changing, fixed = self._apart(state)
+        if in_a_loop:
+            return program_digest(self._loop, changing, fixed, data, np.int32(1))
+        return program_digest(self._step, changing, fixed, data)
+
+    def held_bytes(self, state: PyTree, data: Data) -> int | None:
         """Return the bytes that are held while a step is taken, by the compiler's account; None where it gives none.
 
         They are those of data, of fixed leaves, of the state in work and of temporary buffers, on one device; and those
         of the leaves that are kept from the beginning of the chunk. Shapes do for ``state`` and ``data``.
         """
         changing, fixed = self._apart(state)
-        lowered = self._step.lower(changing, fixed, data)
-        memory = lowered.compile().memory_analysis()
+        memory = self._step.lower(changing, fixed, data).compile().memory_analysis()
         if memory is None:
             return None
 
         # The compiler counts memory that was donated twice, as an argument and as a result.
-        held = memory.argument_size_in_bytes
-        held += memory.output_size_in_bytes
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         held += memory.temp_size_in_bytes
-        held -= memory.alias_size_in_bytes
 
         # The leaves that are kept from the beginning of the chunk.
-        for leaf in changing:
+        for leaf in jax.tree.leaves(changing):
             held += leaf.size * leaf.dtype.itemsize
         return int(held)
 
-    def _together(self, changing: list[Array], fixed: list[Array]) -> State:
+    def _together(self, changing: Leaves, fixed: Leaves) -> PyTree:
         """Return the state of which `_apart` has returned the leaves."""
-        next_changing = iter(changing)
-        next_fixed = iter(fixed)
-        leaves = []
-        for changes in self._changes:
-            source = next_changing if changes else next_fixed
-            leaves.append(next(source))
+        leaves = [new if old is None else old for old, new in zip(fixed, changing, strict=True)]
         return jax.tree.unflatten(self._structure, leaves)
 
-    def _apart(self, state: State) -> tuple[list[Array], list[Array]]:
-        """Return the leaves that a step can change, and the others."""
-        changing = []
-        fixed = []
-        for leaf, changes in zip(jax.tree.leaves(state), self._changes, strict=True):
-            group = changing if changes else fixed
-            group.append(leaf)
+    def _apart(self, state: PyTree) -> tuple[Leaves, Leaves]:
+        """Return the leaves that a step can change, and the others, each with None in the place of the others."""
+        pairs = list(zip(jax.tree.leaves(state), self._changes, strict=True))
+        changing = [leaf if changes else None for leaf, changes in pairs]
+        fixed = [None if changes else leaf for leaf, changes in pairs]
         return changing, fixed
 
 
-def steps_in_place(training: Training, state: State, data: Data) -> StepsInPlace:
-    """Return the steps of a training, the same object for all of its runs whose states are alike."""
-    structure = jax.tree.structure(state)
-    changes = _changed_leaves(training, state, data)
+def _cut(infos: PyTree, count: int) -> PyTree:
+    """Return the first rows of arrays, as NumPy's."""
+    return jax.tree.map(lambda rows: whole(rows)[:count], infos)
+
+
+@jax.jit
+def _copies(leaves: Leaves) -> Leaves:
+    """Return leaves with memory of their own: those of a first state may share theirs, which is donated only once."""
+    return jax.tree.map(jnp.copy, leaves)
+
+
+def steps_in_place(step: Any, state: PyTree, data: Data) -> StepsInPlace:
+    """Return the steps of a training, the same object for all of its runs whose states are alike.
+
+    Args:
+      step: the ``step`` of the training.
+      state, data: what it is called with, or shapes.
+    """
     # They are kept beside the step that they are made of, so that they go when the training goes.
-    step: Any = training.step
-    kind = structure, changes, training.run_steps
+    leaves, structure = jax.tree.flatten(state)
+    kind = structure, *map(jax.typeof, [*leaves, *jax.tree.leaves(data)])
     if kind not in step.in_place:
-        step.in_place[kind] = StepsInPlace(training, structure, changes)
+        traced = step.trace(state, data)
+        program = traced.jaxpr.jaxpr
+        # A leaf that is handed back is one variable of the program, given and returned.
+        changes = [new is not old for old, new in zip(program.invars[: len(leaves)], program.outvars, strict=False)]
+        _, info = traced.out_info
+        step.in_place[kind] = StepsInPlace(step, structure, changes, info)
     return step.in_place[kind]
-
-
-def _changed_leaves(training: Training, state: State, data: Data) -> tuple[bool, ...]:
-    """Return for each leaf of the state whether a step can change it."""
-    traced: Any = training.step.trace(state, data)  # type: ignore[attr-defined]
-    num_leaves = len(jax.tree.leaves(state))
-
-    # A leaf that is handed back is one variable of the program, given and returned.
-    program = traced.jaxpr.jaxpr
-    given = program.invars[:num_leaves]
-    returned = program.outvars[:num_leaves]
-    return tuple(new is not old for new, old in zip(returned, given, strict=True))

@@ -66,9 +66,7 @@ def plan_from_json(cls: Any, text: str) -> Any:
         raise ValueError(f"{error}; give what Plan.to_json made") from error
     if "gdpjax_plan" not in data:
         raise ValueError("expected the JSON text of a Plan (made by Plan.to_json), got other JSON")
-    # To Python true is 1, here and below.
-    version = data.pop("gdpjax_plan")
-    if version != FORMAT_VERSION or isinstance(version, bool):
+    if data.pop("gdpjax_plan") != FORMAT_VERSION:
         raise ValueError(f"expected a Plan of version {FORMAT_VERSION}; read it with the gdpjax that wrote it")
 
     # The fields, and what the text says follows from them.
@@ -78,8 +76,9 @@ def plan_from_json(cls: Any, text: str) -> Any:
     if data.keys() != names:
         raise ValueError(f"a Plan's fields are {sorted(names)}; missing or unknown: {sorted(names ^ data.keys())}")
 
-    data["clip"] = _rule_of(data["clip"])
     try:
+        rule = convert_document(data["clip"], dict[str, Any], "field clip")
+        data["clip"] = AbstractClipRule.from_dict(rule)
         for name in ("correlation", "participation"):
             if data[name] is not None:
                 data[name] = from_document(data[name])
@@ -90,18 +89,9 @@ def plan_from_json(cls: Any, text: str) -> Any:
 
     for name, value in stated.items():
         following = getattr(plan, name)
-        if value != following or isinstance(value, bool):
+        if value != following:
             raise ValueError(
                 f"the pieces of this plan disagree: {name} is {value!r} in the text, but its other fields give "
                 f"{following!r}"
             )
     return plan
-
-
-def _rule_of(saved: Any) -> AbstractClipRule:
-    """Return the clipping rule that was saved in the field clip of a plan."""
-    fields = convert_document(saved, dict[str, Any], "the JSON text of a Plan: field clip")
-    try:
-        return AbstractClipRule.from_dict(fields)
-    except ValueError as error:
-        raise ValueError(f"the JSON text of a Plan: field clip: {error}") from error

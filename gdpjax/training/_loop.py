@@ -23,7 +23,6 @@ and keys, every configuration has its own key, or is refused.
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,6 +42,7 @@ from gdpjax._core.arguments import (
     check_tree,
     keyword_checked,
 )
+from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import as_key, fold_in, refuse_constant_key, split
 from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.trees import broadcast_trainable, nodes_of
@@ -60,6 +60,7 @@ from gdpjax.sampling import (
     uniform_sample,
 )
 from gdpjax.training._data import Data, check_data, place
+from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.training._scale import Scale, factors_of, in_scaled_space, is_trained, origin, unscaled
@@ -174,7 +175,8 @@ def private_training(
         ``step(state, data)`` draws a batch from ``data = place(x, y)`` and takes one step: ``(State, Info)``.
         ``step_on(state, *batch, is_padding=...)`` takes a batch of ``plan.capacity`` rows drawn elsewhere, with
         `gdpjax.training.batch_source` (the same batches as ``step`` draws).
-        ``run_steps(state, data, num_steps)`` is that many steps as one compiled scan; its Info has a leading axis.
+        ``run_steps(state, data, num_steps)`` is that many steps in a loop that is compiled once for every number of
+        them; its Info, of NumPy's arrays, has a leading axis. In compiled code of yours it is a scan of that length.
         ``place(*arrays, sharding=None)`` pads a data set to the plan's maximum. With a ``NamedSharding`` over a mesh
         the batch's rows are spread over its devices; the parameters may be replicated or sharded. The noise is a
         function of its key alone, drawn once, whatever the devices.
@@ -361,8 +363,6 @@ def private_training(
         return take(state, jax.tree.map(jnp.asarray, batch), jnp.asarray(is_padding, bool), jnp.asarray(True))
 
     def run_steps(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
-        num_steps = check_count("num_steps", num_steps)
-
         def next_step(state: State, _: None) -> tuple[State, Info]:
             return step(state, data)
 
@@ -386,12 +386,17 @@ def private_training(
         _check_data(plan, data, num_arrays)
         return (data, check_count("num_steps", num_steps)), {}
 
+    compiled_step = _Compiled(step, check_step)
+
+    def run_steps_at_once(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
+        return steps_in_place(compiled_step, state, data).in_a_loop(state, data, num_steps)
+
     return Training(
         plan=plan,
         init=init,
-        step=_Compiled(step, check_step),
+        step=compiled_step,
         step_on=_Compiled(step_on, check_step_on),
-        run_steps=_Compiled(run_steps, check_steps, static_argnums=2),
+        run_steps=_Compiled(run_steps, check_steps, run_steps_at_once, static_argnums=2),
         place=functools.partial(place, plan),
         grad_fn=grad_fn,
         scale=scale,
@@ -402,9 +407,8 @@ def _correlation_of(plan: Plan) -> Correlation | None:
     """Return the correlated noise of a plan; None where the noise is independent."""
     if plan.correlation is None:
         return None
-    if plan.sampling == "cyclic_poisson":
-        return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, plan.sampling, plan.scheme)
-    return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, None, None)
+    sampled = (plan.sampling, plan.scheme) if plan.sampling == "cyclic_poisson" else (None, None)
+    return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, *sampled)
 
 
 def own_copy(leaf: Any) -> Any:
@@ -441,6 +445,7 @@ class _Compiled:
     """Jit a function of a `State`, and complain about its other arguments in words for the caller.
 
     ``check`` takes the arguments behind the state and returns them, by position and by name, as they are passed on.
+    ``at_once`` is called in place of the jitted function where nothing is traced around the call.
     ``in_place`` holds what `gdpjax.training._in_place` has made of a step.
     """
 
@@ -448,39 +453,29 @@ class _Compiled:
         self,
         function: Callable[..., Any],
         check: Callable[..., tuple[tuple, dict]],
+        at_once: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
         functools.update_wrapper(self, function)
-        self._check = check
-        self._signature = inspect.signature(check)
+        check.__qualname__ = function.__qualname__
+        self._check = keyword_checked()(check)
         self._compiled = jax.jit(function, **options)
+        self._at_once = at_once
         self.in_place: dict[Any, Any] = {}
 
     def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
         check_instance("state", state, State, "made by training.init")
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ValueError(self._other_arguments(error)) from None
         args, kwargs = self._check(*args, **kwargs)
+        function = self._compiled
+        if self._at_once is not None and not is_traced((state, args, jnp.zeros(()))):
+            function = self._at_once
         try:
-            return self._compiled(state, *args, **kwargs)
+            return function(state, *args, **kwargs)
         except (TypeError, ValueError):
             # Explain an argument that could not have been compiled for.
             check_tree("state", state)
             check_tree("the data or the batch", (args, kwargs))
             raise
-
-    def _other_arguments(self, error: TypeError) -> str:
-        """Return the message for arguments that do not fit the signature."""
-        parameters = self._signature.parameters
-        described = [str(parameter) for parameter in parameters.values()]
-        listing = ", ".join(["state", *described])
-        name = getattr(self, "__name__", "step")
-        advice = ""
-        if "data" in parameters:
-            advice = "; data are what training.place(...) returned"
-        return f"expected training.{name}({listing}), got other arguments ({error}){advice}"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_compiled"), name)

@@ -578,14 +578,8 @@ class Plan:
         Raises:
           ValueError: a name that is no field of a plan.
         """
-        for target in ("epsilon", "mu"):
-            if target in changes:
-                raise ValueError(
-                    f"a plan holds its noise multiplier and not the target {target}: make_plan({target}=...) finds the "
-                    "noise that meets one"
-                )
-        fields = [field.name for field in dataclasses.fields(self) if field.init]
-        check_keywords("Plan.replace", changes, fields)
+        fields = [field.name for field in dataclasses.fields(self)]
+        check_keywords("Plan.replace", changes, fields, epsilon="noise_multiplier", mu="noise_multiplier")
         return dataclasses.replace(self, **changes)
 
     def statement(self, steps_made: int | None = None) -> str:

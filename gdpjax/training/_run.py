@@ -18,21 +18,19 @@ left it.
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_instance, keyword_checked
+from gdpjax._core.arguments import check_count, check_flag, check_instance, check_path, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
 from gdpjax._core.keys import check_key, fresh_key
-from gdpjax._core.programs import program_digest
-from gdpjax._core.shown import shown
 from gdpjax._core.trees import nodes_of
 from gdpjax._core.types import Array, PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
@@ -94,20 +92,19 @@ class Run:
         self.journal = folder / _checkpoint.FOLDER / JOURNAL
 
         self._scan = scan
-        self._lock = lock
         self._initial = initial
         self._plan = _described_plan(training, scan)
 
         # Everything that decides the bits of a step.
+        self._steps = steps_in_place(training.step, state, data)
         own = {
             "data": digest_of(*jax.tree.leaves(data)),
-            "program": program_digest(training.step, state, data),
+            "program": self._steps.digest(state, data, in_a_loop=scan),
             "initial state": initial,
         }
-        self.fingerprint = described_by_all(_as_json(environment()) | own)
+        self.fingerprint = described_by_all(environment() | own)
         self.changes: tuple[str, ...] = ()
 
-        self._steps = steps_in_place(training, state, data)
         self._records = Journal(self.journal)
         # The lengths of chunks that are on record and whose outcome is not.
         self._pending: list[int] = []
@@ -177,8 +174,7 @@ class Run:
           CheckpointError: the disk refuses. Before the chunk: nothing was run. After it: it is in ``state``. Or the
             folder was resumed by another `Run` since; or, of several processes, one has ended.
         """
-        if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
-            raise ValueError(f"num_steps must be a whole number >= 1, got {shown(num_steps)}")
+        num_steps = check_count("num_steps", num_steps)
         check_status(self.state)
         if self._is_advancing:
             raise ValueError(
@@ -189,6 +185,13 @@ class Run:
         self._is_advancing = True
         try:
             return self._advance(num_steps, on_step, before_checkpoint)
+        except KeyboardInterrupt as stop:
+            stop.add_note(
+                f"{self._records.end} of {self._training.plan.max_steps} steps are on record in {self.folder}: "
+                "advance again, or call start_run(..., resume=True) in a new process, to repeat what was interrupted "
+                "and go on"
+            )
+            raise
         except jax.errors.JaxRuntimeError as error:
             if jax.process_count() == 1:
                 raise
@@ -252,7 +255,7 @@ class Run:
     def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
         if self._scan:
-            state, info = self._steps.scan(self.state, self._data, num_steps)
+            state, info = self._steps.in_a_loop(self.state, self._data, num_steps)
             self.state = jax.block_until_ready(state)
             return [info]
 
@@ -333,7 +336,8 @@ class Run:
         covered = index.journal
         if len(chunks) < covered:
             raise CheckpointError(f"{self.journal} is damaged: it lacks lines that the checkpoint covers")
-        if self._records.checksum(covered) != index.journal_sha256 or self._paid(covered) != index.step:
+        paid = chunks[covered - 1].end if covered else 0
+        if self._records.checksum(covered) != index.journal_sha256 or paid != index.step:
             raise CheckpointError(f"{self.journal} is damaged: it is not the journal that the checkpoint belongs to")
 
         # Repeat the chunks whose outcome was lost where they are certain to have the same bits.
@@ -436,21 +440,12 @@ class Run:
         self.state = _with_new_keys(self._training, self.state, num_lost)
         self._own_keys.add(_digest_of_keys(self.state))
 
-    def _paid(self, num_lines: int) -> int:
-        """Return how many steps the first lines of the journal pay for."""
-        if not num_lines:
-            return 0
-        return self._records.chunks[num_lines - 1].end
-
 
 def _described_plan(training: Training, scan: bool) -> dict[str, Any]:
     """Return what the checkpoint says of the plan."""
-    return _as_json(plan_to_dict(training.plan) | {"scan": scan})
-
-
-def _as_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Return ``value`` as it comes back from a file."""
-    return json.loads(json.dumps(value))
+    described = plan_to_dict(training.plan) | {"scan": scan}
+    # As it comes back from a file.
+    return json.loads(json.dumps(described))
 
 
 def _is_private_state(node: Any) -> bool:
@@ -517,16 +512,14 @@ def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     return differences
 
 
-_KEYS_USED: dict[str, dict[str, Any]] = {}
-"""Fingerprint of the run that each key was used for in this process, by the key's digest."""
+_KEYS_USED: dict[tuple[str, str], dict[str, Any]] = {}
+"""Fingerprint of the run that each key was used for in this process, by the key's implementation and digest."""
 
 
 def _refuse_used_key(key: Array, run: Run) -> None:
     """Raise ValueError if ``key`` made other steps with noise in this process; repeating the same run is harmless."""
     words, impl = check_key(key)
-    impl_bytes = np.frombuffer(impl.encode(), np.uint8)
-    digest = digest_of(np.asarray(words), impl_bytes)
-    used = _KEYS_USED.setdefault(digest, run.fingerprint)
+    used = _KEYS_USED.setdefault((impl, digest_of(words)), run.fingerprint)
     if used != run.fingerprint:
         names = ", ".join(_changed_names(used, run.fingerprint))
         raise ValueError(
@@ -544,8 +537,9 @@ def start_run(
     *,
     key: Array,
     scan: bool = True,
+    resume: bool = False,
 ) -> Run:
-    """Begin a run in an empty or new folder.
+    """Begin a run in an empty or new folder, or go on with the one that it holds.
 
     Args:
       folder: for the plan, the journal and the checkpoint, which holds secret keys; shared by all processes.
@@ -553,21 +547,27 @@ def start_run(
       params: initial parameters; with several processes the first one's, unless they lie on a mesh.
       data: ``training.place(...)``.
       key: one PRNG key, used for nothing else: `gdpjax.fresh_key()`.
-      scan: take the steps of a chunk in one compiled scan, or one by one, so that ``on_step`` is called after each.
+      scan: take the steps of a chunk in one compiled loop, or one by one, so that ``on_step`` is called after each.
+      resume: if the folder holds a run, go on with it, as `resume_run` does; ``key`` is not used then. A script that
+        is to be started again after any interruption needs nothing else.
 
     Raises:
-      ValueError: the folder holds a run already, or its path has signs that checkpoints cannot have; the key was used
-        in this process for other data, another program or other initial values.
+      ValueError: the folder holds a run already, and ``resume`` is not set; or its path has signs that checkpoints
+        cannot have; the key was used in this process for other data, another program (``scan`` is part of it) or other
+        initial values. With ``resume`` also as `resume_run`.
       CheckpointError: the folder cannot be written, or another process has it open.
     """
-    folder = _folder(folder)
-    check_instance("training", training, Training, "which private_training(...) returned")
-    check_instance("training.plan", training.plan, Plan)
-    check_data(data)
+    folder = _checked(folder, training, data)
     scan = check_flag("scan", scan)
+    resume = check_flag("resume", resume)
     if not folder.parts:
         raise ValueError("name a folder of its own for the run, got an empty name or the present folder")
     _checkpoint.check_path(folder)
+    # All processes have looked before the first one begins a run here.
+    found: list[bool] = []
+    together(lambda: found.append(has_run(folder)))
+    if resume and found[0]:
+        return resume_run(folder, training, params, data, scan=scan)
     lock = _locked(folder, begin=True)
     params = parameters_for_all(training.params_of(params), data.arrays)
     state = training.init(params, key)
@@ -602,10 +602,7 @@ def resume_run(
       CheckpointError: there is no checkpoint, or it is damaged, or its version or its arrays are not this training's;
         another process has the folder open.
     """
-    folder = _folder(folder)
-    check_instance("training", training, Training, "which private_training(...) returned")
-    check_instance("training.plan", training.plan, Plan)
-    check_data(data)
+    folder = _checked(folder, training, data)
     scan = check_flag("scan", scan)
     lock = _locked(folder, begin=False)
     index = _checkpoint.read_index(folder)
@@ -637,16 +634,17 @@ def resume_run(
     return run
 
 
-def _folder(folder: str | Path) -> Path:
-    """Return the path of a run's folder; ValueError for what is none."""
-    if not isinstance(folder, str | Path):
-        raise ValueError(f"folder must be a path or its text, got {type(folder).__name__}")
-    if "\0" in str(folder):
-        raise ValueError(f"folder must be a path without a zero byte, got {str(folder)!r}")
-    try:
-        return Path(folder).expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"folder begins with the home of a user who is not known: {str(folder)!r}") from error
+def _checked(folder: Any, training: Any, data: Any) -> Path:
+    """Return the path of a run's folder; ValueError unless training and data are what a run is made of."""
+    check_instance("training", training, Training, "which private_training(...) returned")
+    check_instance("training.plan", training.plan, Plan)
+    check_data(data)
+    return _path(folder)
+
+
+def _path(folder: Any) -> Path:
+    """Return the path of a run's folder."""
+    return Path(os.path.expanduser(check_path("folder", folder)))
 
 
 @contextlib.contextmanager
@@ -655,11 +653,8 @@ def _disk(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = str(folder)
-        if len(name) >= 300:
-            name = f"{name[:300]}..."
         reason = error.strerror or error
-        raise CheckpointError(f"cannot {what} in {name}: {reason}; choose another folder") from None
+        raise CheckpointError(f"cannot {what} in {folder}: {reason}; choose another folder") from None
 
 
 def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
@@ -671,7 +666,6 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
             return
         private = folder / _checkpoint.FOLDER
         if begin:
-            _refuse_a_second_run(folder)
             make_private_folder(private)
         elif not _checkpoint.exists(folder):
             raise CheckpointError(f"nothing to resume: there is no checkpoint in {folder}")
@@ -682,9 +676,11 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
                 f"another process{holder} has the run in {private} open. Two would take the same steps with the same "
                 "noise: wait for it, or end it, then call resume_run"
             ) from None
-        # Another process may have begun one before the lock was ours.
-        if begin:
-            _refuse_a_second_run(folder)
+        # Asked only now: another process may have begun one before the lock was ours.
+        if begin and has_run(folder):
+            raise ValueError(
+                f"{folder} already holds a run: start_run(..., resume=True) goes on with it; else choose another folder"
+            )
 
     with _disk(folder, "begin a run" if begin else "resume a run"):
         together(lock)
@@ -701,7 +697,7 @@ def has_run(folder: str | Path) -> bool:
     >>> has_run("a folder that is not there")
     False
     """
-    folder = _folder(folder)
+    folder = _path(folder)
     with _disk(folder, "look for a run"):
         return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
 
@@ -713,15 +709,9 @@ def num_steps_on_record(folder: str | Path) -> int | None:
     True
     """
     try:
-        return _checkpoint.read_index(_folder(folder)).step
+        return _checkpoint.read_index(_path(folder)).step
     except (CheckpointError, OSError):
         return None
-
-
-def _refuse_a_second_run(folder: Path) -> None:
-    """Raise ValueError if the folder holds a run."""
-    if has_run(folder):
-        raise ValueError(f"{folder} already holds a run: resume_run continues it; else choose another folder")
 
 
 def _check_plan_file(path: Path, training: Training) -> None:

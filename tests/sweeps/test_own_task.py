@@ -23,6 +23,7 @@ from gdpjax.sweeps._folder import KEYS, keys_of, read_programs
 from gdpjax.sweeps._spec import spec_of_mapping
 from gdpjax.sweeps._task import Examples, check_task, digest_of_programs, load_examples
 from gdpjax.sweeps._trials import list_trials, plan_trials
+from tests.compilations import Compilations
 from tests.sweeps import own_task
 
 TASK = Task(own_task.load, own_task.build, own_task.optimizer)
@@ -36,21 +37,6 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 def spec_with(**changes):
     """The spec with other hyperparameters."""
     return SPEC | {"hyperparameters": NUMBERS | changes}
-
-
-class Compilations:
-    """Counts the programs that XLA compiles in a context."""
-
-    def __enter__(self):
-        self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-        return self
-
-    def __exit__(self, *exception):
-        jax.monitoring.unregister_event_duration_listener(self._listen)
-
-    def _listen(self, event, duration, **kwargs):
-        self.count += event == "/jax/core/compile/backend_compile_duration"
 
 
 class Counting(_sweep.Observer):

@@ -5,7 +5,7 @@ import weakref
 import jax
 import pytest
 
-from gdpjax.training import _run
+from gdpjax.training import _in_place, _run
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -14,17 +14,23 @@ def programs_are_described_once():
 
     The text of a program takes a tenth of a second, and follows from the step and the types of what it is given.
     """
-    describe = _run.program_digest
+    describe = _in_place.program_digest
     known = weakref.WeakKeyDictionary()
 
     def described(step, *arguments):
         leaves, structure = jax.tree.flatten(arguments)
-        kinds = structure, *((jax.typeof(leaf), leaf.sharding) for leaf in leaves)
+        kinds = structure, *((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
         digests = known.setdefault(step, {})
         if kinds not in digests:
             digests[kinds] = describe(step, *arguments)
         return digests[kinds]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_run, "program_digest", described)
+        patch.setattr(_in_place, "program_digest", described)
         yield
+
+
+@pytest.fixture(autouse=True)
+def keys_are_fresh(monkeypatch):
+    """Let each test use its keys as if the process were new: many take the same one, in a loop and step by step."""
+    monkeypatch.setattr(_run, "_KEYS_USED", {})

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax.training import make_plan, private_training, resume_run, start_run
+from gdpjax.training import make_plan, private_training, start_run
 
 NUM_STEPS = 20
 
@@ -52,10 +52,7 @@ def build(noise_multiplier=2.0, rate=0.5):
 def main(folder: Path, rate: float, chunk: int) -> None:
     """Start or resume, and print each step."""
     training, params, data = build(rate=rate)
-    resuming = (folder / "checkpoints.NOT_FOR_RELEASE" / "index.json").exists()
-    begin = resume_run if resuming else start_run
-    options = {} if resuming else {"key": jax.random.key(11)}
-    run = begin(folder, training, params, data, scan=False, **options)
+    run = start_run(folder, training, params, data, key=jax.random.key(11), scan=False, resume=True)
     print("begin", run.step, run.num_lost, flush=True)
 
     def print_step(done: int) -> None:

@@ -99,17 +99,6 @@ def test_pieces_that_disagree_are_refused(mnist, name, value):
         Plan.from_json(text)
 
 
-@pytest.mark.parametrize(("name", "value"), [("sampling_prob", True), ("overflow", False)])
-def test_truth_values_are_not_what_follows_from_a_plan(name, value):
-    """To Python they are 1 and 0, which are right here."""
-    content = json.loads(
-        make_plan(**BASE | dict(expected_batch_size=BASE["max_examples"]), num_steps=2, noise_multiplier=2.0).to_json()
-    )
-    assert content[name] == value
-    with pytest.raises(ValueError, match=f"disagree: {name} is {value}"):
-        Plan.from_json(json.dumps(content | {name: value}))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -118,7 +107,6 @@ def test_truth_values_are_not_what_follows_from_a_plan(name, value):
         ("{}", "other JSON"),
         ("[" * 100_000, "levels of nesting"),
         ('{"gdpjax_plan": 99}', "version 1"),
-        ('{"gdpjax_plan": true}', "version 1"),
         ('{"gdpjax_plan": 1, "delta": 1e-5}', "missing or unknown"),
     ],
 )
@@ -418,7 +406,7 @@ def test_bad_truncated_plans(changes, message):
 
 def test_a_change_that_a_plan_does_not_hold_is_refused(mnist):
     """A target is no part of a plan, and a misspelt name is answered."""
-    with pytest.raises(ValueError, match=r"noise multiplier and not the target epsilon: make_plan\(epsilon=\.\.\.\)"):
+    with pytest.raises(ValueError, match="no argument 'epsilon'; did you mean 'noise_multiplier'"):
         mnist.replace(epsilon=2.0)
     with pytest.raises(ValueError, match="no argument 'noise_multipler'; did you mean 'noise_multiplier'"):
         mnist.replace(noise_multipler=2.0)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import jax
@@ -248,6 +247,15 @@ def test_a_folder_with_a_run_and_one_without(small, tmp_path):
         resume_run(tmp_path / "nothing", *small)
 
 
+def test_one_call_begins_a_run_or_goes_on_with_it(small, whole, tmp_path):
+    """A script that is started again has the keys, the steps and the bits of the run that it finds."""
+    folder = tmp_path / "run"
+    committed(start_run(folder, *small, key=KEY, scan=False, resume=True)).advance(7)
+    again = start_run(folder, *small, key=gdpjax.fresh_key(), scan=False, resume=True)
+    assert again.step == 7
+    assert same(finished(again).state, whole.state)
+
+
 @pytest.fixture
 def seven(small, tmp_path):
     """A folder with a checkpoint after seven steps."""
@@ -326,9 +334,8 @@ def full(*args):
 
 
 def fill_disk(monkeypatch):
-    """Let checkpoints fail; orbax has no threads then, whose remains would have to be searched for."""
+    """Let checkpoints fail."""
     monkeypatch.setattr(_checkpoint, "_write_arrays", full)
-    monkeypatch.setattr(_checkpoint, "gc", types.SimpleNamespace(collect=list))
 
 
 def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
@@ -373,8 +380,11 @@ def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole
 
     run = begun(small, tmp_path / "run")
     run.advance(7)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interruption:
         run.advance(7, on_step=stop)
+    (how_to_go_on,) = interruption.value.__notes__
+    assert how_to_go_on.startswith(f"14 of 20 steps are on record in {tmp_path / 'run'}: ")
+    assert "start_run(..., resume=True)" in how_to_go_on
     run.advance(3)
     assert run.step == 14
     assert num_lines(tmp_path / "run") == 2
@@ -397,7 +407,6 @@ def test_a_platform_that_does_not_repeat_its_bits_is_charged_again(
     """Trap 12 on a GPU: sums in an order of the moment are other gradients under the same noise."""
     described = {"platform": platform, "xla_flags": flags}
     monkeypatch.setattr(_run, "environment", lambda: described)
-    monkeypatch.setattr(_run, "_KEYS_USED", {})
     run = resume_run(interrupted(small, tmp_path / "run", 3), *small, scan=False)
     assert run.num_lost == (0 if repeats else 7)
 
@@ -428,6 +437,9 @@ def test_a_key_used_twice(small, tmp_path):
     other = data._replace(arrays=(data.arrays[0] + 1, data.arrays[1]))
     with pytest.raises(ValueError, match=r"another run \(other data"):
         start_run(tmp_path / "c", training, params, other, key=key)
+    # One by one the same steps are rounded otherwise.
+    with pytest.raises(ValueError, match=r"another run \(other program"):
+        start_run(tmp_path / "d", *small, key=key, scan=False)
 
 
 def test_bad_number_of_steps(small, tmp_path):

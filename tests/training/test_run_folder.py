@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import jax
@@ -84,9 +83,8 @@ def other_values(small, what):
 
 
 @pytest.mark.parametrize("what", ["parameters", "frozen", "hyperparameters"])
-def test_a_key_used_for_other_values(small, tmp_path, what, monkeypatch):
+def test_a_key_used_for_other_values(small, tmp_path, what):
     """Trap 10: the program is the same, the noise too, the gradients are not: their difference shows them."""
-    monkeypatch.setattr(_run, "_KEYS_USED", {})
     first, second = other_values(small, what)
     start_run(tmp_path / "a", *first, key=KEY, scan=False)
     start_run(tmp_path / "again", *first, key=KEY, scan=False)
@@ -293,9 +291,7 @@ def test_saving_twice_at_one_step_keeps_a_checkpoint_at_every_moment(small, tmp_
     def full(*args):
         raise OSError("full")
 
-    # Where orbax has no threads there are no remains of them to be searched for.
     monkeypatch.setattr(_checkpoint, "_write_arrays", full)
-    monkeypatch.setattr(_checkpoint, "gc", types.SimpleNamespace(collect=list))
     with pytest.raises(CheckpointError, match="full"):
         run.save()
     monkeypatch.undo()
@@ -308,8 +304,7 @@ def test_saving_twice_at_one_step_keeps_a_checkpoint_at_every_moment(small, tmp_
         ("a\\b", ValueError, "in a folder with .* in its path"),
         ("a[1]", ValueError, "in a folder with .* in its path"),
         ("gs:", ValueError, "in a folder with ':/' in its path"),
-        ("\udcff", ValueError, "whose path is text"),
-        ("a\0b", ValueError, "zero byte"),
+        ("a\0b", ValueError, "folder must be a path"),
         ("x" * 300, CheckpointError, r"cannot (look for|begin) a run in .*File name too long; choose another"),
         ("file/run", CheckpointError, r"cannot (look for|begin) a run in .*Not a directory; choose another"),
     ],
