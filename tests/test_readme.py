@@ -22,10 +22,9 @@ def test_code_runs_in_order_and_prints_what_is_shown(capsys):
     assert (bounds.lower < bounds.upper).all()
     assert (bounds.upper < gdpjax.accounting.moments_accountant_epsilon(**namespace["run"])).all()
     assert (gdpjax.accounting.clt_epsilon(**namespace["run"]) < bounds.lower).all()
-    # The step by hand is shown, not run: run it once, on the first of the batches.
-    indices, is_padding = namespace["batches"].host_batches(gdpjax.fresh_key())[0]
-    batch = namespace["x"][indices], namespace["y"][indices], is_padding
-    _, opt_state = namespace["step"](namespace["params"], namespace["opt_state"], *batch)
+    # The step by hand is shown, not run: run it once.
+    data = namespace["x"], namespace["y"]
+    _, opt_state = namespace["step"](namespace["params"], namespace["opt_state"], 0, *data)
     (event,) = gdpjax.ledger_of(opt_state).events
     assert (event.num_steps, event.sampling_prob) == (1, namespace["batches"].sampling_prob)
     assert 0 < event.overflow < 1e-13
