@@ -1138,7 +1138,7 @@ OF_FILES = {
     "read_document",
     "read_document_lines",
     "has_run",
-    "num_steps_on_record",
+    "num_steps_kept",
     "use_compilation_cache",
     "register_primitive",
     "print_training",

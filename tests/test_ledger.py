@@ -222,6 +222,16 @@ def test_a_traced_number_is_rounded_to_the_side_that_overstates(value):
     assert float(down) <= value <= float(up)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_ledger_that_was_cast_to_half_precision_is_refused(dtype):
+    """A cast rounds to the nearest: a noise multiplier of 1.004 became 1.0078, and an overflow of 2e-8 became 0."""
+    state = record_step(init_ledger(1, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE), 1.004, 0.064, 2e-8)
+    cast = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype == np.float32 else leaf, state)
+    for use in (ledger_from_state, lambda state: record_step(state, 1.004, 0.064, 2e-8)):
+        with pytest.raises(ValueError, match="must be in float32"):
+            use(cast)
+
+
 KINDS = (
     ("poisson", "add_or_remove_one", False), ("poisson", "replace_special", False), ("uniform", "replace_one", False),
     ("poisson", "add_or_remove_one", True), ("poisson", "replace_special", True),

@@ -142,13 +142,9 @@ def programs_around(value: Any) -> list[str]:
 
 
 def program_around() -> Any:
-    """The trace of the compiled program of the caller, with the loops and branches in it; None for none."""
-    program = None
-    for trace, name in _programs():
-        program = trace if name else program
-        if name == "jit":
-            break
-    return program
+    """The trace of the outermost compiled program around the caller, with all that is in it; None for none."""
+    programs = [trace for trace, name in _programs() if name]
+    return programs[-1] if programs else None
 
 
 def varying_axes(value: Any) -> frozenset[str]:

@@ -19,7 +19,7 @@ from gdpjax.accounting._ledgers import events_of
 from gdpjax.ledger import AnyEvent, CorrelatedGaussianEvent, CyclicPoissonEvent, Event, GaussianEvent, Ledger
 
 _ROUNDING = 2.0**-20
-"""More than noise in float32, and its margin of 2^-21, is above the noise multiplier that is recorded, relative.
+"""How far the noise that was added may exceed the recorded multiplier, relative: 2^-21 of margin, 2^-23 of rounding.
 
 It also covers the 1e-8 by which a sensitivity that is called exact may be above the one that an example attains.
 """
@@ -77,7 +77,7 @@ def before_rounding(event: AnyEvent) -> AnyEvent:
     """Return a Gaussian step with the most noise, and the least sampling probability, that was recorded as this."""
     if isinstance(event, Event | GaussianEvent):
         event = dataclasses.replace(event, noise_multiplier=event.noise_multiplier * (1.0 + _ROUNDING))
-    if isinstance(event, Event):
+    if isinstance(event, Event) and event.sampling_prob < 1.0:
         event = dataclasses.replace(event, sampling_prob=event.sampling_prob * (1.0 - _ROUNDING))
     return event
 

@@ -59,7 +59,7 @@ LARGEST_GROUP = 64
 RTOL = 1e-3
 """The relative width at which the search for an epsilon or a delta stops, if nothing is said."""
 _COARSE = 1e-4
-"""At this relative width and above, brackets are far wider than the rounding of what a compiled step recorded."""
+"""At this relative width and above, brackets without a closed form are far wider than the rounding of a record."""
 _RTOL = Domain("a number from 1e-6 to 1e-2", lambda x: (x >= 1e-6) & (x <= 1e-2))
 
 
@@ -498,11 +498,14 @@ def _curve_of_ledger(
         refuse_groups("truncated_poisson", group_size)
         _refuse_rtol("truncated_poisson", rtol)
         return TruncatedCurve(run)
-    curve = of_description(describe(run, group_size), rtol)
-    if rtol >= _COARSE or not _correlated.may_be_rounded(run):
+    described = describe(run, group_size)
+    curve = of_description(described, rtol)
+    prepared = _numeric.prepare(described.family, described.columns)
+    is_narrow = rtol < _COARSE or _numeric.has_closed_form(prepared.run)
+    if not is_narrow or not _correlated.may_be_rounded(run):
         return curve
 
-    # A bracket as narrow as the rounding of what a compiled step recorded allows for it.
+    # A bracket this narrow allows for the rounding of recorded numbers.
     before_rounding = Ledger(_correlated.before_rounding(event) for event in events_of(run))
     below = of_description(describe(before_rounding, group_size), rtol)
     return CurveBetween(curve, below)

@@ -101,7 +101,7 @@ def _figures(run: tuple[float, float, int], delta: float | None, failure: float,
             found["epsilon_lower"], found["epsilon_upper"] = map(float, curve.epsilon(delta))
         return found
 
-    # The time is compilation: that of mu, the longest, goes on beside the others'.
+    # Mu takes longest: compute it in a thread beside the others.
     with ThreadPoolExecutor(1) as executor:
         mu = executor.submit(curve.mu, failure) if with_mu else None
         found["mu_clt"] = float(clt_mu_poisson(*run))

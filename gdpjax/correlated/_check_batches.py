@@ -38,8 +38,8 @@ def check_batches(batches: Iterable[Batch], participation: AbstractParticipation
 
     Args:
         batches: what a loader gives: for each step the numbers of its examples (of its users, if they are the unit),
-            or ``(indices, is_padding)`` with a mask of truth values, or batches of `gdpjax.sampling`. The same number
-            is the same example through the whole run.
+            or ``(indices, is_padding)`` as in the batches of `gdpjax.sampling`, whose slots of padding hold row 0. The
+            same number is the same example through the whole run.
         participation: the schema that the sensitivity is for.
         num_steps: n, as in `gdpjax.privatize`.
 
@@ -105,10 +105,10 @@ def _examples_of(batch: Any, step: int) -> list[int]:
     indices, is_padding = np.asarray(indices), np.asarray(is_padding)
     is_whole = indices.dtype.kind in "iu" or not indices.size
     is_mask = is_padding.dtype == bool and is_padding.shape == indices.shape
-    if indices.ndim != 1 or is_masked or not is_whole or not is_mask:
+    if indices.ndim != 1 or is_masked or not is_whole or not is_mask or indices[is_padding].any():
         raise ValueError(
-            f"the batch of step {step} must be whole numbers, or (indices, is_padding) with a mask of truth values; "
-            f"got {shown(batch)}"
+            f"the batch of step {step} must be whole numbers, or (indices, is_padding) with a mask of truth values and "
+            f"row 0 in the slots of padding; got {shown(batch)}. Of a pair such as (ids, labels) give the ids alone"
         )
     examples = indices[~is_padding].tolist()
     if len(set(examples)) < len(examples):

@@ -60,7 +60,7 @@ def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRela
     """Return the relation of an event: the sampling's default, or the given one if a bound is known for the pair.
 
     Raises:
-      ValueError: a scheme that no loop can record, or a pair without a proved bound.
+      ValueError: unknown sampling, or a pair without a proved bound.
     """
     check_choice("sampling", sampling, RELATIONS)
     if neighboring_relation is None:
@@ -135,7 +135,7 @@ class Event:
     is_exact: bool = True
 
     def __post_init__(self) -> None:
-        resolve_relation(self.sampling, self.neighboring_relation)
+        resolve_relation(self.sampling, self.neighboring_relation)  # refuses schemes with an event of their own
         _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
         if self.announced and self.sampling != "poisson":
             raise ValueError(f"announced is for poisson batches that do not fit, got sampling={shown(self.sampling)}")

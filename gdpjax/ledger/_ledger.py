@@ -210,7 +210,8 @@ class Ledger(Sequence[AnyEvent]):
         return len(self._events)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._events[index]
+        found = self._events[index]
+        return Ledger(found) if isinstance(index, slice) else found
 
     def __iter__(self) -> Iterator[AnyEvent]:
         return iter(self._events)

@@ -70,7 +70,7 @@ def check_scheme(
     {'steps_per_epoch': 20, 'num_selected': 1, 'bins': 'fresh'}
     """
     fields = _FIELDS.get(check_text("sampling", sampling))
-    check_scheme_takes(sampling, overflow_per_step, announced)
+    refuse_unrecorded_overflow(sampling, overflow_per_step, announced)
     if fields is None:
         if scheme is not None:
             raise ValueError(f"{sampling} sampling takes no scheme, got {shown(scheme)}")
@@ -95,8 +95,8 @@ def check_scheme(
     return checked
 
 
-def check_scheme_takes(sampling: str, overflow_per_step: Array = 0.0, announced: bool = False) -> None:
-    """Raise ValueError for what is said of overflow where the scheme's event has no field for it."""
+def refuse_unrecorded_overflow(sampling: str, overflow_per_step: Array = 0.0, announced: bool = False) -> None:
+    """Raise ValueError for an overflow, or its announcement, that the scheme's event cannot record."""
     check_flag("announced", announced)
     fields = fields_of(sampling)
     if "overflow" not in fields and (is_traced(overflow_per_step) or overflow_per_step != 0):
@@ -106,7 +106,7 @@ def check_scheme_takes(sampling: str, overflow_per_step: Array = 0.0, announced:
         )
     if announced and "announced" not in fields:
         raise ValueError(
-            f"the event of {sampling} sampling does not hold whether an overflow is announced: leave it out"
+            f"the event of {sampling} sampling does not hold whether an overflow is announced: leave announced out"
         )
 
 

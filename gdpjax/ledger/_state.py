@@ -42,7 +42,7 @@ from gdpjax.ledger._events import (
     fields_of,
 )
 from gdpjax.ledger._ledger import Ledger
-from gdpjax.ledger._scheme import check_scheme, check_scheme_takes, numbers_of_scheme, scheme_of_numbers
+from gdpjax.ledger._scheme import check_scheme, numbers_of_scheme, refuse_unrecorded_overflow, scheme_of_numbers
 
 _NUMBER = Domain("a number", lambda value: value == value)
 _INFINITE = Domain("-inf or inf", lambda value: abs(value) == np.inf)
@@ -119,7 +119,7 @@ def init_ledger(
     announced: bool = False,
     scheme: Mapping[str, Any] | None = None,
 ) -> LedgerState:
-    """Return an empty ledger of ``capacity`` rows, whose events are ``announced`` if a run stops at an overflow.
+    """Return an empty ledger of ``capacity`` rows, ``announced`` if a run stops at a batch that overflows.
 
     ``scheme`` holds what the events say beside noise and sampling probability, by the names of their fields:
     max_examples and capacity of a `TruncatedPoissonEvent`, steps_per_epoch, num_selected and bins of an
@@ -174,7 +174,7 @@ def round_toward(value: Array, direction: float, real: Any) -> Array:
 def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Array, extra_delta: Array) -> LedgerState:
     """Return the ledger after one more step; works under jit, scan and vmap."""
     check_instance("state", state, LedgerState, "such as init_ledger gives")
-    check_tree("state", state)
+    _check_arrays(state)
     check_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE)
     check_scalar("sampling_prob", sampling_prob, UNIT)
     check_scalar("extra_delta", extra_delta, HALF_OPEN_UNIT)
@@ -222,10 +222,22 @@ def record_steps(
     return jax.lax.fori_loop(0, num_steps, record_one, state)
 
 
+def _check_arrays(state: LedgerState) -> None:
+    """Raise ValueError unless the state holds arrays, and its numbers in float32 or wider, as they were recorded."""
+    check_tree("state", state)
+    for name in ("noise_multiplier", "sampling_prob", "extra_delta"):
+        dtype = getattr(state, name).dtype
+        if dtype not in (np.float32, np.float64):
+            raise ValueError(
+                f"the ledger's {name} must be in float32, got {dtype}: a cast rounds what was recorded to either side. "
+                "Leave the optimizer's state out of casts to half precision"
+            )
+
+
 def ledger_from_state(state: LedgerState) -> Ledger:
     """Return the host-side `Ledger` of one configuration's state; rows without steps are dropped."""
     check_instance("state", state, LedgerState, "the ledger of an optimizer's state (see ledger_of)")
-    check_tree("state", state)
+    _check_arrays(state)
     if is_traced(state):
         raise ValueError("a Ledger is read outside compiled code; return the optimizer state and read it there")
     if np.ndim(state.used) != 0:
@@ -241,7 +253,7 @@ def ledger_from_state(state: LedgerState) -> Ledger:
     if merged_steps:
         warnings.warn(
             f"{merged_steps} steps of different noise multipliers or sampling probabilities share one event of the "
-            "ledger, so that upper ends charge for each of them as for the least private and lower ends for none",
+            "ledger. Upper ends charge each of them as the least private one; lower ends count none",
             stacklevel=3,
         )
     events = [_event_of(row, state, kind) for row in rows]
@@ -249,7 +261,7 @@ def ledger_from_state(state: LedgerState) -> Ledger:
     # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
     overflow = float(state.extra_delta)
     if overflow:
-        check_scheme_takes(kind.sampling, overflow_per_step=overflow)
+        refuse_unrecorded_overflow(kind.sampling, overflow_per_step=overflow)
     if events and overflow:
         events[-1] = dataclasses.replace(events[-1], overflow=overflow)
     return Ledger(events)
@@ -395,8 +407,8 @@ def ledger_of(opt_state: PyTree) -> Ledger:
 
     Returns:
       A `Ledger`; its noise multipliers are rounded down and its probabilities up to the precision they are stored in,
-      by a relative 2^-23 at most in float32. The noise itself is larger than that by up to 2^-21. Lower ends of
-      brackets with an ``rtol`` below 1e-4 allow for both; others are wider than they matter for any usual epsilon.
+      by a relative 2^-23 at most in float32. The noise itself is larger than that by up to 2^-21. At an ``rtol`` below
+      1e-4, and where there is a closed form, lower ends allow for both; other brackets are far wider than that.
       Steps beyond the rows of the ledger share an event that is not exact (`Event`), with a warning.
 
     Raises:

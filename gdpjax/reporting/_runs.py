@@ -21,7 +21,7 @@ from gdpjax.ledger import (
     TruncatedPoissonEvent,
 )
 from gdpjax.tradeoff import CertifiedCurve
-from gdpjax.training import Plan, num_steps_on_record
+from gdpjax.training import Plan, num_steps_kept
 
 PLAN_FILE = "plan.json"
 NUMBERS = ("noise_multiplier", "sampling_prob", "num_steps")
@@ -103,7 +103,7 @@ def _read(path: Path) -> Plan | Ledger:
 
 def _with_steps_made(described: Described, plan: Plan, folder: Path) -> Described:
     """Return the description with the steps of the folder's checkpoint, if there is one to read and it has fewer."""
-    steps_made = num_steps_on_record(folder)
+    steps_made = num_steps_kept(folder)
     sentences = "" if steps_made is None else plan.on_steps_made(steps_made)
     if not sentences:
         return described

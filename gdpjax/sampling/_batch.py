@@ -82,7 +82,8 @@ def take_rows(indices: Any, is_padding: Any, num_examples: int, data: tuple[PyTr
     if not 1 <= num_rows <= num_examples:
         raise ValueError(
             f"the batches are drawn from num_examples={num_examples} rows, and the data have {num_rows}: num_examples "
-            "is the public maximum, which no data set may exceed; where there are no data, give one row of zeros"
+            "is the public maximum, which no data set may exceed. A data set without examples is one row of zeros, "
+            "sampled with num_valid=0"
         )
 
     # Rows that the data do not have are padding, and read row 0.

@@ -1,4 +1,4 @@
-"""Observers of sweeps and trainings, which are told what happens; these do nothing with it."""
+"""Observers of sweeps and trainings, which are told what happens; the base classes do nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -41,10 +41,10 @@ class TrainingObserver:
         """``step`` steps are done."""
 
     def on_lost(self, num_steps: int) -> None:
-        """The run goes on elsewhere than where it was interrupted, and that many steps were charged in vain."""
+        """The run continues from elsewhere than where it was interrupted, and that many steps were charged in vain."""
 
     def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
-        """The run was begun with other things of these names, such as ("program",), and may be finished."""
+        """Parts of the run of these names, such as ("program",), changed since it began; it may be ``finished``."""
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """An epoch is done and on record."""

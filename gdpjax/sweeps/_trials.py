@@ -2,7 +2,7 @@
 
 A trial's noise multiplier is rounded *up* to float32, since that is what compiled code takes; the cost is certified for
 the rounded number. Where a setting has no plan (too little noise for its finite range, a target that no noise meets)
-the sweep is refused, with all such settings.
+the sweep is refused, and the first of these settings are listed.
 """
 
 import dataclasses
@@ -152,7 +152,7 @@ def plan_trials(
     num_examples: int,
     on_plan: Callable[[int], None] = _ignore,
 ) -> list[Trial]:
-    """Return the trials with plans and certified costs; UserError names all settings that have no plan.
+    """Return the trials with plans and certified costs; UserError names settings that have no plan.
 
     ``on_plan`` is called with the number of plans that are made.
     """
@@ -174,7 +174,7 @@ def plan_trials(
     if refused:
         _fail_for(spec, refused)
 
-    # The costs, by one batched call of each accountant.
+    # The costs; equal events are computed once.
     costs = costs_of_plans([trial.plan for trial in planned])
     return [dataclasses.replace(trial, cost=cost) for trial, cost in zip(planned, costs, strict=True)]
 

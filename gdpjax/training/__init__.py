@@ -26,7 +26,7 @@ from gdpjax.training._loop import (
 )
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
-from gdpjax.training._run import Run, has_run, num_steps_on_record, resume_run, start_run
+from gdpjax.training._run import Run, has_run, num_steps_kept, resume_run, start_run
 from gdpjax.training._scale import adam_scale
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
     "has_run",
     "make_plan",
     "num_steps_done",
-    "num_steps_on_record",
+    "num_steps_kept",
     "parse_document",
     "private_training",
     "read_document",

@@ -33,11 +33,15 @@ class Data(NamedTuple):
     arrays: tuple[PyTree, ...]
     num_examples: Array
 
+    def __repr__(self) -> str:
+        """Show the shapes, which are public, and nothing of the examples or their number."""
+        return f"Data(private, {jax.tree.map(jnp.shape, self.arrays)})"
+
 
 def place(plan: Plan, *arrays: PyTree, sharding: Any = None) -> Data:
     """Put a data set on the device, padded to ``plan.max_examples`` rows.
 
-    It warns of rows with a NaN or an infinity, whose number is private: it is shown on this machine only.
+    It warns of rows with a NaN or an infinity. Their number is private: the warning goes to this machine only.
 
     Args:
       plan: the plan; its maximum is public.
@@ -183,7 +187,7 @@ def group_by_user(
     key_data, _ = check_key(key)
     key_words = np.asarray(key_data).ravel().tolist()
     if ids.shape != (num_rows,):
-        raise ValueError(f"user_ids and every array must have one row per example, got {shown(ids)} of {num_rows} rows")
+        raise ValueError(f"user_ids must have one entry for each of the {num_rows} rows, got {shown(ids)}")
     max_per_user = arguments.check_count("max_per_user", max_per_user)
 
     # The rows of each user stand together in this order.

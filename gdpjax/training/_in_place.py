@@ -27,9 +27,10 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.training._data import Data
 from gdpjax.training._processes import whole
 
-_MOST_STEPS, _MOST_ENTRIES = 256, 2**18
-"""Steps of one call of the loop, and entries of the arrays that it writes an Info to: 2.6 MB for all of them."""
-
+_MOST_STEPS = 256
+"""Steps of one call of the loop, at most."""
+_MOST_ENTRIES = 2**18
+"""Entries of each array that it writes an Info to, at most; all of them have 2.6 MB then."""
 
 Leaves = list[Array | None]
 
@@ -88,8 +89,16 @@ class StepsInPlace:
 
             return jax.lax.fori_loop(0, num_steps, next_step, (changing, jax.tree.map(with_room, info)))
 
+        self._is_compiled = False
         self._step = jax.jit(one_step, donate_argnums=0)
         self._loop = jax.jit(loop, donate_argnums=0)
+
+    def compile_loop(self, state: PyTree, data: Data) -> None:
+        """Compile the loop, unless it is, by a call without steps."""
+        if not self._is_compiled:
+            changing, fixed = self._apart(state)
+            jax.block_until_ready(self._loop(_copies(changing), fixed, data, np.int32(0)))
+            self._is_compiled = True
 
     def in_a_loop(self, state: PyTree, data: Data, num_steps: int) -> tuple[PyTree, PyTree]:
         """Take the steps in a compiled loop; the Info, of NumPy's arrays, has a leading axis."""
@@ -155,7 +164,7 @@ class StepsInPlace:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _apart(self, state: PyTree) -> tuple[Leaves, Leaves]:
-        """Return the leaves that a step can change, and the others, each with None in the place of the others."""
+        """Return the leaves that a step can change, and the others, each None where the other list has the leaf."""
         pairs = list(zip(jax.tree.leaves(state), self._changes, strict=True))
         changing = [leaf if changes else None for leaf, changes in pairs]
         fixed = [None if changes else leaf for leaf, changes in pairs]

@@ -68,8 +68,10 @@ from gdpjax.training._statement import with_scale
 from gdpjax.transforms import Correlation, privatize, resolve_correlation
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
-_ROWS = 16
 """Values of ``State.status``."""
+
+_LEDGER_ROWS = 16
+"""Rows of the ledger. The steps of a plan are alike and need one; checkpoints of version 0.2.0 have 16."""
 
 
 class State(NamedTuple):
@@ -284,9 +286,9 @@ def private_training(
         states: Any = chain.init(params)
         private_state, optimizer_state = states
 
-        # All steps of a plan are alike, and share a row of the ledger.
         ledger = private_state.ledger
-        rows = {name: getattr(ledger, name)[:_ROWS] for name in ("noise_multiplier", "sampling_prob", "num_steps")}
+        columns = ("noise_multiplier", "sampling_prob", "num_steps")
+        rows = {name: getattr(ledger, name)[:_LEDGER_ROWS] for name in columns}
         opt_state = (private_state._replace(ledger=ledger._replace(**rows)), optimizer_state)
 
         # The shapes of the factors can be checked without computing them.
@@ -457,7 +459,7 @@ class _Compiled:
         **options: Any,
     ) -> None:
         functools.update_wrapper(self, function)
-        check.__qualname__ = function.__qualname__
+        check.__qualname__ = function.__qualname__  # its errors then name the step
         self._check = keyword_checked()(check)
         self._compiled = jax.jit(function, **options)
         self._at_once = at_once
@@ -467,6 +469,7 @@ class _Compiled:
         check_instance("state", state, State, "made by training.init")
         args, kwargs = self._check(*args, **kwargs)
         function = self._compiled
+        # Zeros that are made inside another program are traced, even if no argument is.
         if self._at_once is not None and not is_traced((state, args, jnp.zeros(()))):
             function = self._at_once
         try:
@@ -562,7 +565,10 @@ def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:
     """Raise ValueError unless the data were placed for this plan and this loss."""
     num_rows = check_data(data)
     if len(data.arrays) != num_arrays:
-        raise ValueError(f"an example has num_arrays={num_arrays} arrays, got data of {len(data.arrays)}")
+        raise ValueError(
+            f"the loss takes num_arrays={num_arrays} arguments of an example, and the data have {len(data.arrays)}. A "
+            "dict of arrays is one argument: private_training(..., num_arrays=1)"
+        )
     if num_rows != plan.max_examples:
         raise ValueError(f"data of {num_rows} rows were placed for another plan than max_examples={plan.max_examples}")
 
@@ -573,7 +579,7 @@ def _check_batch(plan: Plan, batch: tuple[Any, ...], is_padding: Any, num_arrays
     if len(batch) != num_arrays or num_rows != plan.capacity:
         raise ValueError(
             f"expected {num_arrays} arrays and is_padding, all of the plan's capacity of {plan.capacity} rows, got "
-            f"{len(batch)} of {num_rows}: draw batches with gdpjax.training.batch_source"
+            f"{len(batch)} arrays of {num_rows} rows: draw batches with gdpjax.training.batch_source"
         )
 
 

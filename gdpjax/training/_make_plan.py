@@ -196,12 +196,12 @@ def _calibrated(plan: Plan, name: str, target: float) -> Plan:
     if least == _LEAST:
         raise ValueError(f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it")
 
-    # The plan would have another epsilon than was asked for, and not say it.
+    # Otherwise the plan would silently have another epsilon.
     ends_at_range = not plan.replace(noise_multiplier=too_little).is_private
     if ends_at_range and reached < target * (1 - _SHORT_OF_TARGET):
         raise ValueError(
-            f"the target {name} = {target} cannot be had: the largest {name} with these settings is "
-            f"{rounded(reached, 4, 'down')}, at noise_multiplier = {rounded(least, 4, 'up')}, since less noise is too "
-            "little for its finite range. Pass at most that, or noise_multiplier (0 for a run without privacy)"
+            f"the target {name} = {target} cannot be reached: the largest is {rounded(reached, 4, 'down')}, at "
+            f"noise_multiplier = {rounded(least, 4, 'up')}; with less noise its finite range is too small for a "
+            "guarantee. Pass at most that, or noise_multiplier (0 for a run without privacy)"
         )
     return plan.replace(noise_multiplier=least)

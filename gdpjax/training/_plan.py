@@ -596,7 +596,7 @@ class Plan:
 
     def on_steps_made(self, steps_made: int) -> str:
         """Return the sentences on a run that made only so many steps; an empty text if it made all of the plan's."""
-        return on_steps_made(self, check_count("steps_made", steps_made, least=0))
+        return on_steps_made(self, check_count("steps_made", steps_made, least=0, most=self.max_steps))
 
     def to_json(self) -> str:
         """Return the plan as JSON text: its fields, and what follows from them."""

@@ -161,7 +161,7 @@ class Run:
 
         Args:
           num_steps: how many, at least 1.
-          on_step: called after every step with the number of steps done, unless the run scans.
+          on_step: called after every step with the number of steps done, in a run with ``scan=False``.
           before_checkpoint: called with what is returned, after the steps and before the checkpoint. What it writes is
             complete whenever the checkpoint is; a crash in between writes it again.
 
@@ -169,12 +169,14 @@ class Run:
           The private `Info` of the steps: one with a leading axis of a run that scans, else one for each step.
 
         Raises:
-          ValueError: num_steps < 1, or called by one of its callbacks.
+          ValueError: num_steps < 1, on_step in a run that scans, or called by one of its callbacks.
           BatchOverflowError: a batch did not fit; what was done before is the checkpoint.
           CheckpointError: the disk refuses. Before the chunk: nothing was run. After it: it is in ``state``. Or the
             folder was resumed by another `Run` since; or, of several processes, one has ended.
         """
         num_steps = check_count("num_steps", num_steps)
+        if self._scan and on_step is not None:
+            raise ValueError("on_step is called after each step, and this run takes them in a loop: give scan=False")
         check_status(self.state)
         if self._is_advancing:
             raise ValueError(
@@ -187,9 +189,9 @@ class Run:
             return self._advance(num_steps, on_step, before_checkpoint)
         except KeyboardInterrupt as stop:
             stop.add_note(
-                f"{self._records.end} of {self._training.plan.max_steps} steps are on record in {self.folder}: "
-                "advance again, or call start_run(..., resume=True) in a new process, to repeat what was interrupted "
-                "and go on"
+                f"{self.step} of {self._training.plan.max_steps} steps are kept in {self.folder}, and "
+                f"{self._records.end} are charged: advance again, or call start_run(..., resume=True) in a new "
+                "process, to repeat what was interrupted and continue"
             )
             raise
         except jax.errors.JaxRuntimeError as error:
@@ -218,6 +220,10 @@ class Run:
             self._pay_for_a_changed_state()
         if self.finished:
             return []
+
+        # Compiled before anything is on record, so that an interrupt in the meantime costs nothing.
+        if self._scan:
+            self._steps.compile_loop(self.state, self._data)
 
         # The next steps are on record before the first of them is taken.
         if not self._pending:
@@ -539,7 +545,7 @@ def start_run(
     scan: bool = True,
     resume: bool = False,
 ) -> Run:
-    """Begin a run in an empty or new folder, or go on with the one that it holds.
+    """Begin a run in an empty or new folder, or continue the one that it holds.
 
     Args:
       folder: for the plan, the journal and the checkpoint, which holds secret keys; shared by all processes.
@@ -548,7 +554,7 @@ def start_run(
       data: ``training.place(...)``.
       key: one PRNG key, used for nothing else: `gdpjax.fresh_key()`.
       scan: take the steps of a chunk in one compiled loop, or one by one, so that ``on_step`` is called after each.
-      resume: if the folder holds a run, go on with it, as `resume_run` does; ``key`` is not used then. A script that
+      resume: if the folder holds a run, continue it, as `resume_run` does; ``key`` is not used then. A script that
         is to be started again after any interruption needs nothing else.
 
     Raises:
@@ -679,7 +685,7 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
         # Asked only now: another process may have begun one before the lock was ours.
         if begin and has_run(folder):
             raise ValueError(
-                f"{folder} already holds a run: start_run(..., resume=True) goes on with it; else choose another folder"
+                f"{folder} already holds a run: start_run(..., resume=True) continues it; else choose another folder"
             )
 
     with _disk(folder, "begin a run" if begin else "resume a run"):
@@ -702,10 +708,10 @@ def has_run(folder: str | Path) -> bool:
         return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
 
 
-def num_steps_on_record(folder: str | Path) -> int | None:
-    """Return after how many steps the folder's checkpoint is; None without one that can be read.
+def num_steps_kept(folder: str | Path) -> int | None:
+    """Return how many steps the folder's checkpoint has; None without one that can be read.
 
-    >>> num_steps_on_record("a folder that is not there") is None
+    >>> num_steps_kept("a folder that is not there") is None
     True
     """
     try:

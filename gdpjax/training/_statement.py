@@ -190,8 +190,8 @@ def _guarantee(plan: Any) -> str:
     mu_lower, mu_upper = _outward(plan.mu_bounds())
     lost = ""
     if plan.announces_overflow and plan.overflow:
-        batch = f"a batch above {plan.capacity} rows, at which a run stops and says so"
-        lost = f"; {plan.overflow:.2g} of this delta pays for {batch}"
+        batch = f"a batch exceeds {plan.capacity} rows, in which case training stops"
+        lost = f"; this includes {plan.overflow:.2g} for the event that {batch}"
     caution = ""
     if plan.delta * plan.max_examples >= 1:
         caution = (
@@ -200,7 +200,7 @@ def _guarantee(plan: Any) -> str:
         )
     return (
         f"Guarantee: (epsilon, delta)-DP with delta = {plan.delta:g} and epsilon <= {upper} (the best epsilon of this "
-        f"mechanism lies in [{lower}, {upper}]{lost}). But for a failure probability of 1e-10 it is mu-GDP with "
+        f"mechanism lies in [{lower}, {upper}]{lost}). Except with probability 1e-10 it is mu-GDP with "
         f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}]).{caution}"
     )
 
@@ -209,7 +209,8 @@ def on_steps_made(plan: Any, steps_made: int) -> str:
     """Return the sentences of `Plan.on_steps_made`."""
     if steps_made >= plan.max_steps:
         return ""
-    made = f"{steps_made} of the {plan.max_steps} planned steps were made. The guarantee is for all that were planned"
+    planned = plan.max_steps
+    made = f"{steps_made} of the {planned} planned steps were made. The guarantee above is for all {planned}"
     # Correlated noise of later steps is missing: the steps that were made cost what the whole run does.
     if steps_made == 0 or not plan.is_private or plan.recorded_as == "correlated":
         return f"{made}."
@@ -218,9 +219,8 @@ def on_steps_made(plan: Any, steps_made: int) -> str:
         num_steps += -steps_made % plan.steps_per_epoch
     _, upper = _outward(plan.replace(max_steps=num_steps).epsilon_bounds())
     return (
-        f"{made}; those that were made have epsilon <= {upper} at the same delta. This may be quoted instead only if "
-        "the decision to stop depended neither on the data nor on anything computed from them, such as the model or "
-        "its scores."
+        f"{made}. The steps that were made have epsilon <= {upper} at the same delta; quote this only if the decision "
+        "to stop depended neither on the data nor on anything computed from them, such as the model or its scores."
     )
 
 

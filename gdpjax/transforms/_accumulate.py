@@ -205,6 +205,7 @@ def _as_dtype(leaf: Array, like: Any) -> Array:
 
 def _add(total: PyTree, error: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
     """Return the unevaluated sum total + error with ``updates`` added."""
+    # From a tree of pairs to a pair of trees.
     pairs = jax.tree.map_with_path(_add_leaf, total, error, updates)
     pair = jax.tree.structure((0, 0))
     return jax.tree.transpose(jax.tree.structure(total), pair, pairs)

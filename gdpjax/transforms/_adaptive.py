@@ -69,7 +69,7 @@ from gdpjax.transforms._noise import (
     noise_stddev,
     noisy_mean,
     noisy_tree,
-    num_rows,
+    num_ledger_rows,
     refuse_other_rows,
     scheduled,
 )
@@ -274,7 +274,7 @@ class _AdaptiveTransform:
             count=jnp.zeros((), jnp.int32),
             key_data=self.noise_key.begin(self._hyperparameters(), params),
             l2_clip_norm=jnp.clip(first_norm, smallest, largest),
-            ledger=init_ledger(num_rows(self.noise_multiplier), self.sampling, self.relation),
+            ledger=init_ledger(num_ledger_rows(self.noise_multiplier), self.sampling, self.relation),
         )
 
     def update(

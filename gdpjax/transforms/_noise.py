@@ -92,7 +92,7 @@ class PrivatizeState(NamedTuple):
 
 
 def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
-    """Return noise_multiplier * sensitivity with the margin of this module, times ``valid``, the factor of `unshared`.
+    """Return noise_multiplier * sensitivity with the margin of this module, times ``valid`` of `NoiseKey.of`.
 
     A concrete noise multiplier of 0 asks for a step without privacy; one that vanishes on the way does not.
     """
@@ -165,8 +165,8 @@ def noisy_mean(noisy_sum: PyTree, expected_batch_size: Array, trainable: PyTree)
     return jax.tree.map(divided, noisy_sum, trainable)
 
 
-def num_rows(noise_multiplier: Any) -> int:
-    """Return how many rows the ledger has: one for each of some thousand steps of a schedule."""
+def num_ledger_rows(noise_multiplier: Any) -> int:
+    """Return how many rows the ledger has: 4096 for a schedule, whose steps may all differ; else 512."""
     return _ROWS_OF_A_SCHEDULE if callable(noise_multiplier) else _ROWS
 
 
@@ -394,13 +394,13 @@ def privatize(
     Args:
       clip: what clipped the sum: a `clipped_grad` function, a `clip_and_sum` transform, or `Sensitivity`.
       noise_multiplier: stddev / sensitivity > 0: a number, a traced scalar, or a schedule of the step count. The number
-        0 makes steps without privacy, and the ledger's epsilon infinite. The ledger tells 512 different (noise
-        multiplier, sampling probability) in a row apart, and 4096 of a schedule; more share one event that is not
-        exact (`Event`), of which `ledger_of` warns.
+        0 makes steps without privacy, and the ledger's epsilon infinite. The ledger has 512 rows, or 4096 for a
+        schedule, one for each run of equal (noise multiplier, sampling probability). Steps beyond them share one event
+        that is not exact (`Event`), and `ledger_of` warns.
       key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy. A new one does
         not make a new run of old batches: two runs that share the key of their batches are one `gdpjax.Event.joint`.
-      batches: a `gdpjax.sampling.Poisson`, which is to draw the batches, too: in the place of the next three, which
-        follow from it, and so cannot be other ones than it draws with. Its numbers are known before compiling; a sweep
+      batches: a `gdpjax.sampling.Poisson` that also draws the batches. It replaces the next three arguments, so that
+        they are the numbers it draws with. Its numbers are known before compiling; a sweep
         in which one of them is traced gives the three. The sum must have been made with ``is_padding=``.
       sampling_prob: probability in (0, 1] that an example is in a batch; use the one really sampled with.
       expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
@@ -498,7 +498,7 @@ def privatize(
 
     def init(params: PyTree) -> PrivatizeState:
         check_params(params)
-        ledger = init_ledger(num_rows(noise_multiplier), sampling, relation, announced=announced, scheme=scheme)
+        ledger = init_ledger(num_ledger_rows(noise_multiplier), sampling, relation, announced=announced, scheme=scheme)
         past_noise = None
         if correlated is not None:
             trainable = broadcast_trainable(getattr(clip, "trainable", None), params)

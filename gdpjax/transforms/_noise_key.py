@@ -13,8 +13,8 @@ configurations differ, is seen by `gdpjax._core.keys`.
 
 *A state that begins again.* A wrapper that calls ``init`` within a step, after ``update``, sets the step count to 0, so
 that the next steps repeat the noise of the first ones, and the ledger forgets them. The compiled programs in which
-``update`` was called are known, and ``init`` refuses them. What is computed at once belongs to no program: there
-a second ``init`` may be a second run, and a shell in which one tries things out has many.
+``update`` was called are known, and ``init`` refuses them. Outside compiled code nothing is refused: a second ``init``
+there may begin a second run.
 """
 
 import weakref

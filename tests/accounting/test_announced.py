@@ -86,6 +86,6 @@ def test_a_plan_announces_and_its_state_says_so():
         clip=1.0, max_examples=1000, expected_batch_size=50, num_steps=10, delta=1e-5, noise_multiplier=2.0
     )
     assert plan.event.announced
-    assert "at which a run stops and says so" in plan.statement()
+    assert "in which case training stops" in plan.statement()
     group = plan.replace(group_size=2).epsilon_bounds()
     assert group.upper < 1.01 * group.lower

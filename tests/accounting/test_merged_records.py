@@ -76,13 +76,13 @@ def test_a_ledger_with_merged_rows_reports_and_survives_json():
 
 
 @pytest.mark.parametrize(("ask", "at"), [(epsilon_bounds, {"delta": 1e-5}), (delta_bounds, {"epsilon": 3.0})])
-@pytest.mark.parametrize("rtol", [1e-3, 1e-5, 1e-6])
-def test_a_bracket_of_recorded_steps_holds_that_of_the_noise_that_was_added(rtol, ask, at):
+@pytest.mark.parametrize(("rtol", "prob"), [(1e-3, 1 / 30), (1e-5, 1 / 30), (1e-6, 1 / 30), (1e-3, 1.0)])
+def test_a_bracket_of_recorded_steps_holds_that_of_the_noise_that_was_added(rtol, prob, ask, at):
     """Trap 84: float32 rounds the noise multiplier down, and the margin of the noise is larger still."""
     state = init_ledger(1, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE)
-    state = record_step(state, 1.3, 1 / 30, 0.0)
+    state = record_step(state, 1.3, prob, 0.0)
     run = dataclasses.replace(ledger_from_state(state)[0], num_steps=1000)
-    truth = ask(Event(1.3 * (1 + 2.0**-21), 1 / 30, 1000), **at, rtol=1e-6)
+    truth = ask(Event(1.3 * (1 + 2.0**-21), prob, 1000), **at, rtol=1e-6)
     bracket = ask(run, **at, rtol=rtol)
     assert truth.upper * (1 - 2 * rtol - 1e-4) < bracket.lower <= truth.upper
     assert truth.lower <= bracket.upper

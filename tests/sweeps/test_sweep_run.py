@@ -385,7 +385,7 @@ def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, sma
 
 
 def test_a_sweep_with_an_epsilon_that_cannot_be_had_writes_nothing(tmp_path, small_digits):
-    with pytest.raises(UserError, match=r"no plan for epsilon 1000.0, .*cannot be had: the largest epsilon"):
+    with pytest.raises(UserError, match=r"no plan for epsilon 1000.0, .*cannot be reached: the largest is"):
         run_small(SMALL + "epsilon = [2.0, 1000.0]\n", small_digits, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
 

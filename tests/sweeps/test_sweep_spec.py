@@ -161,7 +161,7 @@ def test_noise_is_rounded_up():
     ("line", "message"),
     [
         ("noise_multiplier = [2.0, 0.05]", "no plan for noise_multiplier 0.05, .*: noise_.* too small for finite"),
-        ("epsilon = [8, 1000, 1e6]", "no plan for epsilon 1000.0, .*; epsilon 1000000.0, .* cannot be had: the"),
+        ("epsilon = [8, 1000, 1e6]", "no plan for epsilon 1000.0, .*; epsilon 1000000.0, .* cannot be reached: the"),
         (f"noise_multiplier = {[0.01 + 0.001 * i for i in range(10)]}", ".*; and 2 more. The first"),
     ],
 )

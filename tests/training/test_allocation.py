@@ -118,7 +118,7 @@ def test_the_statement_says_what_is_done(training, monkeypatch):
     assert "random allocation: every example takes part in exactly 2 steps, one in each of as many blocks" in text
     assert "of the 7 steps of an epoch" in text
     assert "in each epoch anew; 21 steps in 3 epochs" in text
-    assert "at which a run stops and says so" in text
+    assert "in which case training stops" in text
     one = " ".join(built(unit="user", bins="fixed").plan.statement().split())
     assert "every user takes part in exactly one step of the 7 steps of an epoch" in one
     assert "independently of other users, once for all epochs" in one

@@ -205,6 +205,24 @@ def test_an_interrupted_chunk_is_repeated_from_the_state_that_was_kept(small, st
     equal((run.state.params, run.state.opt_state), (stepped.params, stepped.opt_state))
 
 
+def test_an_interrupt_while_the_loop_compiles_costs_nothing(tmp_path):
+    """A chunk that is on record is charged if the run goes on with another program."""
+    training = private_training(PLAN, lambda w, x, y: (x @ w - y) ** 2, optax.sgd(0.1))
+    data = training.place(jnp.ones((50, 3)), jnp.zeros(50))
+    run = start_run(tmp_path / "run", training, jnp.zeros(3), data, key=jax.random.key(67))
+
+    class Interrupted(Compilations):
+        def _listen(self, event, duration, **kwargs):
+            if event == "/jax/core/compile/backend_compile_duration":
+                raise KeyboardInterrupt
+
+    with Interrupted(), pytest.raises(KeyboardInterrupt):
+        run.advance(3)
+    assert not run.journal.exists()
+    run.advance(3)
+    assert run.step == 3
+
+
 @pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
 def test_the_runs_of_a_training_share_its_compiled_steps(small, tmp_path, scan):
     """Another seed is another argument: it compiles nothing, and has noise of its own."""

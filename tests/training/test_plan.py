@@ -313,9 +313,9 @@ def test_a_target_that_cannot_be_met_or_asks_for_nothing():
 def test_no_plan_has_silently_another_epsilon(options):
     """Trap 87: noise has a largest value, so that some targets cannot be had; the largest that is named can."""
     (name, *_) = options
-    with pytest.raises(ValueError, match="cannot be had") as refused:
+    with pytest.raises(ValueError, match="cannot be reached") as refused:
         make_plan(**BASE, epochs=4, **options)
-    largest = float(re.search(r"with these settings is ([\d.]+),", str(refused.value))[1])
+    largest = float(re.search(r"the largest is ([\d.]+),", str(refused.value))[1])
     assert largest < options[name]
     plan = make_plan(**BASE, epochs=4, **options | {name: largest})
     bounds = plan.epsilon_bounds() if name == "epsilon" else plan.mu_bounds()
@@ -337,6 +337,8 @@ def test_the_steps_that_were_made_are_whole_epochs_or_the_whole_run(options, sam
     common = dict(clip=1.0, max_examples=1000, expected_batch_size=20, delta=1e-5, noise_multiplier=4.0, epochs=2)
     plan = make_plan(**common | options)
     assert plan.statement(100) == plan.statement()
+    with pytest.raises(ValueError, match="steps_made must be a whole number"):
+        plan.statement(101)
     assert "Steps: 0 of the 100 planned steps were made" in plan.statement(0)
     made = plan.statement(40).splitlines()[4]
     assert made.startswith("Steps: 40 of the 100 planned steps were made.")

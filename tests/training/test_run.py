@@ -89,7 +89,7 @@ def test_a_run_that_stopped_states_what_was_planned_and_what_was_made(small, who
     lines = run.statement().splitlines()
     made = lines.pop(4)
     assert lines == run.training.plan.statement().splitlines() == whole.statement().splitlines()
-    assert made.startswith("Steps: 7 of the 20 planned steps were made. The guarantee is for all that were planned;")
+    assert made.startswith("Steps: 7 of the 20 planned steps were made. The guarantee above is for all 20. ")
     assert "only if the decision to stop depended neither on the data nor on anything computed from them" in made
     (epsilon,) = re.findall(r"epsilon <= ([\d.]+)", made)
     upper = gdpjax.accounting.epsilon_bounds(run.ledger, delta=run.training.plan.delta).upper
@@ -383,7 +383,7 @@ def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole
     with pytest.raises(KeyboardInterrupt) as interruption:
         run.advance(7, on_step=stop)
     (how_to_go_on,) = interruption.value.__notes__
-    assert how_to_go_on.startswith(f"14 of 20 steps are on record in {tmp_path / 'run'}: ")
+    assert how_to_go_on.startswith(f"7 of 20 steps are kept in {tmp_path / 'run'}, and 14 are charged: ")
     assert "start_run(..., resume=True)" in how_to_go_on
     run.advance(3)
     assert run.step == 14

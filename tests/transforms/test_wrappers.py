@@ -170,7 +170,11 @@ def branched(is_due, tx, state):
     return jax.lax.cond(is_due, lambda: tx.init(PARAMS), lambda: state)
 
 
-@pytest.mark.parametrize("how", [selected, branched])
+def compiled_apart(is_due, tx, state):
+    return selected(is_due, tx._replace(init=jax.jit(tx.init)), state)
+
+
+@pytest.mark.parametrize("how", [selected, branched, compiled_apart])
 @pytest.mark.parametrize("name", PRIVATE)
 def test_a_wrapper_of_ones_own_that_begins_the_state_again_is_refused(name, how):
     """Trap 81: the noise of the first steps would be repeated, and the ledger would forget them."""
@@ -203,10 +207,10 @@ def test_runs_that_begin_once_are_accepted():
     def run(params):
         ends = []
         for each in (tx, other):
+            jax.eval_shape(each.init, params)
             state = each.init(params)
             for _ in range(2):
                 _, state = each.update(params, state, params)
-            jax.eval_shape(each.init, params)
             ends.append(jax.lax.fori_loop(0, 2, functools.partial(next_state, each, params), state))
         return ends
 

@@ -62,8 +62,17 @@ class AbstractClipRule(abc.ABC):
     rule_name: ClassVar[str]
     """The name under which rules of this class are saved."""
 
-    words: ClassVar[str] = "scaled by the rule {name}, to l2 norm at most {bound}"
+    _words: ClassVar[str] = "scaled by the rule {name}, to l2 norm at most {bound}"
     """The text of `describe`."""
+
+    l2_clip_norm: Array
+    """The bound C > 0 of a rule that has one."""
+
+    def __post_init__(self) -> None:
+        if not hasattr(self, "l2_norm_bound"):
+            raise ValueError(f"the clipping rule {self.rule_name} needs a field l2_clip_norm, or its own l2_norm_bound")
+        name = "l2_clip_norm" if hasattr(self, "l2_clip_norm") else "l2_norm_bound"
+        check_scalar(name, self.l2_norm_bound, CLIP_NORM)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -76,12 +85,6 @@ class AbstractClipRule(abc.ABC):
                 f'{cls.rule_name!r} already; give {cls.__qualname__} another one: rule_name = "mylab.{cls.__name__}"'
             )
         _CLASSES[cls.rule_name] = cls
-
-    l2_clip_norm: Array
-    """The bound C > 0 of a rule that has one."""
-
-    def __post_init__(self) -> None:
-        check_scalar("l2_clip_norm", self.l2_norm_bound, CLIP_NORM)
 
     @property
     def l2_norm_bound(self) -> Array:
@@ -120,7 +123,7 @@ class AbstractClipRule(abc.ABC):
 
     def describe(self) -> str:
         """Return what the rule does to gradients, as words that follow "sums of gradients" in a plan's statement."""
-        return self.words.format(name=self.rule_name, bound=f"{float(self.l2_norm_bound):.6g}")
+        return self._words.format(name=self.rule_name, bound=f"{float(self.l2_norm_bound):.6g}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rule's name and fields as JSON values.

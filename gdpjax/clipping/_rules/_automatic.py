@@ -29,7 +29,7 @@ class AutoS(AbstractClipRule):
     1.0
     """
 
-    words: ClassVar[str] = "scaled automatically (AUTO-S) below l2 norm {bound}"
+    _words: ClassVar[str] = "scaled automatically (AUTO-S) below l2 norm {bound}"
     l2_clip_norm: Array
     gamma: Array = 0.01
 

@@ -42,7 +42,7 @@ def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, b
       bound: the bound of the group; NaN gives NaN.
 
     Returns:
-      Float[Array, "rows"], the coefficients of the rows divided by 2^exponent.
+      Float[Array, "rows"]: for rows that were divided by 2^exponent, their coefficients.
     """
 
     def of_one_row(norm: Array) -> Array:
@@ -59,8 +59,8 @@ def bounded_coefficients(rule: AbstractClipRule, norm: Array, exponent: Array, b
     program = jax.make_jaxpr(of_one_row)(scalar)
     read_program(program, [True], f"the coefficient of the clipping rule {rule.rule_name}")
 
-    # The rule is asked for the norm itself. A gradient whose norm, or whose bound / norm, would leave the range of the
-    # dtype is taken as one in a smaller unit, min(1, bound) 2^103 or more. Before, its norm is at most 2^22.
+    # The rule gets the norm itself. In its unit the norm is at most 2^22, so exponents up to about 103 cannot overflow.
+    # Larger ones are capped, lower still for a bound below 1, which scales the row down.
     _, exponent_of_bound = jnp.frexp(jnp.minimum(bound, 1))
     largest = exponent_of_bound + np.finfo(norm.dtype).maxexp - 25
     units = power_of_two(jnp.minimum(exponent, largest), norm.dtype)

@@ -25,7 +25,7 @@ class Normalize(AbstractClipRule):
     1.5
     """
 
-    words: ClassVar[str] = "rescaled to l2 norm {bound}"
+    _words: ClassVar[str] = "rescaled to l2 norm {bound}"
     l2_clip_norm: Array
 
     def coefficient(self, norm: Array, bound: Array) -> Array:

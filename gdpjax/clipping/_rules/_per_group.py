@@ -35,7 +35,7 @@ class PerGroup(AbstractClipRule):
     5.0
     """
 
-    words: ClassVar[str] = "clipped group by group, to l2 norm {bound} in total"
+    _words: ClassVar[str] = "clipped group by group, to l2 norm {bound} in total"
     groups_of: PyTree
     l2_clip_norms: Mapping[str, Array]
 
@@ -46,9 +46,10 @@ class PerGroup(AbstractClipRule):
         for name, bound in self.l2_clip_norms.items():
             check_scalar(f"l2_clip_norms[{name!r}]", bound, CLIP_NORM)
         for _, name in leaves_of("groups_of", self.groups_of):
-            if not isinstance(name, str | int) or name not in self.l2_clip_norms:
+            if not isinstance(name, str) or name not in self.l2_clip_norms:
                 raise ValueError(
-                    f"group {shown(name)} has no bound in l2_clip_norms, which has {list(self.l2_clip_norms)}"
+                    f"the name of a group must be a text with a bound in l2_clip_norms, which has "
+                    f"{list(self.l2_clip_norms)}; got {shown(name)}"
                 )
 
     @property

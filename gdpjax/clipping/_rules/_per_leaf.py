@@ -26,7 +26,7 @@ class PerLeaf(AbstractClipRule):
     1.5
     """
 
-    words: ClassVar[str] = "clipped leaf by leaf, to l2 norm {bound} in total"
+    _words: ClassVar[str] = "clipped leaf by leaf, to l2 norm {bound} in total"
     l2_clip_norm: Array
 
     def groups(self, is_trained: PyTree) -> Groups:

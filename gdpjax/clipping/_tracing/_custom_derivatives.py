@@ -148,7 +148,7 @@ def cut_in_two(
         return environment.read_all(rule.outputs()), environment.read_all(saved)
 
     def backward(saved_values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        # All that this half reads of constants and inputs was saved.
+        # All that this half reads of constants and inputs was saved; 0 stands for the constants.
         unknown_consts = [0] * len(jaxpr.constvars)
         unknown = [None] * len(inputs)
         environment = Environment(jaxpr, unknown_consts, [*unknown, *cotangents])
