@@ -214,8 +214,8 @@ def rdp_of_events(events: Sequence[AnyEvent], orders: np.ndarray) -> np.ndarray:
 def _of_event(event: AnyEvent, orders: np.ndarray) -> np.ndarray:
     if isinstance(event, ShuffledEvent):
         raise ValueError(
-            "the Renyi divergences of shuffled batches are not known, only that they are at most those without "
-            "sampling (GaussianEvent, num_steps the epochs): use epsilon_bounds, which has a bracket"
+            "the Renyi divergences of shuffled batches are not known: use epsilon_bounds, or GaussianEvent with the "
+            "epochs as num_steps, which reveals at least as much"
         )
     if isinstance(event, LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent):
         return event.num_steps * (_bounded(event, orders) / (orders - 1.0))

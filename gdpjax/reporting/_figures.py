@@ -91,7 +91,7 @@ def _answer(run: Described, accountant: Callable[[Any], Any]) -> tuple[float | N
     try:
         return float(accountant(run.steps)), ""
     except ValueError as error:
-        return None, str(error)
+        return None, str(error).partition(": ")[0]
 
 
 def _limiting_mu(run: Ledger | AnyEvent) -> float:
