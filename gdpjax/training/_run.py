@@ -142,7 +142,7 @@ class Run:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what was run, for the accountants; steps that were lost count as released, at both ends of a bracket."""
+        """Return what was run, for the accountants; both ends of a bracket count lost steps as released."""
         return ledger_of(self.state.opt_state)
 
     def statement(self) -> str:
