@@ -25,7 +25,6 @@ from gdpjax._core.arguments import (
     leaves_of,
 )
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
-from gdpjax._core.run_length import next_row
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
@@ -189,16 +188,26 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
     rounded_up = jnp.nextafter(state.extra_delta + extra_delta, jnp.asarray(jnp.inf, real))
     total_delta = jnp.where(extra_delta > 0, rounded_up, state.extra_delta)
 
-    # Count the step in the row of equal steps, in a new row, or in the last one if there is no other.
-    step = next_row(
-        state.noise_multiplier, state.sampling_prob, state.used[None], noise_multiplier[None], sampling_prob[None]
-    )
+    # A step like those of the last row joins it; any other step takes a new row, as long as there is one.
+    place = np.arange(len(state.num_steps))
+    is_last = place == state.used - 1
+    is_equal = (state.noise_multiplier == noise_multiplier) & (state.sampling_prob == sampling_prob)
+    is_same = jnp.any(is_last & is_equal)
+    is_merged = ~is_same & (state.used >= len(state.num_steps))
+    is_new = ~(is_same | is_merged)
+    row = jnp.where(is_new, place == state.used, is_last)
+
+    # A row that unequal steps share holds the less private of their parameters.
+    smaller_noise = jnp.minimum(state.noise_multiplier, noise_multiplier)
+    recorded_noise = jnp.where(is_merged, smaller_noise, noise_multiplier)
+    larger_prob = jnp.maximum(state.sampling_prob, sampling_prob)
+    recorded_prob = jnp.where(is_merged, larger_prob, sampling_prob)
     return state._replace(
-        noise_multiplier=jnp.where(step.row, step.noise_multiplier, state.noise_multiplier),
-        sampling_prob=jnp.where(step.row, step.sampling_prob, state.sampling_prob),
-        num_steps=state.num_steps + step.row.astype(jnp.int32),
-        used=state.used + step.is_new[0].astype(jnp.int32),
-        overflow=state.overflow | step.is_merged[0],
+        noise_multiplier=jnp.where(row, recorded_noise, state.noise_multiplier),
+        sampling_prob=jnp.where(row, recorded_prob, state.sampling_prob),
+        num_steps=state.num_steps + row.astype(jnp.int32),
+        used=state.used + is_new.astype(jnp.int32),
+        overflow=state.overflow | is_merged,
         extra_delta=total_delta,
     )
 
