@@ -589,7 +589,7 @@ class Plan:
         their epsilon and the condition under which it may be quoted.
 
         >>> plan = Plan(2.0, 1.0, max_examples=1000, expected_batch_size=50, max_steps=100, delta=1e-5)
-        >>> print(plan.statement(40).splitlines()[4][:83])
+        >>> print(plan.statement(40).splitlines()[4][:81])
         Steps: 40 of the 100 planned steps were made. The guarantee above is for all 100.
         """
         return statement_of(self, "" if steps_made is None else self.on_steps_made(steps_made))
