@@ -76,13 +76,15 @@ KINDS = {
     "correlated": CorrelatedGaussianEvent(2.0, 3, 8, 2, 4),
     "cyclic": CyclicPoissonEvent(2.0, 0.1, 20, 4),
 }
+SLOW = pytest.mark.slow
+TAKE_LONG = ("uniform", "overflow", "approximate beside", "cyclic")
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        *[pytest.param(run, id=kind) for kind, run in KINDS.items()],
-        pytest.param(TruncatedPoissonEvent(1.0, 0.1, 2, 100, 10), id="truncated", marks=pytest.mark.slow),
+        *[pytest.param(run, id=kind, marks=SLOW if kind in TAKE_LONG else ()) for kind, run in KINDS.items()],
+        pytest.param(TruncatedPoissonEvent(1.0, 0.1, 2, 100, 10), id="truncated", marks=SLOW),
     ],
 )
 def test_a_row_is_its_functions_number_or_the_reason_why_that_function_has_none(run):
