@@ -147,8 +147,8 @@ def test_threads_change_nothing(several, tmp_path, small_digits):
 
 
 def test_a_configuration_twice_ends_in_two_places(tmp_path, small_digits):
-    """Replicates of one configuration have different noise, and different scores."""
-    run_small(SMALL + "noise_multiplier = 4.0\nseeds = 4\n", small_digits, tmp_path / "0")
+    """Replicates of one configuration have different noise, and so hardly ever one score on the 40 images."""
+    run_small(SMALL + "noise_multiplier = 4.0\nseeds = 8\n", small_digits, tmp_path / "0")
     accuracies = [row["test_accuracy"] for row in rows_of(tmp_path / "0")]
     assert len(set(accuracies)) > 1
 
