@@ -24,6 +24,7 @@ from gdpjax.ledger import (
     record_step,
     round_toward,
 )
+from gdpjax.tradeoff import PiecewiseLinear
 
 EVENTS = st.builds(
     Event,
@@ -220,6 +221,15 @@ def test_a_traced_number_is_rounded_to_the_side_that_overstates(value):
     with jax.enable_x64(True):
         down, up = jax.jit(lambda x: [round_toward(x, side, jax.numpy.float32) for side in (-np.inf, np.inf)])(value)
     assert float(down) <= value <= float(up)
+
+
+def test_rounding_to_a_side_does_not_rest_on_a_cast_and_back():
+    """Found on a GPU: its compiler leaves such casts out, so that upper bounds were rounded to the nearest."""
+    curve = PiecewiseLinear([0, 0.2, 1], [0.9, 0.3, 0], rounding="up")
+    with jax.enable_x64(True):
+        rounded = jax.jit(lambda x: round_toward(x, np.inf, jax.numpy.float32)).lower(0.1)
+    for lowered in (rounded, jax.jit(curve).lower(np.float32(0.1))):
+        assert "reduce_precision" in lowered.as_text()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -29,6 +29,7 @@ import numpy as np
 
 from gdpjax._core import xla
 from gdpjax._core.checks import Domain, check, check_broadcast, check_static, is_traced
+from gdpjax._core.trees import rounded_to
 from gdpjax._core.types import Array, Bounds
 
 P = ParamSpec("P")
@@ -61,7 +62,7 @@ def _rounded_to_float32(xp: Any, value: Any, rounding: str) -> Any:
         return nearest
 
     # Where the nearest number is on the wrong side, take its neighbour.
-    nearest_as_float64 = nearest.astype(xp.float64)
+    nearest_as_float64 = rounded_to(value, jnp.float32) if xp is jnp else nearest.astype(np.float64)
     if rounding == "up":
         is_wrong = nearest_as_float64 < value
         neighbour = xp.nextafter(nearest, xp.float32(np.inf))

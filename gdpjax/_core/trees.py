@@ -58,6 +58,15 @@ def wide_dtype(leaf: Any) -> Any:
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
+def rounded_to(x: Array, dtype: Any) -> Array:
+    """Return x rounded to the precision of a smaller dtype, in its own dtype.
+
+    A compiler may leave out a conversion to the smaller dtype and back, as that for GPUs does, but not this operation.
+    """
+    info = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x, info.nexp, info.nmant)
+
+
 def zeros_like_sum(leaf: Array) -> Array:
     """Return what a leaf without a gradient contributes: zeros, in the dtype of a sum where it is floating."""
     dtype = wide_dtype(leaf) if is_floating(leaf) else jnp.result_type(leaf)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import is_traced
+from gdpjax._core.trees import rounded_to
 from gdpjax._core.types import Array, PyTree
 
 _MOST_UNROLLED = 64
@@ -60,9 +61,8 @@ def _explicit_sharding(leaf: Array) -> Any:
 def split_high_and_low(coefficients: Any) -> Array:
     """Return float32 numbers [2, ...] whose sum is the coefficients; the second is 0 where they are traced."""
     if is_traced(coefficients) or isinstance(coefficients, jax.Array):
-        high = jnp.asarray(coefficients).astype(jnp.float32)
-        low = (coefficients - high.astype(coefficients.dtype)).astype(jnp.float32)
-        return jnp.stack([high, low])
+        high = rounded_to(jnp.asarray(coefficients), jnp.float32)
+        return jnp.stack([high, coefficients - high]).astype(jnp.float32)
     coefficients = np.asarray(coefficients, np.float64)
     high = coefficients.astype(np.float32)
     low = (coefficients - high).astype(np.float32)

@@ -26,7 +26,7 @@ from gdpjax._core.arguments import (
 )
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import nodes_of
+from gdpjax._core.trees import nodes_of, rounded_to
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.ledger._events import (
     ALLOCATION,
@@ -157,7 +157,8 @@ def round_toward(value: Array, direction: float, real: Any) -> Array:
     # Round to the nearest, and go one float on if that is on the wrong side.
     exact = value if is_traced(value) else np.float64(value)
     rounded = exact.astype(real)
-    read_back = rounded.astype(exact.dtype)
+    is_compiled = is_traced(value) and number_kind(exact.dtype) == "f"
+    read_back = rounded_to(exact, real) if is_compiled else rounded.astype(exact.dtype)
     is_wrong_side = read_back > exact if direction < 0 else read_back < exact
     if is_traced(value):
         return jnp.where(is_wrong_side, jnp.nextafter(rounded, jnp.asarray(direction, real)), rounded)

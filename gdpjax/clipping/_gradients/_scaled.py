@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.trees import bounded_sum, power_of_two, wide_dtype
+from gdpjax._core.trees import bounded_sum, power_of_two, rounded_to, wide_dtype
 from gdpjax._core.types import Array
 
 LOWEST_EXPONENT = -(2**20)
@@ -110,10 +110,7 @@ def wide(x: Array) -> Array:
     operation that compilers keep.
     """
     cast = x.astype(wide_dtype(x))
-    info = jnp.finfo(x.dtype)
-    if info.bits < 32:
-        return jax.lax.reduce_precision(cast, info.nexp, info.nmant)
-    return cast
+    return rounded_to(cast, x.dtype) if jnp.finfo(x.dtype).bits < 32 else cast
 
 
 class RowWeights(NamedTuple):
