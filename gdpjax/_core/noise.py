@@ -10,11 +10,12 @@ P(|Z| > z) = t. With x = 1 - t = erf(z / sqrt 2) and w = -log(1 - x^2) = -log(t 
 w <= 7.75 and in sqrt(w) above; two polynomials (Chebyshev fits to 40-digit values, relative errors 1.3e-7 and 3.5e-7)
 evaluate it. Words with k < 2^19 (t < 2^-12) are extended: t = (k 2^32 + k' + 1/2) / 2^63 with a second word k'.
 Coordinates lie in rows of 64, and each row draws its second words from a key of its own, made of the row's number.
-Drawing a second word for all would double the cost, so in large arrays only rows that hold an extreme word (one in 64)
-draw theirs: a loop treats a static number of such rows at a time until none is left, nearly always once.
+On a CPU drawing a second word for all would double the cost, so in large arrays only rows that hold an extreme word (one
+in 64) draw theirs: a loop treats a static number of such rows at a time until none is left, nearly always once.
 Small arrays draw both words for all. A model has many of them, and a program that draws each by itself takes seconds to
-compile; so the rows of all small arrays are drawn by one loop. Either way the words are those of `jax.random.bits` of
-the two keys that `jax.random.split` makes. Keys of other implementations than threefry draw two words for all. The
+compile; so the rows of all small arrays are drawn by one loop. On accelerators words cost little and copies much: each
+entry draws both of its words in its place, in one fused loop without rows, of which each device takes its part. Either
+way the words are those of `jax.random.bits` of the two keys that `jax.random.split` makes. Keys of other implementations than threefry draw two words for all. The
 result is a function of (key, shape, dtype) alone, under vmap too.
 
 float64 draws two words for every coordinate and inverts in float64: coarse noise under a fine sum would leave the
@@ -34,8 +35,8 @@ from jax import lax
 from jax.scipy.special import ndtri
 
 from gdpjax._core.keys import bits, is_threefry, refuse_key_of_a_loop, split
-from gdpjax._core.threefry import MOST_ENTRIES, WordPair, encrypted
-from gdpjax._core.types import Array
+from gdpjax._core.threefry import MOST_ENTRIES, WordPair, encrypted, entry_numbers
+from gdpjax._core.types import Array, PyTree
 
 _ROW = 64
 _EXTREME = 1 << 19
@@ -43,6 +44,8 @@ _LARGEST_SMALL = 64 * 256
 """Arrays of more entries are drawn by themselves, and second words only where they are needed."""
 _ROWS_AT_A_TIME = 16
 """How many rows of small arrays one turn of the loop draws."""
+_MANY_SMALL = 16
+"""More small arrays than these are drawn in rows on accelerators too: a program by entry grows with each array."""
 # z / x as a polynomial in (w - 3.875) / 3.875 for 0 <= w <= 7.75, constant term first.
 _CENTRE = (
     2.58818382, 1.26123504, -0.151471175, -0.0218393723, 0.0410099868, -0.0197639353,
@@ -90,6 +93,10 @@ def _refined(words: Array, more: Array, values: Array) -> Array:
     return jnp.where(extreme, _from_two_words(words, more), values)
 
 
+def _exclusive_or(words: WordPair) -> Array:
+    return words[0] ^ words[1]
+
+
 def _words_of_rows(keys: WordPair, first_entries: Array) -> Array:
     """Return a row of words of each key, those of the 64 entries from ``first_entries`` on.
 
@@ -101,8 +108,7 @@ def _words_of_rows(keys: WordPair, first_entries: Array) -> Array:
       uint32[num_rows, 64].
     """
     lanes = lax.broadcasted_iota(jnp.uint32, (first_entries.shape[0], _ROW), 1)
-    high, low = encrypted((keys[0][..., None], keys[1][..., None]), first_entries[:, None] + lanes)
-    return high ^ low
+    return _exclusive_or(encrypted((keys[0][..., None], keys[1][..., None]), first_entries[:, None] + lanes))
 
 
 def _second_words(second: WordPair, numbers: Array) -> Array:
@@ -209,6 +215,23 @@ def _normal_of_other_generators(key: Array, size: int) -> Array:
     return values.reshape(-1)[:size]
 
 
+def _normal_by_entry(key_data: Array, shape: tuple[int, ...]) -> Array:
+    """Return float32 normal values of a threefry key, each from two words of its own; the values of rows of 64.
+
+    No array but the result is made, and each device of a mesh draws what it holds of it.
+
+    Args:
+      key_data: uint32[2].
+      shape: of at least one entry and fewer than 2^32.
+    """
+    first, second = _first_and_second(key_data)
+    numbers = entry_numbers(shape)
+    words = _exclusive_or(encrypted(first, numbers))
+    key_of_row = encrypted(second, numbers // _ROW)
+    more = _exclusive_or(encrypted(key_of_row, numbers % _ROW))
+    return _refined(words, more, _from_one_word(words))
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def standard_normal(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """N(0, 1) of the given shape, float32 or float64, a function of (key, shape, dtype) alone."""
@@ -217,10 +240,8 @@ def standard_normal(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Arr
         return _normal_float64(key, shape)
     if not is_threefry(key) or not 0 < size < MOST_ENTRIES:
         return _normal_of_other_generators(key, size).reshape(shape)
-    if size > _LARGEST_SMALL:
-        return _large_normal(jax.random.key_data(key), size).reshape(shape)
-    (values,) = _small_normals(jax.random.key_data(key)[None], (size,))
-    return values.reshape(shape)
+    (values,) = _threefry_normals(jax.random.key_data(key)[None], (shape,))
+    return values
 
 
 def standard_normals(keys: Sequence[Array], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[Array]:
@@ -239,10 +260,39 @@ def standard_normals(keys: Sequence[Array], shapes: Sequence[tuple[int, ...]], d
 
     if small:
         key_data = jnp.stack([jax.random.key_data(keys[i]) for i in small])
-        sizes = tuple(math.prod(shapes[i]) for i in small)
-        for i, values in zip(small, _jitted_small_normals(key_data, sizes), strict=True):
-            drawn[i] = values.reshape(shapes[i])
+        values = _jitted_threefry_normals(key_data, tuple(shapes[i] for i in small))
+        drawn.update(zip(small, values, strict=True))
     return [drawn[i] for i in range(len(drawn))]
 
 
-_jitted_small_normals = jax.jit(_small_normals, static_argnums=1)
+def apart(sums: PyTree) -> PyTree:
+    """Return the sums, to which noise is added next, computed before it.
+
+    The compiler for TPUs draws the noise within the matrix product that makes a sum otherwise, and writes and reads
+    each constant of the draw as an array: the step of an MLP moved twice the bytes.
+    """
+
+    def each(sums: PyTree) -> PyTree:
+        return jax.tree.map(lax.optimization_barrier, sums)
+
+    return lax.platform_dependent(sums, tpu=each, default=lambda sums: sums)
+
+
+def _threefry_normals(key_data: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
+    """Return float32 normal values of threefry keys, uint32[num_keys, 2]: of one array, or of small ones together."""
+
+    def in_rows(key_data: Array) -> list[Array]:
+        sizes = tuple(math.prod(shape) for shape in shapes)
+        small = max(sizes) <= _LARGEST_SMALL
+        values = _small_normals(key_data, sizes) if small else [_large_normal(key_data[0], sizes[0])]
+        return [value.reshape(shape) for value, shape in zip(values, shapes, strict=True)]
+
+    def by_entry(key_data: Array) -> list[Array]:
+        return [_normal_by_entry(key_data[i], shape) for i, shape in enumerate(shapes)]
+
+    if len(shapes) > _MANY_SMALL:
+        return in_rows(key_data)
+    return lax.platform_dependent(key_data, cpu=in_rows, default=by_entry)
+
+
+_jitted_threefry_normals = jax.jit(_threefry_normals, static_argnums=1)

@@ -43,7 +43,7 @@ def threefry_words(key_data: Array, shape: tuple[int, ...]) -> Array:
     Returns:
       uint32 of this shape, equal to ``jax.random.bits`` of the key with partitionable threefry.
     """
-    first, second = encrypted((key_data[0], key_data[1]), _entry_numbers(shape))
+    first, second = encrypted((key_data[0], key_data[1]), entry_numbers(shape))
     return lax.bitwise_xor(first, second)
 
 
@@ -65,7 +65,7 @@ def encrypted(keys: WordPair, numbers: Array) -> WordPair:
     return _encrypted(wide_keys, jnp.zeros(shape, jnp.uint32), numbers)
 
 
-def _entry_numbers(shape: tuple[int, ...]) -> Array:
+def entry_numbers(shape: tuple[int, ...]) -> Array:
     """Return the number of each entry in row-major order, uint32 of this shape."""
     numbers = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):

@@ -34,7 +34,7 @@ from gdpjax._core.checks import (
     is_traced,
 )
 from gdpjax._core.keys import fold_in, refuse_key_of_a_loop
-from gdpjax._core.noise import standard_normals
+from gdpjax._core.noise import apart, standard_normals
 from gdpjax._core.provenance import Provenance, RecordedSum, current_trace
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import (
@@ -115,7 +115,7 @@ def asks_for_no_noise(noise_multiplier: Any) -> bool:
 def correlated_noisy_tree(total: PyTree, noise: dict[str, Array], stddev: Array) -> PyTree:
     """Return total + stddev * noise at the leaves that have noise, in float32 or wider, and zeros at the others."""
     released = []
-    for name, leaf in zip(leaf_names(total), jax.tree.leaves(total), strict=True):
+    for name, leaf in zip(leaf_names(total), jax.tree.leaves(apart(total)), strict=True):
         if name not in noise:
             released.append(jnp.zeros_like(leaf))
             continue
@@ -149,10 +149,11 @@ def noisy_tree(tree: PyTree, keys: PyTree, stddevs: PyTree, trainable: PyTree) -
     )
 
     # Add it, each leaf with its own standard deviation.
+    sums = apart(leaves)
     released = [jnp.zeros_like(leaf) for leaf in leaves]
     for i, draw in zip(noised, noise, strict=True):
         stddev = jnp.asarray(leaf_stddevs[i]).astype(draw.dtype)
-        released[i] = leaves[i].astype(draw.dtype) + stddev * draw
+        released[i] = sums[i].astype(draw.dtype) + stddev * draw
     return jax.tree.unflatten(structure, released)
 
 

@@ -202,6 +202,33 @@ def test_arrays_drawn_together_are_as_drawn_alone():
     assert not np.allclose(together[0], together[6])
 
 
+@pytest.mark.parametrize("shape", [(), (65,), (3, 5, 7), (64 * 300,), (130, 129)])
+def test_noise_by_entry_is_that_of_rows(shape):
+    """What accelerators draw, in the shape of the array, has the bits of what a CPU draws in rows of 64."""
+    draw_by_entry = jax.jit(noise._normal_by_entry, static_argnums=1)
+    for key in KEYS[:3]:
+        by_entry = draw_by_entry(jax.random.key_data(key), shape)
+        np.testing.assert_array_equal(by_entry, noise.standard_normal(key, shape, jnp.dtype("float32")))
+    data = jax.random.key_data(KEYS[:3])
+    mapped = jax.vmap(lambda one: draw_by_entry(one, shape))(data)
+    np.testing.assert_array_equal(mapped[2], draw_by_entry(data[2], shape))
+
+
+def test_accelerators_draw_in_place():
+    """Their program has no loop and no row: each entry is drawn where it is, by the device that holds it."""
+    add = gdpjax.add_gaussian_noise(1.0, key=jax.random.key(0))
+    grads = {"w": np.ones((300, 100), np.float32), "b": np.ones(100, np.float32)}
+    state = add.init(grads)
+
+    def text(platform):
+        return jax.jit(add.update).trace(grads, state).lower(lowering_platforms=(platform,)).as_text()
+
+    assert "stablehlo.while" in text("cpu")
+    for platform in ("tpu", "cuda"):
+        for word in ("stablehlo.while", "stablehlo.gather", "64xui32>"):
+            assert word not in text(platform)
+
+
 def test_the_program_does_not_grow_with_the_number_of_small_arrays():
     """A program for eight arrays has as many operations as one for two."""
 
