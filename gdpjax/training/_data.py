@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format, Layout
 
 from gdpjax._core import arguments
 from gdpjax._core.arguments import check_instance, check_rows
@@ -47,7 +48,8 @@ def place(plan: Plan, *arrays: PyTree, sharding: Any = None) -> Data:
       plan: the plan; its maximum is public.
       arrays: the arguments of the loss, arrays or pytrees of arrays ``[n, ...]`` each, n <= max_examples (equal to it
         where the plan says that the number is public).
-      sharding: where the arrays go, as for `jax.device_put`; default: the first device.
+      sharding: where the arrays go, as for `jax.device_put`; default: the first device. On a TPU give images as rows,
+        ``[n, height * width * channels]``, and reshape one in the loss: an array of more axes is copied at each step.
 
     Raises:
       ValueError: no arrays, unequal lengths, more rows than the maximum, fewer where the number is public; masked
@@ -69,10 +71,10 @@ def place(plan: Plan, *arrays: PyTree, sharding: Any = None) -> Data:
     def placed(array: Any) -> Array:
         # A copy, because on processors an array of NumPy may be used where it lies, and changed by its owner.
         if isinstance(array, jax.Array) and not num_missing and jax.process_count() == 1:
-            return jax.device_put(array.copy(), sharding)
+            return _with_whole_rows(jax.device_put(array.copy(), sharding))
         # Rows that are missing are zeros. Each of several processes has a copy of its own, and puts its part.
         widths = [(0, num_missing), *[(0, 0)] * (np.ndim(array) - 1)]
-        return jax.device_put(np.pad(np.asarray(array), widths), sharding)
+        return _with_whole_rows(jax.device_put(np.pad(np.asarray(array), widths), sharding))
 
     return Data(jax.tree.map(placed, arrays), jnp.asarray(num_examples, jnp.int32))
 
@@ -95,6 +97,18 @@ def _warn_of_rows_that_are_not_finite(arrays: tuple[PyTree, ...], num_examples: 
             f"{unit}s out. The number is private",
             stacklevel=3,
         )
+
+
+def _with_whole_rows(array: Array) -> Array:
+    """Return a matrix on a TPU with its rows in one piece each, as it is on other platforms; other arrays as they are.
+
+    A TPU puts the longer axis in its lanes, the rows'. The compiler would then copy the matrix to the other layout at
+    each step that takes rows of it.
+    """
+    platform = next(iter(array.devices())).platform
+    if array.ndim != 2 or platform != "tpu" or not array.is_fully_addressable:
+        return array
+    return jax.device_put(array, Format(Layout(major_to_minor=(0, 1)), array.sharding))
 
 
 def _check_fits(name: str, array: Any) -> None:
