@@ -18,14 +18,16 @@ lifts a body that is written for one configuration in NumPy. Large arrays are ev
 compiled bodies, one configuration after another for those of NumPy.
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from gdpjax._core import xla
 from gdpjax._core.checks import Domain, check, check_broadcast, check_static, is_traced
@@ -100,7 +102,7 @@ def narrow_on_host(value: np.ndarray, rounding: str) -> np.ndarray:
         return np.asarray(single)
 
 
-def _as_float64(value: Any) -> Any:
+def as_float64(value: Any) -> Any:
     """Return a checked argument as a float64 JAX array."""
     # Python integers may be wider than those of JAX.
     if not is_traced(value):
@@ -150,24 +152,126 @@ def float64_function(
             numbers = {name: bound.arguments[name] for name in domains}
             _check_arguments(numbers, domains, broadcast)
 
-            keeps_float64 = _is_wide()
-            with jax.enable_x64(True):
-                wide = {name: _as_float64(value) for name, value in numbers.items()}
+            def body_of(*arrays: Array) -> Any:
+                wide = {name: as_float64(array) for name, array in zip(numbers, arrays, strict=True)}
                 result = compiled(**{**bound.arguments, **wide})
-                if not is_traced(result):
-                    return jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
-
-                # Under an outer trace.
                 for name, domain in domains.items():
                     if is_traced(numbers[name]):
                         result = _nan_outside(result, wide[name], domain, broadcast)
-                if keeps_float64:
-                    return result
-                return _narrow_result(result, rounding)
+                return result
+
+            return in_float64(body_of, numbers.values(), rounding, broadcast)
 
         return wrapper
 
     return decorate
+
+
+def in_float64(body: Callable[..., Any], values: Iterable[Any], rounding: str, broadcast: bool) -> Any:
+    """Return body(*values), computed in float64 where the platform has it and else on the host, as results of 4. above.
+
+    Args:
+      body: a function of scalars or arrays, which are widened in it, to arrays.
+      values: numbers, arrays or tracers.
+      rounding: how its results become float32, as for `float64_function`.
+      broadcast: whether the values broadcast against each other.
+    """
+    values = tuple(values)
+    keeps_float64 = _is_wide()
+
+    def narrowed(*arrays: Any) -> Any:
+        with jax.enable_x64(True):
+            result = body(*arrays)
+            return result if keeps_float64 or not is_traced(result) else _narrow_result(result, rounding)
+
+    if not xla.in_program():
+        with _on_cpu_without_float64():
+            result = narrowed(*values)
+        return result if is_traced(result) else jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
+
+    # What is known stays as it is: as an argument it would be rounded to float32.
+    places = [i for i, value in enumerate(values) if is_traced(value)]
+
+    def of_traced(*arrays: Array) -> Any:
+        mixed = list(values)
+        for place, array in zip(places, arrays, strict=False):
+            mixed[place] = array
+        return narrowed(*mixed)
+
+    arrays = [values[place] for place in places] or [jnp.zeros(())]
+    shape = np.broadcast_shapes(*(np.shape(value) for value in values)) if broadcast else None
+    return _by_platform(of_traced, shape)(*arrays)
+
+
+def _on_cpu_without_float64() -> Any:
+    """Return a context in which a TPU, whose float64 is a pair of float32, leaves computing to the CPU beside it."""
+    if jax.default_backend() != "tpu":
+        return contextlib.nullcontext()
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
+
+
+def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) -> Callable[..., Any]:
+    """Return ``function`` of arrays, computed by the CPU of the host where it is lowered for a TPU.
+
+    The derivatives are given here, by rates: JAX cannot differentiate a choice of platforms with float64 in it while x64
+    is off. Where the result has the ``shape`` to which the arrays broadcast, each of its elements has one rate for each
+    array; else there is a rate for each two elements.
+    """
+
+    @jax.custom_jvp
+    def value(*arrays: Array) -> Any:
+        on_host = functools.partial(_from_host, function)
+        return jax.lax.platform_dependent(*arrays, tpu=on_host, default=function)
+
+    @functools.partial(value.defjvp, symbolic_zeros=True)
+    def value_jvp(primals: tuple[Array, ...], tangents: tuple[Any, ...]) -> Any:
+        result = value(*primals)
+        by_element = all(leaf.shape == shape for leaf in jax.tree.leaves(result))
+
+        def rates(place: int, *arrays: Array) -> Any:
+            def of_one(array: Array) -> Any:
+                return function(*arrays[:place], array, *arrays[place + 1 :])
+
+            if not by_element:
+                return jax.jacfwd(of_one)(arrays[place])
+            each = jnp.broadcast_to(arrays[place], shape)  # pyright: ignore[reportArgumentType]
+            return jax.jvp(of_one, (each,), (jnp.ones_like(each),))[1]
+
+        total = jax.tree.map(jnp.zeros_like, result)
+        for place, tangent in enumerate(tangents):
+            if isinstance(tangent, SymbolicZero):
+                continue
+            rates_of_place = _by_platform(functools.partial(rates, place), shape if by_element else None)(*primals)
+            total = jax.tree.map(lambda sum, rate: sum + _times(rate, tangent, by_element), total, rates_of_place)
+        return result, total
+
+    return value
+
+
+def _times(rate: Array, tangent: Array, by_element: bool) -> Array:
+    return rate * tangent if by_element else jnp.tensordot(rate, tangent, tangent.ndim)
+
+
+def _from_host(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return function(*arguments), pytrees of arrays, by a callback to the CPU of the host."""
+    shapes = jax.eval_shape(function, *arguments)
+    num_axes = jax.tree.leaves(arguments)[0].ndim
+
+    @functools.cache
+    def compiled(num_batches: int) -> Callable[..., Any]:
+        mapped = function
+        for _ in range(num_batches):
+            mapped = jax.vmap(mapped)
+        return jax.jit(mapped)
+
+    def answer(*arguments: Any) -> Any:
+        # vmap puts its axes in front of those of each array.
+        num_batches = np.ndim(jax.tree.leaves(arguments)[0]) - num_axes
+        with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            result = compiled(num_batches)(*jax.tree.map(np.asarray, arguments))
+        return jax.tree.map(np.asarray, result)
+
+    return jax.pure_callback(answer, shapes, *arguments, vmap_method="broadcast_all")
 
 
 def map_chunks(kernel: Callable[..., Array], *arguments: Array) -> Array:

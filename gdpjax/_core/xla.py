@@ -43,6 +43,11 @@ def _nothing() -> Any:
     return np.int32(0)
 
 
+def in_program() -> bool:
+    """Return whether the caller is being compiled into a program, so that a new array is a tracer."""
+    return isinstance(_nothing(), Tracer)
+
+
 def _takes_options(args: Any, kwargs: Any) -> bool:
     """Return whether this call is outermost and will run on the CPU."""
     # A new array is a tracer inside an outer jit, even if every argument is concrete; else it is on the default device.

@@ -32,7 +32,7 @@ import numpy as np
 from gdpjax._core import xla
 from gdpjax._core.arguments import check_array, check_keywords
 from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced
-from gdpjax._core.precision import narrow
+from gdpjax._core.precision import as_float64, in_float64
 from gdpjax._core.roots import bisect, middle
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
@@ -62,30 +62,26 @@ def curve_function(**domains: Domain) -> Callable[[Callable[..., Any]], Callable
                 numbers[name] = arguments[name]
             _check_broadcast_with_curve(curve, numbers)
 
-            # Compute in float64. What is traced may be out of range; then the result is NaN.
-            wide_outside = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-            with jax.enable_x64(True):
-                wide_curve = jax.tree.map(_as_float64, curve)
-                wide_numbers = {name: _as_float64(value) for name, value in numbers.items()}
+            # What is traced may be out of range; then the result is NaN.
+            leaves, structure = jax.tree.flatten(curve)
+
+            def body_of(*arrays: Any) -> Array:
+                wide = [as_float64(array) for array in arrays]
+                wide_curve = jax.tree.unflatten(structure, wide[: len(leaves)])
+                wide_numbers = dict(zip(numbers, wide[len(leaves) :], strict=True))
                 result = compiled(wide_curve, **wide_numbers)
-                if not is_traced(result):
-                    return np.asarray(result)[()]
                 valid = wide_curve.valid() if is_traced(curve) else True
                 for name, domain in domains.items():
                     if is_traced(numbers[name]):
                         valid = valid & domain.contains(wide_numbers[name])
-                result = jnp.where(valid, result, jnp.nan)
-                if wide_outside:
-                    return result
-                return narrow(result, curve.rounding)
+                return result if valid is True else jnp.where(valid, result, jnp.nan)
+
+            broadcast = len(leaves) == len(curve.shapes())
+            return in_float64(body_of, [*leaves, *numbers.values()], curve.rounding, broadcast)
 
         return wrapper
 
     return decorate
-
-
-def _as_float64(value: Array) -> Array:
-    return jnp.asarray(value, jnp.float64)
 
 
 def _check_broadcast_with_curve(curve: "Curve", numbers: dict[str, Any]) -> None:
@@ -232,8 +228,8 @@ def last_point(condition: Callable[[Array], Array], low: Array, high: Array) -> 
 
     The condition holds at ``low`` and fails from some point on.
     """
-    low = _as_float64(low)
-    high = _as_float64(high)
+    low = as_float64(low)
+    high = as_float64(high)
     shape_of_condition = jax.eval_shape(condition, low).shape
     shape = jnp.broadcast_shapes(low.shape, high.shape, shape_of_condition)
     bracket = bisect(
