@@ -30,7 +30,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from gdpjax._core import xla
-from gdpjax._core.checks import Domain, check, check_broadcast, check_static, is_traced
+from gdpjax._core.checks import Domain, at_once, check, check_broadcast, check_static, is_traced
 from gdpjax._core.trees import rounded_to
 from gdpjax._core.types import Array, Bounds
 
@@ -179,18 +179,20 @@ def in_float64(body: Callable[..., Any], values: Iterable[Any], rounding: str, b
     values = tuple(values)
     keeps_float64 = _is_wide()
 
+    in_program = xla.in_program()
+
     def narrowed(*arrays: Any) -> Any:
         with jax.enable_x64(True):
             result = body(*arrays)
-            return result if keeps_float64 or not is_traced(result) else _narrow_result(result, rounding)
-
-    if not xla.in_program():
-        with _on_cpu_without_float64():
-            result = narrowed(*values)
-        return result if is_traced(result) else jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
+            stays = keeps_float64 or not (in_program or is_traced(result))
+            return result if stays else _narrow_result(result, rounding)
 
     # What is known stays as it is: as an argument it would be rounded to float32.
     places = [i for i, value in enumerate(values) if is_traced(value)]
+    if not (in_program and places):
+        with at_once(), _on_cpu_without_float64():
+            result = narrowed(*values)
+        return result if is_traced(result) else jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
 
     def of_traced(*arrays: Array) -> Any:
         mixed = list(values)
@@ -198,7 +200,7 @@ def in_float64(body: Callable[..., Any], values: Iterable[Any], rounding: str, b
             mixed[place] = array
         return narrowed(*mixed)
 
-    arrays = [values[place] for place in places] or [jnp.zeros(())]
+    arrays = [values[place] for place in places]
     shape = np.broadcast_shapes(*(np.shape(value) for value in values)) if broadcast else None
     return _by_platform(of_traced, shape)(*arrays)
 
@@ -214,8 +216,8 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
     """Return ``function`` of arrays, computed by the CPU of the host where it is lowered for a TPU.
 
     The derivatives are given here, by rates: JAX cannot differentiate a choice of platforms with float64 in it while x64
-    is off. Where the result has the ``shape`` to which the arrays broadcast, each of its elements has one rate for each
-    array; else there is a rate for each two elements.
+    is off. Where the result has the ``shape`` to which the arrays broadcast, or axes of length 1 are longer in it, each of
+    its elements has one rate for each array; else there is a rate for each two elements.
     """
 
     @jax.custom_jvp
@@ -226,7 +228,7 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
     @functools.partial(value.defjvp, symbolic_zeros=True)
     def value_jvp(primals: tuple[Array, ...], tangents: tuple[Any, ...]) -> Any:
         result = value(*primals)
-        by_element = all(leaf.shape == shape for leaf in jax.tree.leaves(result))
+        by_element = shape is not None and all(_fits(shape, leaf.shape) for leaf in jax.tree.leaves(result))
 
         def rates(place: int, *arrays: Array) -> Any:
             def of_one(array: Array) -> Any:
@@ -234,7 +236,7 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
 
             if not by_element:
                 return jax.jacfwd(of_one)(arrays[place])
-            each = jnp.broadcast_to(arrays[place], shape)  # pyright: ignore[reportArgumentType]
+            each = jnp.broadcast_to(arrays[place], jax.tree.leaves(result)[0].shape)
             return jax.jvp(of_one, (each,), (jnp.ones_like(each),))[1]
 
         total = jax.tree.map(jnp.zeros_like, result)
@@ -246,6 +248,11 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
         return result, total
 
     return value
+
+
+def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    """Return whether an array of this shape broadcasts to that of a result, axis by axis."""
+    return len(shape) == len(result) and all(n in (1, m) for n, m in zip(shape, result, strict=True))
 
 
 def _times(rate: Array, tangent: Array, by_element: bool) -> Array:
