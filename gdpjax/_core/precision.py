@@ -8,7 +8,8 @@ Use it as a decorator. The body is a pure function of a few real arguments:
 1. *Static checks.* Each concrete argument must lie in its declared `Domain`, and shapes must broadcast.
 2. *Traced checks.* A tracer cannot be inspected, so elements outside the domain give NaN, never a silent number.
 3. *Precision.* The body computes in float64 whatever the global x64 flag is, and the flag is left alone
-   (``jax.enable_x64`` is a context, also under outer traces).
+   (``jax.enable_x64`` is a context, also under outer traces). A TPU has no float64 but pairs of float32, with the range
+   of float32, in which bounds do not hold: there a compiled program calls the CPU of its host back, once each time.
 4. *Results.* Called eagerly the result is a NumPy float64 array: a JAX float64 array would be silently truncated by the
    first jax.numpy call made without x64. Under an outer trace without x64 the result is float32, rounded in the
    direction that keeps its standing: up for an upper bound, outward for a bracket, to nearest for an estimate.
@@ -213,9 +214,9 @@ def _on_cpu_without_float64() -> Any:
 def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) -> Callable[..., Any]:
     """Return ``function`` of arrays, computed by the CPU of the host where it is lowered for a TPU.
 
-    The derivatives are given here, by rates: JAX cannot differentiate a choice of platforms with float64 in it while x64
-    is off. Where the result has the ``shape`` to which the arrays broadcast, each of its elements has one rate for each
-    array; else there is a rate for each two elements.
+    The derivatives are given here, by rates: JAX cannot differentiate a choice of platforms with float64 in it while
+    x64 is off. Where the result has the ``shape`` to which the arrays broadcast, each of its elements has one rate for
+    each array; else there is a rate for each two elements.
     """
 
     @jax.custom_jvp
@@ -242,7 +243,8 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
             if isinstance(tangent, SymbolicZero):
                 continue
             rates_of_place = _by_platform(functools.partial(rates, place), shape if by_element else None)(*primals)
-            total = jax.tree.map(lambda sum, rate: sum + _times(rate, tangent, by_element), total, rates_of_place)
+            times = functools.partial(_times, tangent=tangent, by_element=by_element)
+            total = jax.tree.map(jnp.add, total, jax.tree.map(times, rates_of_place))
         return result, total
 
     return value
