@@ -9,13 +9,14 @@ Method. A 32-bit word gives a sign and a 31-bit k; t = (k + 1/2) / 2^31 is unifo
 P(|Z| > z) = t. With x = 1 - t = erf(z / sqrt 2) and w = -log(1 - x^2) = -log(t (2 - t)), z / x is smooth in w for
 w <= 7.75 and in sqrt(w) above; two polynomials (Chebyshev fits to 40-digit values, relative errors 1.3e-7 and 3.5e-7)
 evaluate it. Words with k < 2^19 (t < 2^-12) are extended: t = (k 2^32 + k' + 1/2) / 2^63 with a second word k'.
-Coordinates lie in rows of 64, and each row draws its second words from a key of its own, made of the row's number.
-On a CPU drawing a second word for all would double the cost, so in large arrays only rows that hold an extreme word (one
-in 64) draw theirs: a loop treats a static number of such rows at a time until none is left, nearly always once.
-Small arrays draw both words for all. A model has many of them, and a program that draws each by itself takes seconds to
-compile; so the rows of all small arrays are drawn by one loop. On accelerators words cost little and copies much: each
-entry draws both of its words in its place, in one fused loop without rows, of which each device takes its part. Either
-way the words are those of `jax.random.bits` of the two keys that `jax.random.split` makes. Keys of other implementations than threefry draw two words for all. The
+Coordinates lie in rows of 64, and each row draws its second words from a key of its own, made of the row's number. The
+words are those of `jax.random.bits` of the two keys that `jax.random.split` makes. On a CPU drawing a second word for
+all would double the cost, so in large arrays only rows that hold an extreme word (one in 64) draw theirs: a loop treats
+a static number of such rows at a time until none is left, nearly always once. Small arrays draw both words for all. A
+model has many of them, and a program that draws each by itself takes seconds to compile; so the rows of all small
+arrays are drawn by one loop. On accelerators words cost little and copies much: each entry draws both of its words in
+its place, in one fused loop without rows, of which each device takes its part. Keys of other implementations than
+threefry draw two words for all. The
 result is a function of (key, shape, dtype) alone, under vmap too.
 
 float64 draws two words for every coordinate and inverts in float64: coarse noise under a fine sum would leave the

@@ -8,7 +8,8 @@ Use it as a decorator. The body is a pure function of a few real arguments:
 1. *Static checks.* Each concrete argument must lie in its declared `Domain`, and shapes must broadcast.
 2. *Traced checks.* A tracer cannot be inspected, so elements outside the domain give NaN, never a silent number.
 3. *Precision.* The body computes in float64 whatever the global x64 flag is, and the flag is left alone
-   (``jax.enable_x64`` is a context, also under outer traces).
+   (``jax.enable_x64`` is a context, also under outer traces). A TPU has no float64 but pairs of float32, with the range
+   of float32, in which bounds do not hold: there a compiled program calls the CPU of its host back, once each time.
 4. *Results.* Called eagerly the result is a NumPy float64 array: a JAX float64 array would be silently truncated by the
    first jax.numpy call made without x64. Under an outer trace without x64 the result is float32, rounded in the
    direction that keeps its standing: up for an upper bound, outward for a bracket, to nearest for an estimate.
@@ -215,20 +216,20 @@ def _on_cpu_without_float64() -> Any:
 def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) -> Callable[..., Any]:
     """Return ``function`` of arrays, computed by the CPU of the host where it is lowered for a TPU.
 
-    The derivatives are given here, by rates: JAX cannot differentiate a choice of platforms with float64 in it while x64
-    is off. Where the result has the ``shape`` to which the arrays broadcast, or axes of length 1 are longer in it, each of
-    its elements has one rate for each array; else there is a rate for each two elements.
+    The derivatives are given here, by rates: JAX cannot differentiate a choice of platforms with float64 in it while
+    x64 is off. Where the result has the ``shape`` to which the arrays broadcast, or longer axes in place of those of
+    length 1, each of its elements has one rate for each array; else there is a rate for each two elements.
     """
 
     @jax.custom_jvp
     def value(*arrays: Array) -> Any:
-        on_host = functools.partial(_from_host, function)
+        on_host = functools.partial(_from_host, function, shape)
         return jax.lax.platform_dependent(*arrays, tpu=on_host, default=function)
 
     @functools.partial(value.defjvp, symbolic_zeros=True)
     def value_jvp(primals: tuple[Array, ...], tangents: tuple[Any, ...]) -> Any:
         result = value(*primals)
-        by_element = shape is not None and all(_fits(shape, leaf.shape) for leaf in jax.tree.leaves(result))
+        by_element = _is_by_element(shape, result)
 
         def rates(place: int, *arrays: Array) -> Any:
             def of_one(array: Array) -> Any:
@@ -236,7 +237,8 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
 
             if not by_element:
                 return jax.jacfwd(of_one)(arrays[place])
-            each = jnp.broadcast_to(arrays[place], jax.tree.leaves(result)[0].shape)
+            first, *_ = jax.tree.leaves(jax.eval_shape(function, *arrays))
+            each = jnp.broadcast_to(arrays[place], first.shape)
             return jax.jvp(of_one, (each,), (jnp.ones_like(each),))[1]
 
         total = jax.tree.map(jnp.zeros_like, result)
@@ -244,25 +246,30 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
             if isinstance(tangent, SymbolicZero):
                 continue
             rates_of_place = _by_platform(functools.partial(rates, place), shape if by_element else None)(*primals)
-            total = jax.tree.map(lambda sum, rate: sum + _times(rate, tangent, by_element), total, rates_of_place)
+            times = functools.partial(_times, tangent=tangent, by_element=by_element)
+            total = jax.tree.map(jnp.add, total, jax.tree.map(times, rates_of_place))
         return result, total
 
     return value
 
 
-def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
-    """Return whether an array of this shape broadcasts to that of a result, axis by axis."""
-    return len(shape) == len(result) and all(n in (1, m) for n, m in zip(shape, result, strict=True))
+def _is_by_element(shape: tuple[int, ...] | None, result: Any) -> bool:
+    """Return whether arrays of this shape broadcast to all of a result without a new axis."""
+    if shape is None:
+        return False
+    pairs = [zip(shape, leaf.shape, strict=True) for leaf in jax.tree.leaves(result) if leaf.ndim == len(shape)]
+    return len(pairs) == len(jax.tree.leaves(result)) and all(n in (1, m) for pair in pairs for n, m in pair)
 
 
 def _times(rate: Array, tangent: Array, by_element: bool) -> Array:
     return rate * tangent if by_element else jnp.tensordot(rate, tangent, tangent.ndim)
 
 
-def _from_host(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments), pytrees of arrays, by a callback to the CPU of the host."""
+def _from_host(function: Callable[..., Any], shape: tuple[int, ...] | None, *arguments: Array) -> Any:
+    """Return function(*arguments) of arrays by a callback to the CPU of the host; ``shape`` is as in `_by_platform`."""
     shapes = jax.eval_shape(function, *arguments)
-    num_axes = jax.tree.leaves(arguments)[0].ndim
+    num_axes = arguments[0].ndim
+    by_element = _is_by_element(shape, shapes)
 
     @functools.cache
     def compiled(num_batches: int) -> Callable[..., Any]:
@@ -272,10 +279,16 @@ def _from_host(function: Callable[..., Any], *arguments: Any) -> Any:
         return jax.jit(mapped)
 
     def answer(*arguments: Any) -> Any:
-        # vmap puts its axes in front of those of each array.
-        num_batches = np.ndim(jax.tree.leaves(arguments)[0]) - num_axes
+        # vmap puts its axes in front of those of each array. What broadcasts takes them as axes of its own, in chunks.
+        arrays = [np.asarray(argument) for argument in arguments]
+        num_batches = arrays[0].ndim - num_axes
+        if by_element:
+            num_all = num_batches + len(shape or ())
+            missing = [tuple(range(num_batches, num_batches + num_all - array.ndim)) for array in arrays]
+            arrays = [np.expand_dims(array, axes) for array, axes in zip(arrays, missing, strict=True)]
+            num_batches = 0
         with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            result = compiled(num_batches)(*jax.tree.map(np.asarray, arguments))
+            result = compiled(num_batches)(*arrays)
         return jax.tree.map(np.asarray, result)
 
     return jax.pure_callback(answer, shapes, *arguments, vmap_method="broadcast_all")
