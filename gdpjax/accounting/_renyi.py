@@ -153,7 +153,7 @@ def _at_traced_orders(inverse_noise: Array, sampling_prob: Array, orders: Array)
 
 def _at_places(table: Array, places: Array) -> Array:
     """Return the numbers at places [K] or [..., K] of the last axis of a table [..., J]."""
-    shape = jnp.broadcast_shapes(table.shape[:-1] + (1,), places.shape)
+    shape = jnp.broadcast_shapes((*table.shape[:-1], 1), places.shape)
     return jnp.take_along_axis(table, jnp.broadcast_to(places, shape), axis=-1)
 
 

@@ -13,7 +13,6 @@ sensitivity, by 1.2e-7 of their size. Large whole numbers, where that is 1 and m
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
