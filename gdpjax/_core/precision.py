@@ -208,7 +208,7 @@ def in_float64(body: Callable[..., Any], values: Iterable[Any], rounding: str, b
 
 def _on_cpu_without_float64() -> Any:
     """Return a context in which a TPU, whose float64 is a pair of float32, leaves computing to the CPU beside it."""
-    if jax.default_backend() != "tpu":
+    if xla.platform() != "tpu":
         return contextlib.nullcontext()
     return jax.default_device(jax.local_devices(backend="cpu")[0])
 

@@ -48,6 +48,14 @@ def in_program() -> bool:
     return isinstance(_nothing(), Tracer)
 
 
+def platform() -> str:
+    """Return the platform that programs are planned for: that of `jax.default_device`, or else JAX's default one."""
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
+
+
 def _takes_options(args: Any, kwargs: Any) -> bool:
     """Return whether this call is outermost and will run on the CPU."""
     # A new array is a tracer inside an outer jit, even if every argument is concrete; else it is on the default device.

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core import xla
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
@@ -222,7 +223,7 @@ def chunk_rows(
       formed: trained parameters known to be formed, beside those of the plan.
     """
     bytes_of_row = row_bytes(plan, params, formed)
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = xla.platform() == "cpu"
 
     # Rows that fit into a cache.
     cache = _CPU_CACHE if on_cpu else _ACCELERATOR_MEMORY

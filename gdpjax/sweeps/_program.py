@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core import xla
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._keys import Keys
 from gdpjax.sweeps._task import Examples, Task, shapes_of
@@ -217,7 +218,7 @@ def _memory(compiled: Any) -> int:
 
 def _loops_outside(blueprint: Blueprint) -> bool:
     """Return whether the loop over steps should be Python's: a convolution, on a CPU."""
-    if jax.default_backend() != "cpu":
+    if xla.platform() != "cpu":
         return False
     numbers = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in blueprint.real}
     key = jax.eval_shape(lambda: jax.random.key(0))

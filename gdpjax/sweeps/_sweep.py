@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
-
+from gdpjax._core import xla
 from gdpjax._core.arguments import (
     check_choice,
     check_count,
@@ -361,7 +360,7 @@ def _local_backend(width: int, memory_bytes: int) -> BackendFor:
 
 def num_slots() -> int:
     """Return how many threads train trials of their own: XLA does not use all cores of a CPU for a small model."""
-    if jax.default_backend() != "cpu":
+    if xla.platform() != "cpu":
         return 1
     num_cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):

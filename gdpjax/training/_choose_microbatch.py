@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 
+from gdpjax._core import xla
 from gdpjax._core.arguments import check_callable, check_instance, check_number, check_tree
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.types import PyTree
@@ -97,6 +98,6 @@ def _step_bytes(training: Training, params: PyTree, data: Data) -> int:
     num_bytes = steps_in_place(training.step, state, data).held_bytes(state, data)
     if num_bytes is None:
         raise ValueError(
-            f"the compiler of {jax.default_backend()} gives no account of memory; choose microbatch_size by hand"
+            f"the compiler of {xla.platform()} gives no account of memory; choose microbatch_size by hand"
         )
     return num_bytes
