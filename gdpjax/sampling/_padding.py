@@ -120,10 +120,11 @@ def first_positions(included: Array, size: int) -> Array:
     starts = ends - counts
 
     # The word of a slot is the last that starts at or before it; of those that start together only one is not empty.
-    slot_of_word = jnp.where(counts > 0, starts, size)
+    # The others have a slot of their own, the last: a GPU that is to be deterministic does not drop what is outside.
+    slot_of_word = jnp.where(counts > 0, jnp.minimum(starts, size), size)
     numbers = jnp.arange(num_words, dtype=jnp.int32)
-    word_of_slot = jnp.zeros(size, jnp.int32).at[slot_of_word].set(numbers, mode="drop")
-    word_of_slot = jax.lax.cummax(word_of_slot)
+    word_of_slot = jnp.zeros(size + 1, jnp.int32).at[slot_of_word].set(numbers, mode="promise_in_bounds")
+    word_of_slot = jax.lax.cummax(word_of_slot[:size])
 
     # Find the row within the word.
     slots = jnp.arange(size, dtype=jnp.int32)

@@ -19,7 +19,7 @@ from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._gradients._gram_norms import gram, relative_positions, rounded_up, scaled_down
 from gdpjax.clipping._gradients._position_products import AbstractPositionProducts, multiplied, sum_of_products
-from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, squared_norms, wide
+from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, per_row, squared_norms, wide
 
 
 @jax.tree_util.register_dataclass
@@ -97,11 +97,11 @@ class TiedTable(AbstractPositionProducts):
         values = multiplied(wide(values).astype(dtype), weights.broadcast_to(index.shape))
 
         def add_looked_up(product: Array, row: Array, start: Any) -> Array:
-            # This piece of the product has the rows of the table from ``start`` on. Look-ups of other rows are dropped.
-            width = product.shape[1]
+            # This piece of the product has the rows of the table from ``start`` on. Look-ups of other rows add zeros.
             place = index[row] - start
-            place = jnp.where((place >= 0) & (place < width), place, width)
-            return product.at[0, place].add(values[row], mode="drop")
+            is_here = (place >= 0) & (place < product.shape[1])
+            added = jnp.where(per_row(is_here, values[row]), values[row], 0)
+            return product.at[0, jnp.where(is_here, place, 0)].add(added)
 
         # The long factor lies along the rows of the table.
         long, short = self.left[:, :, None], self.right[:, :, None]

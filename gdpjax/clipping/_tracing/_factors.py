@@ -41,6 +41,7 @@ from gdpjax.clipping._gradients import (
     TiedTable,
     positions_pay,
 )
+from gdpjax.clipping._gradients._scaled import per_row
 from gdpjax.clipping._weight_axes import Axis, arrange, axes_of_kind
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -147,7 +148,10 @@ class Sparse(AbstractFactor):
 
     def formed(self, shape: tuple[int, ...]) -> Array:
         dtype = wide_dtype(self.values)
-        return jnp.zeros(shape, dtype).at[self.rows].add(self.values.astype(dtype), mode="drop")
+        # Added as zeros: a GPU that is to be deterministic does not drop what is out of range.
+        is_row = (self.rows >= 0) & (self.rows < shape[0])
+        values = jnp.where(per_row(is_row, self.values), self.values, 0).astype(dtype)
+        return jnp.zeros(shape, dtype).at[jnp.where(is_row, self.rows, 0)].add(values)
 
     def scaled(self, scale: Array) -> "Sparse":
         return Sparse(self.rows, _times(self.values, scale))
