@@ -39,7 +39,7 @@ _NUM_SERIES_TERMS = 14
 SAMPLING = ("poisson", "uniform")
 
 
-@float64_function(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
+@float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
 def clt_mu_poisson(
     noise_multiplier: Array,
     sampling_prob: Array,
@@ -70,7 +70,7 @@ def clt_mu_poisson(
     return _limiting_mu(factor, sampling_prob, num_steps)
 
 
-@float64_function(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
+@float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
 def clt_mu_uniform(
     noise_multiplier: Array,
     sampling_prob: Array,
@@ -102,7 +102,7 @@ def clt_mu_uniform(
     return _limiting_mu(factor, sampling_prob, num_steps)
 
 
-@float64_function(noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
+@float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
 def clt_epsilon(
     noise_multiplier: Array,
     sampling_prob: Array,
