@@ -57,7 +57,7 @@ class _Range(NamedTuple):
     """The numbers that a precision has.
 
     Attributes:
-      largest: where mu and epsilon / mu are cut, so that their squares stay finite.
+      largest: where mu and epsilon / mu are cut, so that their squares stay finite; this raises delta.
       smallest: the least argument of a logarithm.
     """
 
@@ -147,6 +147,14 @@ def _log_slopes(xp: Any, parts: _Parts) -> tuple[Array, Array]:
     in_body = xp.maximum(parts.body, _range(parts.body).smallest)
     ratio = xp.where(parts.in_body, in_body, below)
     return -parts.mills_upper / ratio, 1 / ratio
+
+
+def _inverse_density(parts: _Parts, delta: Array) -> Array:
+    """Return 1 / phi(x) where the parts are those of this delta."""
+    if not is_single(delta):
+        return jnp.exp(-parts.log_density)
+    # x is rounded, which its density shows and its body does not.
+    return jnp.where(parts.in_body, parts.body / delta, 1 / parts.density)
 
 
 def _special(xp: Any) -> Any:
@@ -305,7 +313,7 @@ def _epsilon_of_share_jvp(primals: tuple, tangents: tuple) -> tuple:
     epsilon = epsilon_of_share(delta, rest, mu)
     parts = _parts(jnp, epsilon, mu)
     in_mu = 1 / parts.mills_upper
-    in_delta = -jnp.exp(-parts.log_density) * in_mu
+    in_delta = -_inverse_density(parts, delta) * in_mu
 
     # At the ends of its range epsilon does not move.
     moves = (epsilon > 0) & (epsilon < jnp.inf)
@@ -327,5 +335,5 @@ def _gdp_mu_jvp(primals: tuple, tangents: tuple) -> tuple:
     mu = gdp_mu(epsilon, delta)
     parts = _parts(jnp, epsilon, mu)
     in_epsilon = parts.mills_upper
-    in_delta = jnp.exp(-parts.log_density)
+    in_delta = _inverse_density(parts, delta)
     return mu, in_epsilon * epsilon_tangent + in_delta * delta_tangent
