@@ -10,6 +10,7 @@ Use it as a decorator. The body is a pure function of a few real arguments:
 3. *Precision.* The body computes in float64 whatever the global x64 flag is, and the flag is left alone
    (``jax.enable_x64`` is a context, also under outer traces). A TPU has no float64 but pairs of float32, with the range
    of float32, in which bounds do not hold: there a compiled program calls the CPU of its host back, once each time.
+   Functions of Gaussian privacy and of the CLT answer on the TPU itself, in float32 (``has_float32``).
 4. *Results.* Called eagerly the result is a NumPy float64 array: a JAX float64 array would be silently truncated by the
    first jax.numpy call made without x64. Under an outer trace without x64 the result is float32, rounded in the
    direction that keeps its standing: up for an upper bound, outward for a bracket, to nearest for an estimate.
@@ -31,7 +32,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from gdpjax._core import xla
-from gdpjax._core.checks import Domain, check, check_broadcast, check_static, is_traced
+from gdpjax._core.checks import Domain, at_once, check, check_broadcast, check_static, is_traced
 from gdpjax._core.trees import rounded_to
 from gdpjax._core.types import Array, Bounds
 
@@ -184,18 +185,20 @@ def in_float64(
     values = tuple(values)
     keeps_float64 = _is_wide()
 
+    in_program = xla.in_program()
+
     def narrowed(*arrays: Any) -> Any:
         with jax.enable_x64(True):
             result = body(*arrays)
-            return result if keeps_float64 or not is_traced(result) else _narrow_result(result, rounding)
-
-    if not xla.in_program():
-        with _on_cpu_without_float64():
-            result = narrowed(*values)
-        return result if is_traced(result) else jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
+            stays = keeps_float64 or not (in_program or is_traced(result))
+            return result if stays else _narrow_result(result, rounding)
 
     # What is known stays as it is: as an argument it would be rounded to float32.
     places = [i for i, value in enumerate(values) if is_traced(value)]
+    if not (in_program and places):
+        with at_once(), _on_cpu_without_float64():
+            result = narrowed(*values)
+        return result if is_traced(result) else jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
 
     def with_known(function: Callable[..., Any], *arrays: Array) -> Any:
         mixed = list(values)
@@ -211,7 +214,7 @@ def in_float64(
     if has_float32 and not keeps_float64 and all(map(_fits_float32, known)):
         on_tpu = functools.partial(with_known, functools.partial(body, dtype=jnp.float32))
 
-    arrays = [values[place] for place in places] or [jnp.zeros(())]
+    arrays = [values[place] for place in places]
     shape = np.broadcast_shapes(*(np.shape(value) for value in values)) if broadcast else None
     return _by_platform(of_traced, shape, on_tpu)(*arrays)
 
@@ -237,19 +240,19 @@ def _by_platform(
     """Return ``function`` of arrays; lowered for a TPU it is ``on_tpu``, or computed by the CPU of the host.
 
     The derivatives are given here, by rates: JAX cannot differentiate a choice of platforms with float64 in it while
-    x64 is off. Where the result has the ``shape`` to which the arrays broadcast, each of its elements has one rate for
-    each array; else there is a rate for each two elements.
+    x64 is off. Where the result has the ``shape`` to which the arrays broadcast, or longer axes in place of those of
+    length 1, each of its elements has one rate for each array; else there is a rate for each two elements.
     """
 
     @jax.custom_jvp
     def value(*arrays: Array) -> Any:
-        tpu = on_tpu or functools.partial(_from_host, function)
+        tpu = on_tpu or functools.partial(_from_host, function, shape)
         return jax.lax.platform_dependent(*arrays, tpu=tpu, default=function)
 
     @functools.partial(value.defjvp, symbolic_zeros=True)
     def value_jvp(primals: tuple[Array, ...], tangents: tuple[Any, ...]) -> Any:
         result = value(*primals)
-        by_element = all(leaf.shape == shape for leaf in jax.tree.leaves(result))
+        by_element = _is_by_element(shape, result)
 
         def rates(of: Callable[..., Any], place: int, *arrays: Array) -> Any:
             def of_one(array: Array) -> Any:
@@ -257,7 +260,8 @@ def _by_platform(
 
             if not by_element:
                 return jax.jacfwd(of_one)(arrays[place])
-            each = jnp.broadcast_to(arrays[place], shape)  # pyright: ignore[reportArgumentType]
+            first, *_ = jax.tree.leaves(jax.eval_shape(function, *arrays))
+            each = jnp.broadcast_to(arrays[place], first.shape)
             return jax.jvp(of_one, (each,), (jnp.ones_like(each),))[1]
 
         total = jax.tree.map(jnp.zeros_like, result)
@@ -276,14 +280,23 @@ def _by_platform(
     return value
 
 
+def _is_by_element(shape: tuple[int, ...] | None, result: Any) -> bool:
+    """Return whether arrays of this shape broadcast to all of a result without a new axis."""
+    if shape is None:
+        return False
+    pairs = [zip(shape, leaf.shape, strict=True) for leaf in jax.tree.leaves(result) if leaf.ndim == len(shape)]
+    return len(pairs) == len(jax.tree.leaves(result)) and all(n in (1, m) for pair in pairs for n, m in pair)
+
+
 def _times(rate: Array, tangent: Array, by_element: bool) -> Array:
     return rate * tangent if by_element else jnp.tensordot(rate, tangent, tangent.ndim)
 
 
-def _from_host(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments), pytrees of arrays, by a callback to the CPU of the host."""
+def _from_host(function: Callable[..., Any], shape: tuple[int, ...] | None, *arguments: Array) -> Any:
+    """Return function(*arguments) of arrays by a callback to the CPU of the host; ``shape`` is as in `_by_platform`."""
     shapes = jax.eval_shape(function, *arguments)
-    num_axes = jax.tree.leaves(arguments)[0].ndim
+    num_axes = arguments[0].ndim
+    by_element = _is_by_element(shape, shapes)
 
     @functools.cache
     def compiled(num_batches: int) -> Callable[..., Any]:
@@ -293,10 +306,16 @@ def _from_host(function: Callable[..., Any], *arguments: Any) -> Any:
         return jax.jit(mapped)
 
     def answer(*arguments: Any) -> Any:
-        # vmap puts its axes in front of those of each array.
-        num_batches = np.ndim(jax.tree.leaves(arguments)[0]) - num_axes
+        # vmap puts its axes in front of those of each array. What broadcasts takes them as axes of its own, in chunks.
+        arrays = [np.asarray(argument) for argument in arguments]
+        num_batches = arrays[0].ndim - num_axes
+        if by_element:
+            num_all = num_batches + len(shape or ())
+            missing = [tuple(range(num_batches, num_batches + num_all - array.ndim)) for array in arrays]
+            arrays = [np.expand_dims(array, axes) for array, axes in zip(arrays, missing, strict=True)]
+            num_batches = 0
         with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            result = compiled(num_batches)(*jax.tree.map(np.asarray, arguments))
+            result = compiled(num_batches)(*arrays)
         return jax.tree.map(np.asarray, result)
 
     return jax.pure_callback(answer, shapes, *arguments, vmap_method="broadcast_all")

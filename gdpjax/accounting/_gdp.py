@@ -9,6 +9,9 @@ stddev = sensitivity / mu attains it. The conjugate of G_mu gives the equivalent
 so that every function here is an equality, not a bound. Composition adds squares because the log-likelihood ratio of a
 product of Gaussians is again Gaussian, and a group of k people shifts the mean k times as far. How the formula is
 computed without cancellation, and inverted, is derived in `gdpjax._core.gdp` and `gdpjax._core.normal`.
+
+In a program compiled for a TPU it is computed in float32: relative errors are below 1e-5, for epsilon below that plus
+1e-6 mu. A delta or beta below 1e-36 may come out as 0, a beta below 1e-15 is good to 2e-5.
 """
 
 import jax.numpy as jnp

@@ -142,12 +142,19 @@ def _at_traced_orders(inverse_noise: Array, sampling_prob: Array, orders: Array)
     weight = clipped - floor
     below = floor.astype(int) - 1
     above = jnp.minimum(below + 1, LARGEST_TRACED_ORDER - 1)
-    line = (1 - weight) * table[..., below] + weight * table[..., above]
+    at_below, at_above = (_at_places(table, places) for places in (below, above))
+    line = (1 - weight) * at_below + weight * at_above
 
     integral = _by_trapezoid(jnp, inverse_noise, sampling_prob, clipped, clipped)
     integral = jnp.where(weight > 0, integral, jnp.inf)
     jensen = _by_jensen(jnp, inverse_noise, sampling_prob, orders)
     return jnp.where(orders <= LARGEST_TRACED_ORDER, jnp.minimum(line, integral), jensen)
+
+
+def _at_places(table: Array, places: Array) -> Array:
+    """Return the numbers at places [K] or [..., K] of the last axis of a table [..., J]."""
+    shape = jnp.broadcast_shapes((*table.shape[:-1], 1), places.shape)
+    return jnp.take_along_axis(table, jnp.broadcast_to(places, shape), axis=-1)
 
 
 def _at_whole_orders(

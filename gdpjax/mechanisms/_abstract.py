@@ -13,7 +13,6 @@ sensitivity, by 1.2e-7 of their size. Large whole numbers, where that is 1 and m
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -91,10 +90,10 @@ def floating(leaf: Any) -> Array:
 
 def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:
     """Draw booleans that are true with probability floor(2^32 p) / 2^32, exactly (for uniform bits)."""
-    # Float64 holds p 2^32 exactly; p = 1 does not fit 32 bits.
-    with jax.enable_x64(True):
-        wide = jnp.asarray(probability, jnp.float64)
-        threshold = jnp.floor(jnp.clip(wide, 0.0, 1.0) * 2.0**32)
-        is_certain = threshold >= 2.0**32
-        threshold = jnp.where(is_certain, 0.0, threshold).astype(jnp.uint32)
+    # Floating-point numbers hold p 2^32 as exactly as p; p = 1 does not fit 32 bits.
+    xp = jnp if is_traced(probability) else np
+    wide = floating(probability) if is_traced(probability) else np.asarray(probability, np.float64)
+    threshold = xp.floor(xp.clip(wide, 0.0, 1.0) * 2.0**32)
+    is_certain = threshold >= 2.0**32
+    threshold = xp.where(is_certain, 0.0, threshold).astype(np.uint32)
     return is_certain | (bits(key, shape) < threshold)
