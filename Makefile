@@ -7,7 +7,7 @@ WORKERS ?= 2
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: docs help demo test test-docs test-slow bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
+.PHONY: docs help demo test test-docs test-slow test-accelerators bench-accelerators bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,20 @@ test-docs: $(VENV)/.test ## the code of every page of the documentation, those t
 
 test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included, all compiled as users compile
 	$(BIN)/python -m pytest --optimized -n $(WORKERS) tests gdpjax benchmarks
+
+$(VENV)/.libtpu: $(BIN)/python constraints.txt
+	$(PIP) install -c constraints.txt --no-deps --target $(VENV)/libtpu libtpu
+	@touch $@
+
+test-accelerators: $(VENV)/.test $(VENV)/.libtpu ## compile for a TPU that is not there, and compare counts; REMAKE=1 writes the file
+	$(BIN)/python -m benchmarks.bench_accelerators --libtpu $(VENV)/libtpu --check tests/accelerators/expected.json \
+	  $(if $(REMAKE),--remake)
+
+bench-accelerators: RESULT ?= benchmarks/results/accelerators.json
+bench-accelerators: $(BIN)/python $(VENV)/.libtpu ## compile everything for a TPU and an H100 that are not there, an hour; 6 GB of wheels
+	test -x $(VENV)-cuda/bin/python || $(PYTHON) -m venv $(VENV)-cuda
+	$(VENV)-cuda/bin/pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[experiments,accelerators]'
+	$(VENV)-cuda/bin/python -m benchmarks.bench_accelerators --libtpu $(VENV)/libtpu --output $(RESULT)
 
 bench-accounting: RESULT ?= benchmarks/results/accounting_cpu.json
 bench-accounting: $(VENV)/.benchmarks ## time the accountants beside other libraries, about ten minutes on an idle core
@@ -104,4 +118,4 @@ wheel: $(VENV)/.dev ## build sdist and wheel, install into an empty environment 
 	cd build/empty && bin/gdpjax account --noise-multiplier 1.3 --max-examples 60000 --expected-batch-size 256 --epochs 15 --delta 1e-5
 
 clean: ## remove the environment and everything built
-	rm -rf $(VENV) dist build .cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-cuda dist build .cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,111 @@
+"""Run the programs of `bench_accelerators` on the device that is here, in turns, and write what they took.
+
+    python -m benchmarks.bench_device --output benchmarks/results/device_h100.json
+
+The contenders of a case are compiled, and then take turns. Arguments are constants, on which no time depends but that
+of bounds, which are not measured here. The file is written after each case; a case that fails is reported in it.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import turns
+from benchmarks.accelerators.programs import PLAIN, Program, programs
+from benchmarks.accelerators.target import Target
+from benchmarks.machine import describe
+from benchmarks.tables import table
+from benchmarks.writing import command
+
+PACKAGES = ("gdpjax", "jax", "jaxlib", "optax", "flax", "numpy", "jax_privacy")
+DEFAULT = (
+    "noise.2M",
+    "noise.1B float32",
+    "noise.MLP's leaves and Adam.",
+    "accounting.",
+    "clipped.",
+    "step.",
+    "language.",
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, help="the file of results; its page lies beside it")
+    parser.add_argument("--programs", nargs="*", default=DEFAULT, help="those whose names contain one of these")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args(arguments)
+
+    device = jax.devices()[0]
+    target = Target(device.platform, [device])
+    results = {"command": command("benchmarks.bench_device", arguments), "machine": describe(PACKAGES), "cases": {}}
+    wanted = [each for each in programs().values() if any(part in each.name for part in options.programs)]
+    for name, group in itertools.groupby(wanted, lambda program: program.name.rpartition(".")[0]):
+        if "eight devices" not in name:
+            results["cases"].update(_figures(name, list(group), target, options.rounds))
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
+            _write_page(options.output.with_suffix(".md"), results)
+
+
+def _figures(case: str, group: list[Program], target: Target, rounds: int) -> dict[str, Any]:
+    """Return the figures of the contenders of a case, by their names."""
+    figures: dict[str, Any] = {}
+    entries = []
+    for program in group:
+        try:
+            function, shapes, _ = program.build(target)
+            entries.append(turns.compiled(program.name, function, *_made(shapes))[0])
+        except Exception as error:
+            figures[program.name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    turns.take_turns(entries, rounds)
+    for entry in entries:
+        figures[entry.name] = {**entry.facts, "median_seconds": statistics.median(entry.seconds)}
+        print(json.dumps({"name": entry.name, **figures[entry.name]}), flush=True)
+    entries.clear()
+    gc.collect()
+    return figures
+
+
+def _made(shapes: Any) -> Any:
+    """Return arrays of these shapes: keys, zeros, and one hundredths."""
+
+    def made(leaf: Any) -> Any:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(0), leaf.shape)
+        value = 0.01 if jnp.issubdtype(leaf.dtype, jnp.floating) else 0
+        return jnp.full(leaf.shape, value, leaf.dtype)
+
+    return jax.tree.map(made, shapes)
+
+
+def _write_page(path: Path, results: dict[str, Any]) -> None:
+    """Write the table of a file of results."""
+    machine, cases = results["machine"], results["cases"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    rows = []
+    for name, each in cases.items():
+        if "failed" in each:
+            rows.append([name, each["failed"].replace("|", "/")[:80], "", "", ""])
+            continue
+        base = cases.get(f"{name.rpartition('.')[0]}.{PLAIN}", {}).get("median_seconds")
+        ratio = each["median_seconds"] / base if base and not name.endswith(PLAIN) else None
+        temp = each["temp_bytes"] / 1e6 if each["temp_bytes"] is not None else None
+        rows.append([name, 1e3 * each["median_seconds"], ratio, temp, each["compile_seconds"]])
+    text = [
+        f"# Executed on {machine['device']}",
+        f"{versions}. `{results['command']}`",
+        "Medians of turns; x is the time over that of the case's plain program.",
+        table(["program", "ms", "x", "temp MB", "seconds to compile"], rows),
+    ]
+    path.write_text("\n\n".join(text) + "\n")
+
+
+if __name__ == "__main__":
+    main()
