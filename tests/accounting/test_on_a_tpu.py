@@ -155,7 +155,7 @@ def in_float32(function, *arguments):
 
 
 # Settings (x, mu) of a mechanism: where its tail is, and how private.
-X, PRIVACY = (axis.ravel() for axis in np.meshgrid(np.linspace(-5, 11, 17), np.geomspace(1e-3, 50, 10)))
+X, PRIVACY = (axis.ravel() for axis in np.meshgrid(np.linspace(-5.03, 11.27, 18), np.geomspace(1e-3, 50, 10)))
 PRIVACY = PRIVACY.astype(np.float32)
 LOSSES = np.clip(PRIVACY * (X + PRIVACY / 2), 0, 700).astype(np.float32)
 
