@@ -97,7 +97,5 @@ def _step_bytes(training: Training, params: PyTree, data: Data) -> int:
     state = jax.eval_shape(training.init, params, key)
     num_bytes = steps_in_place(training.step, state, data).held_bytes(state, data)
     if num_bytes is None:
-        raise ValueError(
-            f"the compiler of {xla.platform()} gives no account of memory; choose microbatch_size by hand"
-        )
+        raise ValueError(f"the compiler of {xla.platform()} gives no account of memory; choose microbatch_size by hand")
     return num_bytes
