@@ -1,4 +1,4 @@
-r"""Kernels of the exact duality between mu-GDP and (epsilon, delta), in float64.
+r"""Kernels of the exact duality between mu-GDP and (epsilon, delta), in float64 or float32.
 
     gdp_delta(epsilon, mu)          # JAX, with derivatives
     delta_kernel(np, epsilon, mu)   # NumPy
@@ -42,15 +42,39 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from gdpjax._core.normal import LOG_SQRT_TWO_PI, exact_quotient, exact_sum, log_and_density, mills_difference
+from gdpjax._core.normal import (
+    LOG_SQRT_TWO_PI,
+    exact_quotient,
+    exact_sum,
+    is_single,
+    log_and_density,
+    mills_difference,
+)
 from gdpjax._core.types import Array
 
-_LARGEST = 1e153
-"""Where mu and epsilon / mu are cut, so that their squares stay finite."""
-_SMALLEST_LOG_ARGUMENT = 1e-307
+
+class _Range(NamedTuple):
+    """The numbers that a precision has.
+
+    Attributes:
+      largest: where mu and epsilon / mu are cut, so that their squares stay finite; this raises delta.
+      smallest: the least argument of a logarithm.
+    """
+
+    largest: float
+    smallest: float
+
+
+_FLOAT64 = _Range(1e153, 1e-307)
+_FLOAT32 = _Range(1e18, 1e-37)
+
 _LARGEST_EXPONENT = 300.0
 _NUM_NEWTON_STEPS = 10
 """The worst of 1.2e6 points of a wide grid needs 8; see tests/core/test_gdp.py."""
+
+
+def _range(x: Any) -> _Range:
+    return _FLOAT32 if is_single(x) else _FLOAT64
 
 
 class _Parts(NamedTuple):
@@ -75,10 +99,11 @@ class _Parts(NamedTuple):
 
 def _parts(xp: Any, epsilon: Array, mu: Array) -> _Parts:
     """Return the terms of delta(epsilon), by NumPy or jax.numpy."""
-    mu = xp.minimum(mu, _LARGEST)
+    largest = _range(mu).largest
+    mu = xp.minimum(mu, largest)
     mu = xp.where(mu > 0, mu, 1.0)
-    is_steep = epsilon > _LARGEST * mu
-    epsilon = xp.where(is_steep, _LARGEST * mu, epsilon)
+    is_steep = epsilon > largest * mu
+    epsilon = xp.where(is_steep, largest * mu, epsilon)
 
     # x = epsilon / mu - mu / 2 as an unevaluated sum hi + lo, and y = x + mu.
     quotient, remainder = exact_quotient(xp, epsilon, mu)
@@ -100,7 +125,7 @@ def _delta_of(xp: Any, parts: _Parts) -> Array:
 
 
 def _log_delta_of(xp: Any, parts: _Parts) -> Array:
-    safe_body = xp.maximum(parts.body, _SMALLEST_LOG_ARGUMENT)
+    safe_body = xp.maximum(parts.body, _range(parts.body).smallest)
     in_body = parts.log_density + xp.log(safe_body)
     safe_defect = xp.where(parts.in_body, 0.0, parts.defect)
     below = xp.log1p(-safe_defect)
@@ -118,10 +143,18 @@ def _log_excess(xp: Any, parts: _Parts, delta: Array, log_delta: Array) -> Array
 
 def _log_slopes(xp: Any, parts: _Parts) -> tuple[Array, Array]:
     """Return the derivatives of log delta in epsilon and in mu, from D = delta / phi(x)."""
-    below = (1 - parts.defect) / xp.maximum(parts.density, _SMALLEST_LOG_ARGUMENT)
-    in_body = xp.maximum(parts.body, _SMALLEST_LOG_ARGUMENT)
+    below = (1 - parts.defect) / xp.maximum(parts.density, _range(parts.density).smallest)
+    in_body = xp.maximum(parts.body, _range(parts.body).smallest)
     ratio = xp.where(parts.in_body, in_body, below)
     return -parts.mills_upper / ratio, 1 / ratio
+
+
+def _inverse_density(parts: _Parts, delta: Array) -> Array:
+    """Return 1 / phi(x) where the parts are those of this delta."""
+    if not is_single(delta):
+        return jnp.exp(-parts.log_density)
+    # x is rounded, which its density shows and its body does not.
+    return jnp.where(parts.in_body, parts.body / delta, 1 / parts.density)
 
 
 def _special(xp: Any) -> Any:
@@ -154,7 +187,8 @@ def epsilon_kernel(xp: Any, delta: Array, rest: Array, mu: Array) -> Array:
     log_delta = xp.where(rest < 0.25, near_one, xp.log(delta))
 
     # A start where delta(epsilon) is at most the target: the smaller one of two upper bounds on x.
-    capped_mu = xp.clip(mu, _SMALLEST_LOG_ARGUMENT, _LARGEST)
+    largest, smallest = _range(mu)
+    capped_mu = xp.clip(mu, smallest, largest)
     half_square = xp.maximum(xp.log(capped_mu) - LOG_SQRT_TWO_PI - log_delta, 0.0)
     x_by_density = xp.sqrt(2 * half_square)
     x_by_tail = -_special(xp).ndtri(delta)
@@ -175,7 +209,7 @@ def epsilon_kernel(xp: Any, delta: Array, rest: Array, mu: Array) -> Array:
     is_enough = delta >= delta_kernel(xp, 0.0 * start, mu)
     is_zero = xp.where(rest < 0.25, is_enough_near_one, is_enough)
     epsilon = xp.where(is_zero, 0.0, epsilon)
-    return xp.where(mu < _LARGEST, epsilon, xp.inf)
+    return xp.where(mu < largest, epsilon, xp.inf)
 
 
 def subsampled_epsilon_kernel(xp: Any, delta: Array, sampling_prob: Array, mu: Array) -> Array:
@@ -234,7 +268,7 @@ def _gdp_delta_jvp(primals: tuple, tangents: tuple) -> tuple:
 
     # At mu = 0 the one-sided derivatives are 0, except phi(0) in mu at epsilon = 0.
     in_epsilon = jnp.where(mu > 0, -parts.density * parts.mills_upper, 0.0)
-    at_zero = jnp.where(epsilon == 0, np.exp(-LOG_SQRT_TWO_PI), 0.0)
+    at_zero = jnp.where(epsilon == 0, float(np.exp(-LOG_SQRT_TWO_PI)), 0.0)
     in_mu = jnp.where(mu > 0, parts.density, at_zero)
     return gdp_delta(epsilon, mu), in_epsilon * epsilon_tangent + in_mu * mu_tangent
 
@@ -279,7 +313,7 @@ def _epsilon_of_share_jvp(primals: tuple, tangents: tuple) -> tuple:
     epsilon = epsilon_of_share(delta, rest, mu)
     parts = _parts(jnp, epsilon, mu)
     in_mu = 1 / parts.mills_upper
-    in_delta = -jnp.exp(-parts.log_density) * in_mu
+    in_delta = -_inverse_density(parts, delta) * in_mu
 
     # At the ends of its range epsilon does not move.
     moves = (epsilon > 0) & (epsilon < jnp.inf)
@@ -301,5 +335,5 @@ def _gdp_mu_jvp(primals: tuple, tangents: tuple) -> tuple:
     mu = gdp_mu(epsilon, delta)
     parts = _parts(jnp, epsilon, mu)
     in_epsilon = parts.mills_upper
-    in_delta = jnp.exp(-parts.log_density)
+    in_delta = _inverse_density(parts, delta)
     return mu, in_epsilon * epsilon_tangent + in_delta * delta_tangent

@@ -26,6 +26,8 @@ nodes for 1e-13.
 The squares in phi(x) = exp(-x^2/2) / sqrt(2 pi) need care as well: at x = 37 a rounding of x^2/2 is an error of 1e-13
 in phi. So x travels as an unevaluated sum hi + lo, and hi is cut to 24 bits, whose square is exact.
 
+In float32, for TPUs, 13 terms and 12 bits do the same to about 5e-7.
+
 Where it matters, the functions take ``xp``, jax.numpy or NumPy: certified brackets are computed on the host.
 """
 
@@ -74,6 +76,14 @@ _COEFFICIENTS = (
     -2.92447359690245673e-17,
     -9.14778818346489674e-18,
 )
+
+
+NUM_TERMS_IN_FLOAT32 = 13
+
+
+def is_single(x: Any) -> bool:
+    """Return whether x is of float32, in which JAX computes on a TPU; NumPy never does."""
+    return getattr(x, "dtype", None) == jnp.float32
 
 
 def exact_quotient(xp: Any, numerator: Array, denominator: Array) -> tuple[Array, Array]:
@@ -132,14 +142,17 @@ def _map(y: Array) -> Array:
 def _clenshaw(u: Array, v: Array) -> tuple[Array, Array]:
     """Return (G(v), G[u, v]) by the pair of recurrences in the module docstring."""
     b1 = b2 = d1 = d2 = 0.0 * v
-    for coefficient in _COEFFICIENTS[:0:-1]:
+    num_terms = NUM_TERMS_IN_FLOAT32 if is_single(v) else len(_COEFFICIENTS)
+    for coefficient in _COEFFICIENTS[1:num_terms][::-1]:
         d1, d2 = 2 * b1 + 2 * u * d1 - d2, d1
         b1, b2 = coefficient + 2 * v * b1 - b2, b1
     return _COEFFICIENTS[0] + v * b1 - b2, b1 + u * d1 - d2
 
 
 def _leading_bits(xp: Any, x: Array) -> Array:
-    """Return x cut to 24 bits, so that products of two such numbers are exact."""
+    """Return x cut to 24 bits, or 12 of float32, so that products of two such numbers are exact."""
+    if xp is jnp and is_single(x):
+        return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=11)
     if xp is jnp:
         return jax.lax.reduce_precision(x, exponent_bits=11, mantissa_bits=23)
     # Veltkamp's splitting; x stays far from overflow.

@@ -10,6 +10,7 @@ Use it as a decorator. The body is a pure function of a few real arguments:
 3. *Precision.* The body computes in float64 whatever the global x64 flag is, and the flag is left alone
    (``jax.enable_x64`` is a context, also under outer traces). A TPU has no float64 but pairs of float32, with the range
    of float32, in which bounds do not hold: there a compiled program calls the CPU of its host back, once each time.
+   Functions of Gaussian privacy and of the CLT answer on the TPU itself, in float32 (``has_float32``).
 4. *Results.* Called eagerly the result is a NumPy float64 array: a JAX float64 array would be silently truncated by the
    first jax.numpy call made without x64. Under an outer trace without x64 the result is float32, rounded in the
    direction that keeps its standing: up for an upper bound, outward for a bracket, to nearest for an estimate.
@@ -103,12 +104,12 @@ def narrow_on_host(value: np.ndarray, rounding: str) -> np.ndarray:
         return np.asarray(single)
 
 
-def as_float64(value: Any) -> Any:
-    """Return a checked argument as a float64 JAX array."""
+def as_float64(value: Any, dtype: Any = jnp.float64) -> Any:
+    """Return a checked argument as a JAX array of float64, or of float32 for a TPU."""
     # Python integers may be wider than those of JAX.
     if not is_traced(value):
         value = np.asarray(value).astype(np.float64)
-    return jnp.asarray(value, jnp.float64)
+    return jnp.asarray(value, dtype)
 
 
 def _narrow_result(result: Any, rounding: str) -> Any:
@@ -129,12 +130,13 @@ def _nan_outside(result: Any, argument: Any, domain: Domain, broadcast: bool) ->
 
 
 def float64_function(
-    *, rounding: str = "nearest", broadcast: bool = True, **domains: Domain
+    *, rounding: str = "nearest", broadcast: bool = True, has_float32: bool = False, **domains: Domain
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate ``body`` with the checks and the precision policy of this module.
 
     ``domains`` maps each real array argument to its `Domain`; the body receives those as float64 JAX arrays. Other
-    arguments are static. ``broadcast=False`` skips the shape check for bodies with their own shape rules. The body
+    arguments are static. A body that ``has_float32`` takes float32 as well, to 1e-5, and is computed so on a TPU.
+    ``broadcast=False`` skips the shape check for bodies with their own shape rules. The body
     is jitted once per set of static arguments and returns an array or a pytree of arrays (`Bounds` included).
     """
 
@@ -153,22 +155,24 @@ def float64_function(
             numbers = {name: bound.arguments[name] for name in domains}
             _check_arguments(numbers, domains, broadcast)
 
-            def body_of(*arrays: Array) -> Any:
-                wide = {name: as_float64(array) for name, array in zip(numbers, arrays, strict=True)}
+            def body_of(*arrays: Array, dtype: Any = jnp.float64) -> Any:
+                wide = {name: as_float64(array, dtype) for name, array in zip(numbers, arrays, strict=True)}
                 result = compiled(**{**bound.arguments, **wide})
                 for name, domain in domains.items():
                     if is_traced(numbers[name]):
                         result = _nan_outside(result, wide[name], domain, broadcast)
                 return result
 
-            return in_float64(body_of, numbers.values(), rounding, broadcast)
+            return in_float64(body_of, numbers.values(), rounding, broadcast, has_float32)
 
         return wrapper
 
     return decorate
 
 
-def in_float64(body: Callable[..., Any], values: Iterable[Any], rounding: str, broadcast: bool) -> Any:
+def in_float64(
+    body: Callable[..., Any], values: Iterable[Any], rounding: str, broadcast: bool, has_float32: bool = False
+) -> Any:
     """Return body(*values), computed in float64 where the platform has it and else on the host, as results of 4. above.
 
     Args:
@@ -176,6 +180,7 @@ def in_float64(body: Callable[..., Any], values: Iterable[Any], rounding: str, b
       values: numbers, arrays or tracers.
       rounding: how its results become float32, as for `float64_function`.
       broadcast: whether the values broadcast against each other.
+      has_float32: whether body(*values, dtype=jnp.float32) is its own answer for a TPU.
     """
     values = tuple(values)
     keeps_float64 = _is_wide()
@@ -195,15 +200,31 @@ def in_float64(body: Callable[..., Any], values: Iterable[Any], rounding: str, b
             result = narrowed(*values)
         return result if is_traced(result) else jax.tree.map(lambda leaf: np.asarray(leaf)[()], result)
 
-    def of_traced(*arrays: Array) -> Any:
+    def with_known(function: Callable[..., Any], *arrays: Array) -> Any:
         mixed = list(values)
         for place, array in zip(places, arrays, strict=False):
             mixed[place] = array
-        return narrowed(*mixed)
+        return function(*mixed)
+
+    of_traced = functools.partial(with_known, narrowed)
+
+    # On a TPU in float32, unless more is asked for: by x64, or by a number out of the range of float32.
+    known = [value for value in values if not is_traced(value)]
+    on_tpu = None
+    if has_float32 and not keeps_float64 and all(map(_fits_float32, known)):
+        on_tpu = functools.partial(with_known, functools.partial(body, dtype=jnp.float32))
 
     arrays = [values[place] for place in places]
     shape = np.broadcast_shapes(*(np.shape(value) for value in values)) if broadcast else None
-    return _by_platform(of_traced, shape)(*arrays)
+    return _by_platform(of_traced, shape, on_tpu)(*arrays)
+
+
+def _fits_float32(value: Any) -> bool:
+    """Return whether all elements are zero, infinite or normal numbers of float32."""
+    magnitude = np.abs(np.asarray(value, np.float64))
+    info = np.finfo(np.float32)
+    is_normal = (magnitude >= info.tiny) & (magnitude <= info.max)
+    return bool(np.all(is_normal | (magnitude == 0) | np.isinf(magnitude)))
 
 
 def _on_cpu_without_float64() -> Any:
@@ -213,8 +234,10 @@ def _on_cpu_without_float64() -> Any:
     return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
-def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) -> Callable[..., Any]:
-    """Return ``function`` of arrays, computed by the CPU of the host where it is lowered for a TPU.
+def _by_platform(
+    function: Callable[..., Any], shape: tuple[int, ...] | None, on_tpu: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Return ``function`` of arrays; lowered for a TPU it is ``on_tpu``, or computed by the CPU of the host.
 
     The derivatives are given here, by rates: JAX cannot differentiate a choice of platforms with float64 in it while
     x64 is off. Where the result has the ``shape`` to which the arrays broadcast, or longer axes in place of those of
@@ -223,17 +246,17 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
 
     @jax.custom_jvp
     def value(*arrays: Array) -> Any:
-        on_host = functools.partial(_from_host, function, shape)
-        return jax.lax.platform_dependent(*arrays, tpu=on_host, default=function)
+        tpu = on_tpu or functools.partial(_from_host, function, shape)
+        return jax.lax.platform_dependent(*arrays, tpu=tpu, default=function)
 
     @functools.partial(value.defjvp, symbolic_zeros=True)
     def value_jvp(primals: tuple[Array, ...], tangents: tuple[Any, ...]) -> Any:
         result = value(*primals)
         by_element = _is_by_element(shape, result)
 
-        def rates(place: int, *arrays: Array) -> Any:
+        def rates(of: Callable[..., Any], place: int, *arrays: Array) -> Any:
             def of_one(array: Array) -> Any:
-                return function(*arrays[:place], array, *arrays[place + 1 :])
+                return of(*arrays[:place], array, *arrays[place + 1 :])
 
             if not by_element:
                 return jax.jacfwd(of_one)(arrays[place])
@@ -245,7 +268,11 @@ def _by_platform(function: Callable[..., Any], shape: tuple[int, ...] | None) ->
         for place, tangent in enumerate(tangents):
             if isinstance(tangent, SymbolicZero):
                 continue
-            rates_of_place = _by_platform(functools.partial(rates, place), shape if by_element else None)(*primals)
+            rates_on_tpu = functools.partial(rates, on_tpu, place) if on_tpu else None
+            of_place = _by_platform(
+                functools.partial(rates, function, place), shape if by_element else None, rates_on_tpu
+            )
+            rates_of_place = of_place(*primals)
             times = functools.partial(_times, tangent=tangent, by_element=by_element)
             total = jax.tree.map(jnp.add, total, jax.tree.map(times, rates_of_place))
         return result, total

@@ -1,10 +1,11 @@
-"""What is computed where a program is lowered for a TPU: on its host, in float64, by a callback.
+"""What is computed where a program is lowered for a TPU: on its host in float64, by a callback, or there in float32.
 
 No TPU is needed. The branch for one is chosen on the CPU, where all of its program can be seen and run.
 """
 
 import jax
 import jax.numpy as jnp
+import mpmath as mp
 import numpy as np
 import pytest
 
@@ -122,11 +123,132 @@ def test_no_float64_is_in_a_program_for_a_tpu(on_a_tpu, name):
     assert "f64" not in program
 
 
-@pytest.mark.parametrize("name", ["gdp_delta", "clt_epsilon", "rdp", "rdp at traced orders", "subsample", "points"])
+@pytest.mark.parametrize(
+    "name", ["Gaussian", "edgeworth_epsilon", "rdp", "rdp at traced orders", "subsample", "points"]
+)
 def test_the_host_answers_as_eager_code_does(on_a_tpu, name):
     function, *arguments = PROGRAMS[name]
     exact = [np.asarray(argument, np.float64) for argument in arguments]
     close(jax.jit(lambda *arguments: function(*arguments))(*arguments), function(*exact))
+
+
+IN_FLOAT32 = [name for name in ACCOUNTING if name.startswith(("gdp", "clt"))]
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_gaussian_privacy_needs_no_host(name):
+    """Nor does its program for a TPU hold float64; for a CPU it holds nothing but float64, as before."""
+    function, *arguments = PROGRAMS[name]
+
+    def text(platform):
+        traced = jax.jit(lambda *arguments: function(*arguments)).trace(*arguments)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    program = text("tpu")
+    assert "f64" not in program
+    assert "callback" not in program
+    assert "f64" in text("cpu")
+
+
+def in_float32(function, *arguments):
+    return np.asarray(jax.jit(lambda *arguments: function(*arguments))(*arguments), np.float64)
+
+
+# Settings (x, mu) of a mechanism: where its tail is, and how private.
+X, PRIVACY = (axis.ravel() for axis in np.meshgrid(np.linspace(-5.03, 11.27, 18), np.geomspace(1e-3, 50, 10)))
+PRIVACY = PRIVACY.astype(np.float32)
+LOSSES = np.clip(PRIVACY * (X + PRIVACY / 2), 0, 700).astype(np.float32)
+
+
+def exact_delta(epsilon, mu):
+    epsilon, mu = mp.mpf(epsilon), mp.mpf(mu)
+    return mp.ncdf(mu / 2 - epsilon / mu) - mp.exp(epsilon) * mp.ncdf(-mu / 2 - epsilon / mu)
+
+
+@pytest.fixture(scope="module")
+def deltas():
+    """Return the exact deltas of `LOSSES`, where they are numbers of float32, as float64."""
+    with mp.workdps(400):
+        found = [exact_delta(float(e), float(mu)) for e, mu in zip(LOSSES, PRIVACY, strict=True)]
+        logarithms = [float(mp.log(delta)) for delta in found]
+    return np.array([float(delta) for delta in found]), np.array(logarithms)
+
+
+def test_float32_delta_against_mpmath(on_a_tpu, deltas):
+    exact, log_exact = deltas
+    is_normal = exact > 1e-36
+    found = in_float32(accounting.gdp_delta, LOSSES, PRIVACY)
+    np.testing.assert_allclose(found[is_normal], exact[is_normal], rtol=1e-6)
+    np.testing.assert_allclose(in_float32(accounting.gdp_log_delta, LOSSES, PRIVACY), log_exact, rtol=5e-6)
+
+
+def test_float32_inverses_against_mpmath(on_a_tpu, deltas):
+    """The residual in delta is held against its slope; epsilon has an error of its own, relative to mu, near 0."""
+    delta = deltas[0].astype(np.float32)
+    usable = (delta > 1e-30) & (delta < 0.9)
+    delta, mu, epsilon = delta[usable], PRIVACY[usable], LOSSES[usable]
+    epsilon_found = in_float32(accounting.gdp_epsilon, delta, mu)
+    mu_found = in_float32(accounting.gdp_mu, epsilon, delta)
+    with mp.workdps(60):
+        for i, exact in enumerate(map(float, delta)):
+            e, m = map(float, (epsilon[i], mu[i]))
+
+            # One step of Newton's method from the answers, by the closed forms of the derivatives.
+            y = mp.mpf(epsilon_found[i]) / m + mp.mpf(m) / 2
+            slope = mp.exp(epsilon_found[i]) * mp.ncdf(-y)
+            move = (exact_delta(epsilon_found[i], m) - exact) / slope
+            if epsilon_found[i] > 0:
+                assert abs(move) < 1e-5 * epsilon_found[i] + 1e-6 * m
+            move = (exact_delta(e, mu_found[i]) - exact) / mp.npdf(e / mu_found[i] - mu_found[i] / 2)
+            assert abs(move) < 1e-5 * mu_found[i]
+
+
+def test_float32_clt_against_float64(on_a_tpu):
+    rng = np.random.default_rng(0)
+    noise, prob, delta = (
+        np.exp(rng.uniform(*np.log(span), 3000)).astype(np.float32) for span in ((0.3, 50), (1e-5, 1), (1e-30, 0.9))
+    )
+    steps = np.exp(rng.uniform(0, np.log(1e6), 3000)).astype(np.int32)
+    for sampling in ("poisson", "uniform"):
+        mu_of = accounting.clt_mu_poisson if sampling == "poisson" else accounting.clt_mu_uniform
+        mu = mu_of(noise, prob, steps)
+        np.testing.assert_allclose(in_float32(mu_of, noise, prob, steps), mu, rtol=2e-6)
+
+        def epsilon_of(*run, sampling=sampling):
+            return accounting.clt_epsilon(*run, sampling=sampling)
+
+        exact = epsilon_of(noise, prob, steps, delta)
+        error = np.abs(in_float32(epsilon_of, noise, prob, steps, delta) - exact)
+        assert np.all(error <= 1e-5 * exact + 2e-6 * mu)
+
+
+def test_float32_gets_derivatives_of_float64(on_a_tpu, deltas):
+    """Away from epsilon = 0, where that of epsilon jumps."""
+    delta = deltas[0].astype(np.float32)
+    usable = (delta > 1e-30) & (delta < 0.9) & (LOSSES > 0)
+    delta, mu, epsilon = delta[usable], PRIVACY[usable], LOSSES[usable]
+    pairs = (
+        (accounting.gdp_delta, epsilon, mu),
+        (accounting.gdp_epsilon, delta, mu),
+        (accounting.gdp_mu, epsilon, delta),
+    )
+    for function, *arguments in pairs:
+        slopes = jax.jit(jax.vmap(jax.grad(function, (0, 1))))
+        with jax.enable_x64(True):
+            exact = slopes(*[np.float64(argument) for argument in arguments])
+        for found, expected in zip(slopes(*arguments), exact, strict=True):
+            fits = np.abs(expected) < 1e37
+            np.testing.assert_allclose(np.asarray(found)[fits], expected[fits], rtol=1e-5)
+
+
+def test_float32_at_the_ends(on_a_tpu):
+    """What is no number of float32 is NaN if traced, and sent to the host if known."""
+    mus = np.float32([0.0, np.inf])
+    np.testing.assert_array_equal(in_float32(accounting.gdp_delta, np.float32(1), mus), [0, 1])
+    np.testing.assert_array_equal(in_float32(accounting.gdp_epsilon, np.float32(1e-5), mus), [0, np.inf])
+    assert np.all(np.isnan(in_float32(accounting.gdp_epsilon, np.float32([0, 1, np.nan]), MU)))
+    tiny = jax.jit(lambda mu: accounting.gdp_epsilon(1e-100, mu))(MU)
+    assert tiny == pytest.approx(accounting.gdp_epsilon(1e-100, 1.0), rel=1e-7)
 
 
 def test_an_upper_bound_is_rounded_up_on_the_host(on_a_tpu):
@@ -153,7 +275,7 @@ def test_derivatives_are_those_of_the_cpu(monkeypatch, name):
 
     expected = forward_and_back()
     choose_tpu(monkeypatch)
-    close(forward_and_back(), expected, rtol=1e-6)
+    close(forward_and_back(), expected, rtol=2e-6)
 
 
 def test_the_rates_of_many_settings_are_no_square_of_their_number(on_a_tpu):
@@ -193,7 +315,7 @@ def test_transformations_are_those_of_the_cpu(monkeypatch, name):
     function, *arguments = COMPILED[name]
     expected = jax.jit(lambda *arguments: function(*arguments))(*arguments)
     choose_tpu(monkeypatch)
-    close(jax.jit(lambda *arguments: function(*arguments))(*arguments), expected, rtol=1e-6)
+    close(jax.jit(lambda *arguments: function(*arguments))(*arguments), expected, rtol=2e-6)
 
 
 def test_results_stay_float64_where_the_caller_enabled_it(on_a_tpu):
