@@ -230,7 +230,7 @@ def test_accelerators_draw_in_place():
 
 
 def test_the_program_does_not_grow_with_the_number_of_small_arrays():
-    """A program for eight arrays has as many operations as one for two; on accelerators one for 32 has as one for 20."""
+    """A program for eight arrays has as many operations as one for two; on accelerators one for 32 as one for 20."""
 
     def num_xors(num_arrays, platform):
         shapes = [(5,)] * num_arrays
