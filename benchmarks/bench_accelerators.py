@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accelerators import counts
-from benchmarks.accelerators.report import write_page
+from benchmarks.accelerators.report import markdown
 from benchmarks.accelerators.target import TARGETS, TITLES, describe
 from benchmarks.writing import command
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.output:
             known = counts.merged(known, target, figures, command("benchmarks.bench_accelerators", arguments))
             path.write_text(json.dumps(known, indent=1) + "\n")
-            write_page(path.with_suffix(".md"), known)
+            path.with_suffix(".md").write_text(markdown(known))
     if not measured:
         return 1
     if not options.check:

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import turns
-from benchmarks.accelerators.programs import PLAIN, Program, programs
+from benchmarks.accelerators.device_report import markdown
+from benchmarks.accelerators.programs import Program, programs
 from benchmarks.accelerators.target import Target
 from benchmarks.machine import describe
-from benchmarks.tables import table
 from benchmarks.writing import command
 
 PACKAGES = ("gdpjax", "jax", "jaxlib", "optax", "flax", "numpy", "jax_privacy")
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         if "eight devices" not in name:
             results["cases"].update(_figures(name, list(group), target, options.rounds))
             options.output.write_text(json.dumps(results, indent=1) + "\n")
-            _write_page(options.output.with_suffix(".md"), results)
+            options.output.with_suffix(".md").write_text(markdown(results))
 
 
 def _figures(case: str, group: list[Program], target: Target, rounds: int) -> dict[str, Any]:
@@ -83,28 +83,6 @@ def _made(shapes: Any) -> Any:
         return jnp.full(leaf.shape, value, leaf.dtype)
 
     return jax.tree.map(made, shapes)
-
-
-def _write_page(path: Path, results: dict[str, Any]) -> None:
-    """Write the table of a file of results."""
-    machine, cases = results["machine"], results["cases"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    rows = []
-    for name, each in cases.items():
-        if "failed" in each:
-            rows.append([name, each["failed"].replace("|", "/")[:80], "", "", ""])
-            continue
-        base = cases.get(f"{name.rpartition('.')[0]}.{PLAIN}", {}).get("median_seconds")
-        ratio = each["median_seconds"] / base if base and not name.endswith(PLAIN) else None
-        temp = each["temp_bytes"] / 1e6 if each["temp_bytes"] is not None else None
-        rows.append([name, 1e3 * each["median_seconds"], ratio, temp, each["compile_seconds"]])
-    text = [
-        f"# Executed on {machine['device']}",
-        f"{versions}. `{results['command']}`",
-        "Medians of turns; x is the time over that of the case's plain program.",
-        table(["program", "ms", "x", "temp MB", "seconds to compile"], rows),
-    ]
-    path.write_text("\n\n".join(text) + "\n")
 
 
 if __name__ == "__main__":

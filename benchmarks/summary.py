@@ -442,6 +442,8 @@ COMMANDS = {
     "language_124M": Command("make bench-language PRESET=124M", "needs a GPU"),
     "language_355M": Command("make bench-language PRESET=355M", "needs a GPU"),
     "language_1B": Command("make bench-language PRESET=1B", "needs a GPU"),
+    "accelerators": Command("make bench-accelerators", "an hour, no device"),
+    "device_h200": Command(None, "five minutes on a GPU"),
     "recipes": Command(None, "hours"),
     "correlated_adult": Command(None, "10 minutes"),
     "correlated_mnist": Command(None, "3 hours"),

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+import benchmarks.accelerators.device_report
+import benchmarks.accelerators.report
 import benchmarks.accounting.report
 import benchmarks.bench_allocation
 import benchmarks.bench_sweeps
@@ -28,6 +30,8 @@ TABLES = {
     "sweeps_cpu": benchmarks.bench_sweeps,
     "language_tiny": benchmarks.language.report,
     "language_small": benchmarks.language.report,
+    "accelerators": benchmarks.accelerators.report,
+    "device_h200": benchmarks.accelerators.device_report,
     "recipes": experiments.recipes.tables,
     "correlated_adult": experiments.correlated.tables,
     "correlated_mnist": experiments.correlated.tables,

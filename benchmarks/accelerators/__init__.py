@@ -4,4 +4,5 @@
 * `programs`  what is compiled, by name
 * `counts`    compare the counts with those that are expected
 * `report`    the page
+* `device_report`  the page of programs that were executed
 """

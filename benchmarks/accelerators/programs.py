@@ -17,6 +17,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import gdpjax
+from benchmarks.accelerators.device_report import PLAIN
 from benchmarks.accelerators.target import Target
 from benchmarks.clipping import cases as clipping_cases
 from benchmarks.clipping.contenders import BATCH_ARGNUMS
@@ -31,7 +32,6 @@ from gdpjax.training import Data, Plan, private_training
 Built = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function, the shapes of its arguments, and settings of `jax.jit`."""
 
-PLAIN = "plain"
 OURS = "gdpjax"
 PEER = "jax_privacy"
 PEER_32 = "jax_privacy, 32 rows at a time"

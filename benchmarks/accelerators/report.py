@@ -1,6 +1,5 @@
 """The page of the figures: a table for each family and target, with ratios to the first contender of a case."""
 
-from pathlib import Path
 from typing import Any
 
 from benchmarks.accelerators.target import COLLECTIVES, TITLES
@@ -9,8 +8,8 @@ from benchmarks.tables import table
 _HEADER = ["program", "seconds", "lines", "temp MB", "arguments MB", "MB moved", "x", "Gflop", "us", "float64"]
 
 
-def write_page(path: Path, results: dict[str, Any]) -> None:
-    """Write the page of results to a file."""
+def markdown(results: dict[str, Any]) -> str:
+    """Return the page of results."""
     parts = [
         "# Compiled for a TPU v5e and an H100: nothing was executed",
         f"JAX {results['jax']}. `{results['command']}`",
@@ -29,7 +28,7 @@ def write_page(path: Path, results: dict[str, Any]) -> None:
             parts.append(table(_HEADER, rows))
             if family == "eight devices":
                 parts.append(_devices(names, figures))
-    path.write_text("\n\n".join(parts) + "\n")
+    return "\n\n".join(parts) + "\n"
 
 
 def _row(name: str, figures: dict[str, Any]) -> list[str]:
