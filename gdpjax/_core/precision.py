@@ -258,9 +258,11 @@ def _by_platform(
             def of_one(array: Array) -> Any:
                 return of(*arrays[:place], array, *arrays[place + 1 :])
 
-            if not by_element:
-                return jax.jacfwd(of_one)(arrays[place])
             first, *_ = jax.tree.leaves(jax.eval_shape(function, *arrays))
+            if not by_element:
+                jacobian = jax.jacrev if first.size < arrays[place].size else jax.jacfwd
+                with jax.enable_x64(True):
+                    return jacobian(of_one)(arrays[place])
             each = jnp.broadcast_to(arrays[place], first.shape)
             return jax.jvp(of_one, (each,), (jnp.ones_like(each),))[1]
 

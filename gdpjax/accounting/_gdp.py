@@ -20,7 +20,7 @@ from jax.scipy.special import ndtr, ndtri
 
 from gdpjax._core import gdp
 from gdpjax._core.arguments import check_count
-from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, NONNEGATIVE, UNIT, Domain
+from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, NONNEGATIVE, UNIT, Domain, is_traced
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
 
@@ -161,7 +161,6 @@ def gdp_tradeoff(alpha: Array, mu: Array) -> Array:
     return jnp.where(is_inside, beta, beta_at_ends)
 
 
-@float64_function(has_float32=True, broadcast=False, mu=EXTENDED_NONNEGATIVE)
 def gdp_compose(mu: Array, axis: int = -1) -> Array:
     """Return the mu of several Gaussian-private mechanisms together.
 
@@ -182,10 +181,20 @@ def gdp_compose(mu: Array, axis: int = -1) -> Array:
     >>> print(gdp_compose([3.0, 4.0]))
     5.0
     """
-    axis = check_count("axis", axis, least=-mu.ndim)
-    if not -mu.ndim <= axis < mu.ndim:
-        raise ValueError(f"mu must have axis {axis} to compose along, got shape {mu.shape}")
+    num_axes = np.ndim(mu)
+    axis = check_count("axis", axis, least=-num_axes)
+    if not -num_axes <= axis < num_axes:
+        raise ValueError(f"mu must have axis {axis} to compose along, got shape {np.shape(mu)}")
 
+    # One composition at a time where they may be differentiated: each depends on its own mus alone.
+    if is_traced(mu) and num_axes > 1:
+        return jnp.vectorize(_composed, excluded={1}, signature="(n)->()")(jnp.moveaxis(mu, axis, -1), -1)
+    return _composed(mu, axis)
+
+
+@float64_function(has_float32=True, broadcast=False, mu=EXTENDED_NONNEGATIVE)
+def _composed(mu: Array, axis: int) -> Array:
+    """Return `gdp_compose` along an axis that there is."""
     # The largest mu is taken out of the root, so that no square overflows.
     largest = jnp.max(mu, axis=axis, keepdims=True, initial=0.0)
     scale = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
