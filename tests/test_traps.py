@@ -831,8 +831,8 @@ TRAPS = {
             "tests/test_ledger.py::test_rounding_to_a_side_does_not_rest_on_a_cast_and_back",
             "tests/sampling/test_poisson.py::test_no_place_out_of_range_is_written_to",
         ),
-        "the side is found by casting to float32 and back: the first fails; the words of the sampler without a marked row "
-        "are written beyond the end: the second fails (on a GPU bounds were on the wrong side, and one row filled a batch)",
+        "the side is found by casting to float32 and back: the first fails; the sampler's words without a marked row "
+        "are written beyond the end: the second fails (on a GPU one row filled a batch)",
     ),
 }
 
