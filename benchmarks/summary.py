@@ -187,6 +187,8 @@ def _clipping() -> tuple[list[Row], tuple[str, str]]:
 
 
 def _load(result: dict[str, Any]) -> str:
+    if "load_average_before" not in result:
+        return "not recorded"
     return f"{result['load_average_before']} before and {result['load_average_after']} after"
 
 

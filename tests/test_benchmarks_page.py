@@ -103,7 +103,7 @@ def test_the_programs_that_make_and_the_pages_name_are_there():
         for name in re.findall(r"python -m (benchmarks\.\w+)", page.read_text()):
             assert importlib.util.find_spec(name), f"{page.name} names {name}"
     made = re.findall(r"python -m (benchmarks\.bench_\w+)", (ROOT / "Makefile").read_text())
-    assert len(set(made)) == 6
+    assert len(set(made)) == 7
 
 
 def test_the_commands_of_today_make_the_files_again():
