@@ -58,7 +58,7 @@ $(VENV)/.libtpu: $(BIN)/python constraints.txt
 	@touch $@
 
 test-accelerators: $(VENV)/.test $(VENV)/.libtpu ## compile for a TPU that is not there, and compare counts; REMAKE=1 writes the file
-	$(BIN)/python -m benchmarks.bench_accelerators --libtpu $(VENV)/libtpu --check tests/accelerators/expected.json \
+	$(BIN)/python -m benchmarks.bench_accelerators --libtpu $(VENV)/libtpu --check tests/data/accelerators.json \
 	  $(if $(REMAKE),--remake)
 
 bench-accelerators: RESULT ?= benchmarks/results/accelerators.json

@@ -1,6 +1,6 @@
 """Compile for a TPU v5e and an H100 that are not there, and compare counts, or write them down. Nothing is executed.
 
-    python -m benchmarks.bench_accelerators --libtpu build/libtpu --check tests/accelerators/expected.json
+    python -m benchmarks.bench_accelerators --libtpu build/libtpu --check tests/data/accelerators.json
     python -m benchmarks.bench_accelerators --libtpu build/libtpu --output benchmarks/results/accelerators.json
 
 One process compiles for one target, the first of ``--targets`` that can be described after the other. A program that
@@ -23,7 +23,7 @@ from benchmarks.writing import command
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Compile for a TPU v5e and an H100 that are not there.")
     parser.add_argument("--libtpu", type=Path, help="the folder into which pip put the wheel of TPUs")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--programs", nargs="*", default=[], help="only those whose names contain one of these")

@@ -37,7 +37,7 @@ DEFAULT = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Run the programs on the device that is here.")
     parser.add_argument("--output", type=Path, required=True, help="the file of results; its page lies beside it")
     parser.add_argument("--programs", nargs="*", default=DEFAULT, help="those whose names contain one of these")
     parser.add_argument("--rounds", type=int, default=15)
