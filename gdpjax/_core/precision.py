@@ -231,7 +231,18 @@ def _on_cpu_without_float64() -> Any:
     """Return a context in which a TPU, whose float64 is a pair of float32, leaves computing to the CPU beside it."""
     if xla.platform() != "tpu":
         return contextlib.nullcontext()
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
+    return jax.default_device(_cpu_of_host())
+
+
+def _cpu_of_host() -> Any:
+    """Return the CPU beside an accelerator; ValueError where JAX was told to leave it alone."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ValueError(
+            "accounting on a TPU needs the CPU of its host, got a JAX without it: leave JAX_PLATFORMS unset, or set it "
+            "to tpu,cpu"
+        ) from error
 
 
 def _by_platform(
@@ -316,7 +327,7 @@ def _from_host(function: Callable[..., Any], shape: tuple[int, ...] | None, *arg
             missing = [tuple(range(num_batches, num_batches + num_all - array.ndim)) for array in arrays]
             arrays = [np.expand_dims(array, axes) for array, axes in zip(arrays, missing, strict=True)]
             num_batches = 0
-        with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        with jax.enable_x64(True), jax.default_device(_cpu_of_host()):
             result = compiled(num_batches)(*arrays)
         return jax.tree.map(np.asarray, result)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gdpjax import accounting, mechanisms, tradeoff
+from gdpjax._core import xla
 
 KEY = jax.random.key(0)
 NOISE = np.float32([0.9, 1.4])
@@ -354,3 +355,13 @@ def test_traced_and_known_sampling_probabilities_draw_the_same_examples(kind):
     np.testing.assert_allclose(jax.jit(draw)(p), draw(p), rtol=1e-6)
     np.testing.assert_allclose(draw(kind(1.0)), [1000.0], rtol=1e-6)
     np.testing.assert_allclose(draw(kind(0.0)), [0.0], atol=1e-6)
+
+
+def test_a_tpu_without_its_cpu_is_told_of(monkeypatch):
+    def no_cpu(backend):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(xla, "platform", lambda: "tpu")
+    monkeypatch.setattr(jax, "local_devices", no_cpu)
+    with pytest.raises(ValueError, match="set it to tpu,cpu"):
+        accounting.gdp_delta(1.0, 1.0)
