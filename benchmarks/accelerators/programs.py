@@ -321,7 +321,11 @@ def _on_mesh(shapes: Any, mesh: Mesh, form: str, num_units: int) -> Any:
         spec = PartitionSpec()
         names = [str(getattr(entry, "key", getattr(entry, "name", ""))) for entry in path]
         if form == "fsdp" and leaf.ndim >= 2 and not jnp.issubdtype(leaf.dtype, jnp.integer):
-            spec = sharding._spec(names, leaf.shape, mesh)
+            tree: Any = leaf
+            for name in reversed(names):
+                tree = {name: tree}
+            (on_mesh,) = jax.tree.leaves(sharding.shardings(tree, mesh))
+            spec = on_mesh.spec
         elif jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.shape[:1] == (num_units,):
             spec = PartitionSpec(sharding.DATA)
         return Shape(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))

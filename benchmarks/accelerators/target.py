@@ -136,12 +136,11 @@ def describe(name: str, libtpu: Path | None = None) -> Target:
     import jax
     from jax.experimental import topologies
 
-    from gdpjax._core import xla
-
     jax.devices()
     if name == "tpu":
         topology = topologies.get_topology_desc("v5e:2x4", "tpu")
     else:
         topology = topologies.get_topology_desc("", platform="cuda", target_config=_H100, topology="1x8x1")
-    xla.platform = lambda: name
+    # As on a machine that has the device; the library plans for the platform that JAX names.
+    jax.default_backend = lambda: name
     return Target(name, list(topology.devices))

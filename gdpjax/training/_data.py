@@ -105,8 +105,10 @@ def _with_whole_rows(array: Array) -> Array:
     A TPU puts the longer axis in its lanes, the rows'. The compiler would then copy the matrix to the other layout at
     each step that takes rows of it.
     """
+    if is_traced(array) or array.ndim != 2 or not array.is_fully_addressable:
+        return array
     platform = next(iter(array.devices())).platform
-    if array.ndim != 2 or platform != "tpu" or not array.is_fully_addressable:
+    if platform != "tpu":
         return array
     return jax.device_put(array, Format(Layout(major_to_minor=(0, 1)), array.sharding))
 
