@@ -130,13 +130,19 @@ def _nan_outside(result: Any, argument: Any, domain: Domain, broadcast: bool) ->
 
 
 def float64_function(
-    *, rounding: str = "nearest", broadcast: bool = True, has_float32: bool = False, **domains: Domain
+    *,
+    rounding: str = "nearest",
+    broadcast: bool = True,
+    by_element: bool = True,
+    has_float32: bool = False,
+    **domains: Domain,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate ``body`` with the checks and the precision policy of this module.
 
     ``domains`` maps each real array argument to its `Domain`; the body receives those as float64 JAX arrays. Other
     arguments are static. A body that ``has_float32`` takes float32 as well, to 1e-5, and is computed so on a TPU.
-    ``broadcast=False`` skips the shape check for bodies with their own shape rules. The body
+    ``broadcast=False`` skips the shape check for bodies with their own shape rules; ``by_element=False`` says that
+    elements of a result depend on those in other places, which their derivatives must follow. The body
     is jitted once per set of static arguments and returns an array or a pytree of arrays (`Bounds` included).
     """
 
@@ -163,7 +169,7 @@ def float64_function(
                         result = _nan_outside(result, wide[name], domain, broadcast)
                 return result
 
-            return in_float64(body_of, numbers.values(), rounding, broadcast, has_float32)
+            return in_float64(body_of, numbers.values(), rounding, broadcast and by_element, has_float32)
 
         return wrapper
 
@@ -179,7 +185,7 @@ def in_float64(
       body: a function of scalars or arrays, which are widened in it, to arrays.
       values: numbers, arrays or tracers.
       rounding: how its results become float32, as for `float64_function`.
-      broadcast: whether the values broadcast against each other.
+      broadcast: whether the values broadcast against each other, and elements depend on those in their own place.
       has_float32: whether body(*values, dtype=jnp.float32) is its own answer for a TPU.
     """
     values = tuple(values)

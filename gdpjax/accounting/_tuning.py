@@ -141,6 +141,7 @@ def tuning_epsilon(
 
 @float64_function(
     rounding="up",
+    by_element=False,
     rdp=EXTENDED_NONNEGATIVE,
     orders=RENYI_ORDER,
     eta=SHAPE,
@@ -151,7 +152,7 @@ def _negative_binomial(rdp: Array, orders: Array, eta: Array, gamma: Array) -> A
     return _negative_binomial_kernel(rdp, orders, eta, gamma)
 
 
-@float64_function(rounding="up", rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, mean=_POISSON_MEAN)
+@float64_function(rounding="up", by_element=False, rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, mean=_POISSON_MEAN)
 def _poisson(rdp: Array, orders: Array, mean: Array) -> Array:
     """Return `tuning_rdp` of the Poisson law, with d from rdp."""
     return _poisson_kernel(rdp, orders, mean, _one_run_delta(rdp, orders))
@@ -159,6 +160,7 @@ def _poisson(rdp: Array, orders: Array, mean: Array) -> Array:
 
 @float64_function(
     rounding="up",
+    by_element=False,
     rdp=EXTENDED_NONNEGATIVE,
     orders=RENYI_ORDER,
     mean=_POISSON_MEAN,

@@ -372,3 +372,18 @@ def test_bad_input(call, message):
     """Arguments out of range, and parameters of another law, are refused with a message."""
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_gradient_follows_all_orders():
+    # Each result has a term of the best order, in another place.
+    orders = np.array([2.0, 3.0, 8.0])
+    rdp = np.array([0.1, 0.2, 0.5])
+    weights = np.array([1.0, 2.0, 3.0])
+
+    def weighted(rdp):
+        return weights @ tuning_rdp(rdp, orders, eta=1.0, gamma=0.1)
+
+    steps = 1e-6 * np.eye(3)
+    expected = [(weighted(rdp + step) - weighted(rdp - step)) / 2e-6 for step in steps]
+    gradient = jax.jit(jax.grad(weighted))(jnp.asarray(rdp, jnp.float32))
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5)
