@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gdpjax._core import xla
 from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
@@ -94,7 +95,8 @@ def moments_accountant_epsilon(
         check_options(noise_multiplier, sampling, None)  # pyright: ignore[reportArgumentType]
         return _epsilon_of_ledger(noise_multiplier, delta, conversion)  # pyright: ignore[reportArgumentType]
     run: tuple[Any, Any, Any, Any] = (noise_multiplier, sampling_prob, num_steps, delta)
-    if sampling == "poisson" and not is_traced(run) and all(np.ndim(number) == 0 for number in run):
+    is_one = not is_traced(run) and all(np.ndim(number) == 0 for number in run)
+    if sampling == "poisson" and is_one and not xla.in_program():
         return _one_moments_accountant(*run, conversion)
     return _moments_accountant(*run, conversion, sampling)
 

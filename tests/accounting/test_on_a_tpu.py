@@ -365,3 +365,10 @@ def test_a_tpu_without_its_cpu_is_told_of(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", no_cpu)
     with pytest.raises(ValueError, match="set it to tpu,cpu"):
         accounting.gdp_delta(1.0, 1.0)
+
+
+def test_the_moments_accountant_of_known_numbers_is_rounded_up_within_a_program():
+    """Found by a reader of the code: as float64 the number was rounded to the nearest where it met a traced one."""
+    run = (1.3, 256 / 60000, 3516, 1e-5)
+    within = jax.jit(lambda zero: zero + accounting.moments_accountant_epsilon(*run))(np.float32(0))
+    assert float(within) >= accounting.moments_accountant_epsilon(*run)
