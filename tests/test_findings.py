@@ -212,6 +212,13 @@ def language_model() -> list[str]:
                 private, plain = (fastest[who]["compile_seconds"] for who in ("gdpjax auto", "no privacy"))
                 quotes.append(f"{private:.1f} s in place of {plain:.1f} s for the third line")
     quotes.append(f"adds at most {rounded_up(100 * (max(all_ratios) - 1), 0)} % here")
+
+    # The one figure of this page that was measured on a GPU.
+    device = result("device_h200")
+    private, plain = (device["cases"][f"language.124M.{who}"]["median_seconds"] for who in ("gdpjax", "plain"))
+    name = device["machine"]["device"].removeprefix("NVIDIA ")
+    step = "the step of a model of 124M parameters"
+    quotes.append(f"On an {name} {step} took {rounded_up(private / plain, 2)} times that without privacy")
     return quotes
 
 
