@@ -99,7 +99,7 @@ def run(settings: Settings) -> dict[str, Any]:
     times = clocks.in_turn(calls, settings.repetitions)
 
     # What was measured, and what was aimed at.
-    steps = trials[0].plan.max_steps
+    steps = trials[0].plan.num_steps
     planned = len(trials) * steps
     measured = {name: _measured(way, times[name], planned) for name, way in ways.items()}
     targets = {}

@@ -94,7 +94,7 @@ def _measure(case: "Case", present: Sequence[Any], repetitions: int) -> dict[str
         "plan": {
             "noise_multiplier": plan.noise_multiplier,
             "clip_norm": case.clip_norm,
-            "max_steps": plan.max_steps,
+            "max_steps": plan.num_steps,
             "expected_batch_size": case.expected_batch_size,
             "capacity": plan.capacity,
             "delta": plan.delta,

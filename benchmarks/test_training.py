@@ -56,7 +56,7 @@ def test_a_loop_of_steps_and_a_scan_train_alike(result):
 
 def test_every_case_s_plan_is_for_its_turns_and_has_a_model_of_its_images():
     for case in itertools.chain(*cases.PRESETS.values()):
-        assert case.steps_per_turn <= case.plan().max_steps, case.name
+        assert case.steps_per_turn <= case.plan().num_steps, case.name
         images, labels = case._replace(num_examples=2).data()
         loss = jax.eval_shape(case.model.loss, case.params(), images[0], labels[0])
         assert loss.shape == (), case.name

@@ -40,9 +40,9 @@ from gdpjax.clipping import (
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
 from gdpjax.reporting import report
-from gdpjax.sampling import poisson_batches
 from gdpjax.training import Plan, make_plan
 from gdpjax.transforms import (
+    IndependentGaussian,
     accumulate_clipped,
     add_gaussian_noise,
     clip_and_sum,
@@ -73,6 +73,7 @@ __all__ = [
     "ClipInfo",
     "Event",
     "Flat",
+    "IndependentGaussian",
     "Ledger",
     "NeighboringRelation",
     "Normalize",
@@ -100,7 +101,6 @@ __all__ = [
     "nnx",
     "per_example_grad",
     "plotting",
-    "poisson_batches",
     "privatize",
     "privatize_adaptive",
     "public_values",

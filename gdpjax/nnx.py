@@ -2,7 +2,7 @@
 
     training = gdpjax.nnx.private_training(plan, model, loss_fn, optax.adam(1e-3))   # loss_fn(model, x, y), ONE example
     state = training.init(model, gdpjax.fresh_key())
-    state, info = training.run_steps(state, training.place(x, y), plan.max_steps)
+    state, info = training.run_steps(state, training.place(x, y), plan.num_steps)
     nnx.update(model, state.params)                                                  # trained weights back
 
 The functions have the names and the arguments of those in `gdpjax` and `gdpjax.training`, with a module in the place of
@@ -148,7 +148,7 @@ def clipped_grad(loss_fn: Callable[..., Any], clip: Any, *, wrt: Filter = nnx.Pa
     It goes where `gdpjax.clipped_grad` goes, and what it returns where an `nnx.Optimizer` wants gradients::
 
         grad_fn = gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))
-        optimizer = nnx.Optimizer(model, gdpjax.dpsgd(0.1, clipped_by=grad_fn, ...), wrt=nnx.Param)
+        optimizer = nnx.Optimizer(model, gdpjax.dpsgd(0.1, grad_fn, ...), wrt=nnx.Param)
         optimizer.update(model, grad_fn(model, x, y, is_padding=is_padding))      # in one nnx.jit
 
     Args:

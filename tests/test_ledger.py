@@ -18,7 +18,9 @@ from gdpjax.ledger import (
     LaplaceEvent,
     RandomizedResponseEvent,
     ShuffledEvent,
+    StepEvent,
     TruncatedPoissonEvent,
+    UniformEvent,
     init_ledger,
     ledger_from_state,
     record_step,
@@ -26,6 +28,7 @@ from gdpjax.ledger import (
 )
 from gdpjax.tradeoff import PiecewiseLinear
 
+STEP = Event(1.0, 0.1, 1)
 EVENTS = st.builds(
     Event,
     noise_multiplier=st.floats(1e-3, 1e3),
@@ -45,7 +48,7 @@ def test_json_round_trip(events):
 
 def test_defaults_of_the_relation():
     assert Event(1.0, 0.1, 1).neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-    assert Event(1.0, 0.1, 1, "uniform").neighboring_relation is NeighboringRelation.REPLACE_ONE
+    assert UniformEvent(1.0, 0.1, 1).neighboring_relation is NeighboringRelation.REPLACE_ONE
     special = Event(1.0, 0.1, 1, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
     assert Ledger.from_json(Ledger([special]).to_json())[0] == special
 
@@ -58,16 +61,20 @@ def test_defaults_of_the_relation():
         ((1.0, 1.1, 1), "sampling_prob"),
         ((1.0, 0.1, 0), "num_steps"),
         ((1.0, 0.1, 1.5), "num_steps"),
-        ((1.0, 0.1, 1, "shuffle"), "sampling must be one of"),
-        ((1.0, 0.1, 1, "poisson", NeighboringRelation.REPLACE_ONE), "proved bound"),
-        ((1.0, 0.1, 1, "uniform", NeighboringRelation.ADD_OR_REMOVE_ONE), "proved bound"),
-        ((1.0, 0.1, 1, "poisson", None, 1.0), "overflow"),
+        ((1.0, 0.1, 1, "poisson"), "neighboring_relation must be one of"),
+        ((1.0, 0.1, 1, NeighboringRelation.REPLACE_ONE), "proved bound"),
+        ((1.0, 0.1, 1, None, 1.0), "overflow"),
         ((np.ones(2), 0.1, 1), "one configuration"),
     ],
 )
 def test_bad_events(fields, message):
     with pytest.raises(ValueError, match=message):
         Event(*fields)
+
+
+def test_batches_without_replacement_have_one_relation():
+    with pytest.raises(ValueError, match="UniformEvent has a proved bound under REPLACE_ONE, not under ADD_OR"):
+        UniformEvent(1.0, 0.1, 1, NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 
 def test_joint_event_is_the_one_of_the_combined_noise():
@@ -87,7 +94,7 @@ def test_joint_event_is_the_one_of_the_combined_noise():
         "",
         "[]",
         "{}",
-        '{"gdpjax_ledger": 2, "events": []}',
+        '{"gdpjax_ledger": 3, "events": []}',
         '{"gdpjax_ledger": 1, "events": {}}',
         '{"gdpjax_ledger": 1, "events": [{"a": 1}]}',
         '{"gdpjax_ledger": true, "events": []}',
@@ -112,6 +119,7 @@ def test_a_name_twice_in_json_is_refused():
 
 ALL_EVENTS = [
     Event(1.0, 0.1, 1000, overflow=1e-3),
+    UniformEvent(1.0, 0.1, 1000),
     AllocationEvent(1.0, 10, 3, 2, missing_steps=1),
     ShuffledEvent(1.0, 10, 3),
     TruncatedPoissonEvent(1.0, 0.1, 10, 100, 30),
@@ -131,8 +139,7 @@ def test_a_field_that_was_lost_from_json_is_refused(event):
     assert Ledger.from_json(text) == Ledger([event])
     written = json.loads(text)
     fields = written["events"][0]
-    optional = {"announced"} if fields["type"] == "correlated" else {"announced", "is_exact"}
-    for name in fields.keys() - {"type"} - optional:
+    for name in fields.keys() - {"type"}:
         without = {kept: value for kept, value in fields.items() if kept != name}
         with pytest.raises(ValueError, match=f"expected all fields .*{name}"):
             Ledger.from_json(json.dumps(written | {"events": [without]}))
@@ -156,10 +163,9 @@ def test_ledgers_join():
 
 def test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read():
     """Trap 83: steps that are recorded by hand, too."""
-    scheme = {"max_examples": 1000, "capacity": 300}
-    state = init_ledger(1, "truncated_poisson", NeighboringRelation.ADD_OR_REMOVE_ONE, scheme=scheme)
+    state = init_ledger(1, TruncatedPoissonEvent(1.0, 0.1, 1, max_examples=1000, capacity=300))
     state = record_step(state, 1.0, 0.1, 1e-3)
-    with pytest.raises(ValueError, match="truncated_poisson sampling holds no overflow"):
+    with pytest.raises(ValueError, match="a TruncatedPoissonEvent holds no overflow"):
         ledger_from_state(state)
 
 
@@ -177,9 +183,8 @@ def test_ledger_cannot_be_read_while_traced():
 
     import gdpjax
 
-    tx = gdpjax.privatize(
-        gdpjax.Sensitivity(1.0), noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=1, key=jax.random.key(0)
-    )
+    batches = gdpjax.sampling.PoissonNumbers(0.1, expected_batch_size=1)
+    tx = gdpjax.privatize(gdpjax.Sensitivity(1.0), 1.0, batches, jax.random.key(0))
     with pytest.raises(ValueError, match="outside compiled code"):
         jax.jit(lambda p: len(gdpjax.ledger_of(tx.init(p))))(jnp.zeros(2))
 
@@ -193,8 +198,8 @@ def test_a_run_without_noise_is_an_event_that_says_so():
 
 
 def test_a_wrong_field_of_a_joint_event_is_refused():
-    with pytest.raises(ValueError, match=r"Event\.joint has no argument 'sampler'; did you mean 'sampling'"):
-        Event.joint(1.0, 1.0, sampling_prob=0.1, num_steps=3, sampler="poisson")
+    with pytest.raises(ValueError, match=r"Event\.joint has no argument 'announce'; did you mean 'announced'"):
+        Event.joint(1.0, 1.0, sampling_prob=0.1, num_steps=3, announce=True)
     with pytest.raises(ValueError, match=r"quantile_clipping has no argument 'over_flow'; did you mean 'overflow'"):
         Event.quantile_clipping(1.0, 5.0, sampling_prob=0.1, num_steps=3, over_flow=0.0)
 
@@ -208,7 +213,7 @@ def test_joint_events_of_tiny_noise_do_not_vanish():
 @pytest.mark.parametrize("overflow", [3.6e-115, 1e-45, 1e-20])
 def test_an_overflow_that_float32_cannot_hold_is_rounded_up(overflow):
     """Also where compiled code takes subnormal numbers for 0."""
-    state = init_ledger(4, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE)
+    state = init_ledger(4, STEP)
     record = jax.jit(lambda state: record_step(state, 1.0, 0.1, overflow))
     for _ in range(3):
         state = record(state)
@@ -235,45 +240,35 @@ def test_rounding_to_a_side_does_not_rest_on_a_cast_and_back():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_ledger_that_was_cast_to_half_precision_is_refused(dtype):
     """A cast rounds to the nearest: a noise multiplier of 1.004 became 1.0078, and an overflow of 2e-8 became 0."""
-    state = record_step(init_ledger(1, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE), 1.004, 0.064, 2e-8)
+    state = record_step(init_ledger(1, STEP), 1.004, 0.064, 2e-8)
     cast = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype == np.float32 else leaf, state)
     for use in (ledger_from_state, lambda state: record_step(state, 1.004, 0.064, 2e-8)):
         with pytest.raises(ValueError, match="must be in float32"):
             use(cast)
 
 
-KINDS = (
-    ("poisson", "add_or_remove_one", False), ("poisson", "replace_special", False), ("uniform", "replace_one", False),
-    ("poisson", "add_or_remove_one", True), ("poisson", "replace_special", True),
-    ("truncated_poisson", "add_or_remove_one", False), ("allocation", "add_or_remove_one", False),
-    ("allocation", "replace_special", False), ("allocation", "add_or_remove_one", True),
-    ("allocation", "replace_special", True), ("shuffled", "replace_special", False),
-    ("shuffled", "add_or_remove_one", False), ("shuffled", "replace_one", False),
-    ("correlated", "replace_special", False), ("correlated", "add_or_remove_one", False),
-    ("correlated", "replace_one", False), ("cyclic_poisson", "add_or_remove_one", False),
-    ("cyclic_poisson", "replace_special", False), ("cyclic_poisson", "add_or_remove_one", True),
-    ("cyclic_poisson", "replace_special", True),
-)  # fmt: skip
-SCHEMES = {
-    "truncated_poisson": {"max_examples": 9, "capacity": 9},
-    "allocation": {"steps_per_epoch": 2},
-    "shuffled": {"steps_per_epoch": 2},
-    "correlated": {"planned_steps": 2, "max_participations": 1, "min_separation": 1},
-    "cyclic_poisson": {"num_groups": 2},
-}
+@pytest.mark.parametrize("event", [event for event in ALL_EVENTS if isinstance(event, StepEvent)], ids=repr)
+def test_a_ledger_in_compiled_code_has_the_event_of_its_steps(event):
+    """Its other numbers are known before compiling, and come back as they were given."""
+    recorded = jax.jit(lambda state: record_step(state, 2.0, 0.25, 0.0))(init_ledger(2, event))
+    (found,) = ledger_from_state(jax.tree.map(np.asarray, recorded))
+    expected = event.of_steps(2.0, 0.25, 1)
+    assert found == expected
+    assert found.num_steps == 1
 
 
-@pytest.mark.parametrize(("number", "kind"), list(enumerate(KINDS)))
-def test_the_numbers_of_kinds_in_saved_states_stay(number, kind):
-    sampling, relation, announced = kind
-    scheme = SCHEMES.get(sampling)
-    state = init_ledger(1, sampling, NeighboringRelation(relation), announced=announced, scheme=scheme)
-    assert state.kind == number
+def test_a_state_that_is_restored_as_that_of_other_steps_is_refused():
+    """A file of arrays says nothing of sampling: poisson steps restored as allocation would cost another epsilon."""
+    saved = record_step(init_ledger(2, STEP), 1.0, 0.1, 0.0)
+    template = init_ledger(2, AllocationEvent(1.0, 10))
+    restored = jax.tree.unflatten(jax.tree.structure(template), jax.tree.leaves(saved))
+    with pytest.raises(ValueError, match="recorded for other steps than AllocationEvent"):
+        ledger_from_state(restored)
 
 
 def test_a_sum_of_overflows_never_stands_still():
     """Each addition is rounded up by one float at least, however large the sum is beside it."""
-    state = init_ledger(4, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE)._replace(extra_delta=np.float32(0.5))
+    state = init_ledger(4, STEP)._replace(extra_delta=np.float32(0.5))
     later = record_step(state, 1.0, 0.1, 1e-12)
     assert later.extra_delta > state.extra_delta
     assert record_step(state, 1.0, 0.1, 0.0).extra_delta == state.extra_delta

@@ -125,10 +125,9 @@ def test_clipped_grad_is_that_of_the_split_module():
     # In the optimizer of nnx, with noise.
     tx = gdpjax.dpsgd(
         0.1,
-        clipped_by=grad_fn,
+        clip=grad_fn,
         noise_multiplier=1.0,
-        sampling_prob=0.2,
-        expected_batch_size=8,
+        batches=gdpjax.sampling.PoissonNumbers(0.2, expected_batch_size=8),
         key=KEY,
     )
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
@@ -534,7 +533,8 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
 def test_a_correlated_plan():
     """The noise that is kept for later steps has the structure of the module's parameters."""
     model = Shared(nnx.Rngs(0))
-    plan = make_plan(correlation=gdpjax.correlated.bisr(2), num_steps=5)
+    batches = gdpjax.sampling.Shuffled(40, 8, epochs=1, order="fixed")
+    plan = PLAN.replace(batches=batches, noise=gdpjax.correlated.bisr(2), neighboring_relation=None)
     training = gdpjax.nnx.private_training(plan, model, loss_fn, optax.sgd(0.1))
     state = training.init(model, KEY)
     after, _ = jax.eval_shape(training.step, state, training.place(X, Y))

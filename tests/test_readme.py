@@ -17,7 +17,7 @@ def test_code_runs_in_order_and_prints_what_is_shown(capsys):
         exec(compile(block, "README.md", "exec"), namespace)
         printed = capsys.readouterr().out
         assert not shown or printed == shown
-    assert gdpjax.ledger_of(namespace["state"].opt_state).num_steps == namespace["plan"].max_steps
+    assert gdpjax.ledger_of(namespace["state"].opt_state).num_steps == namespace["plan"].num_steps
     bounds = namespace["bounds"]
     assert (bounds.lower < bounds.upper).all()
     assert (bounds.upper < gdpjax.accounting.moments_accountant_epsilon(**namespace["run"])).all()

@@ -20,6 +20,7 @@ from gdpjax.ledger import (
     RandomizedResponseEvent,
     ShuffledEvent,
     TruncatedPoissonEvent,
+    UniformEvent,
 )
 from gdpjax.reporting._runs import describe_run
 from gdpjax.tradeoff import Laplace, compose
@@ -64,7 +65,7 @@ def test_figures_are_those_of_the_accountant(card):
 STEPS = Event(2.0, 0.02, 50)
 KINDS = {
     "phases": Ledger([STEPS, Event(3.0, 0.02, 20)]),
-    "uniform": Event(2.0, 0.02, 50, "uniform"),
+    "uniform": UniformEvent(2.0, 0.02, 50),
     "laplace beside": Ledger([STEPS, LaplaceEvent(0.1)]),
     "gaussian beside": Ledger([STEPS, GaussianEvent(9.0)]),
     "answers beside": Ledger([STEPS, RandomizedResponseEvent(0.1)]),
@@ -202,7 +203,7 @@ def test_latex_says_once_what_the_runs_share():
 @pytest.mark.parametrize(
     ("event", "batches"),
     [
-        (Event(0.0, 0.1, 3, "uniform"), "uniform"),
+        (UniformEvent(0.0, 0.1, 3), "uniform"),
         (AllocationEvent(0.0, 10), "allocation, 1 of 10"),
         (ShuffledEvent(0.0, 10, 3), "shuffled, 10 an epoch"),
         (CyclicPoissonEvent(0.0, 0.1, 20, 4), "cyclic Poisson, 4 groups"),
@@ -336,7 +337,7 @@ def test_a_plan_for_groups(monkeypatch):
 
 def test_fixed_size_batches_have_a_moments_accountant_too():
     """The moments accountant of batches of a fixed size is above their certified epsilon."""
-    card = report(Event(2.0, 0.02, 50, "uniform"), deltas=[1e-5])
+    card = report(UniformEvent(2.0, 0.02, 50), deltas=[1e-5])
     epsilon = card.figure("epsilon_at_delta_1e-05")
     assert epsilon.lower < epsilon.upper < card.figure("epsilon_moments_accountant")
     assert "replace one" in card.to_text()

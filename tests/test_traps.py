@@ -56,9 +56,9 @@ TRAPS = {
             "tests/training/test_loop.py::test_scan_equals_steps_equals_a_loader",
             "tests/training/test_plan.py::test_pieces_that_disagree_are_refused",
             "tests/sampling/test_poisson.py::test_marginal_and_pairwise_inclusion",
-            "tests/sampling/test_uniform.py::test_marginal_and_pairwise_inclusion",
+            "tests/sampling/test_without_replacement.py::test_marginal_and_pairwise_inclusion",
             "tests/sampling/test_poisson_scheme.py::test_device_host_and_the_long_form_draw_one_batch",
-            "tests/transforms/test_poisson_argument.py::test_it_is_the_long_form_bit_for_bit",
+            "tests/transforms/test_poisson_argument.py::test_it_is_its_numbers",
         ),
         "the step walks through one shuffled order; one coin for all rows; a plan's JSON is read without comparing "
         "its pieces; Poisson(...) records another probability than it draws with, draws every step with one key, or "
@@ -175,7 +175,7 @@ TRAPS = {
     15: Trap(
         "A large Poisson batch is truncated to fit.",
         (
-            "tests/sampling/test_batches.py::test_a_batch_that_does_not_fit_is_refused",
+            "tests/sampling/test_host.py::test_a_batch_that_does_not_fit_is_refused",
             "tests/training/test_loop.py::test_a_batch_that_does_not_fit_stops_the_run",
             "tests/sampling/test_poisson.py::test_a_batch_above_the_capacity_is_never_truncated",
         ),
@@ -337,10 +337,9 @@ TRAPS = {
         (
             "tests/training/test_plan.py::test_calibrated_then_verified",
             "tests/training/test_loop.py::test_a_step_is_the_written_out_step",
-            "tests/transforms/test_poisson_argument.py::test_batches_and_a_number_that_they_stand_for_are_refused",
+            "tests/training/test_recorded.py::test_a_training_draws_adds_and_records_what_it_did",
         ),
-        "calibrated at half the sampling probability; trained at twice it; privatize takes batches beside a "
-        "sampling_prob of its own",
+        "calibrated at half the sampling probability; trained at twice it",
     ),
     31: Trap(
         "Noise with a short tail: outputs that only one of two neighbours can produce.",
@@ -385,7 +384,7 @@ TRAPS = {
             "tests/training/test_loop.py::test_size_of_the_data_does_not_show",
             "tests/training/test_loop.py::test_a_public_number_must_be_met",
             "tests/training/test_plan.py::test_statement_of_other_plans",
-            "tests/sampling/test_batches.py::test_rows_beyond_the_real_ones_are_never_drawn",
+            "tests/sampling/test_host.py::test_rows_beyond_the_real_ones_are_never_drawn",
         ),
         "smaller data refused; not padded; a public number not compared",
     ),
@@ -784,11 +783,13 @@ TRAPS = {
     83: Trap(
         "An overflow, or a kind of noise, is stated that the scheme's event does not have, and is dropped.",
         (
-            "tests/transforms/test_privatize.py::test_what_is_said_of_overflow_is_recorded_or_refused",
+            "tests/transforms/test_privatize.py::test_the_overflow_of_every_step_is_recorded",
+            "tests/transforms/test_privatize.py::test_an_announcement_is_recorded_or_refused",
+            "tests/sampling/test_own_scheme.py::test_an_overflow_that_the_event_cannot_hold_is_refused",
             "tests/transforms/test_privatize.py::test_independent_noise_is_not_recorded_as_that_of_a_strategy",
             "tests/test_ledger.py::test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read",
         ),
-        "version 0.2.0: all three fail",
+        "version 0.2.0: all fail; a scheme's overflow dropped where its event has no place for it: the third fails",
     ),
     84: Trap(
         "Steps that share a row of a full ledger, or are rounded to float32, make a lower end above the truth.",
@@ -833,6 +834,16 @@ TRAPS = {
         ),
         "the side is found by casting to float32 and back: the first fails; the sampler's words without a marked row "
         "are written beyond the end: the second fails (on a GPU one row filled a batch)",
+    ),
+    89: Trap(
+        "A state that is restored as that of other batches or another relation is accounted for as those.",
+        ("tests/test_ledger.py::test_a_state_that_is_restored_as_that_of_other_steps_is_refused",),
+        "the digest of the state is not compared: it fails",
+    ),
+    90: Trap(
+        "A traced probability that a batch does not fit is out of range, and is recorded as 0.",
+        ("tests/transforms/test_poisson_argument.py::test_a_traced_number_out_of_range_is_nan",),
+        "version 0.2.0: it fails",
     ),
 }
 

@@ -26,7 +26,7 @@ from benchmarks.language import steps as language
 from experiments.language import sharding
 from experiments.language.config import PRESETS
 from experiments.language.lora import LoraConfig
-from gdpjax import accounting, correlated, tradeoff
+from gdpjax import accounting, correlated, sampling, tradeoff
 from gdpjax.training import Data, Plan, private_training
 
 Built = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -142,11 +142,9 @@ def _noise() -> Iterator[Program]:
         return lambda: gdpjax.privatize(
             gdpjax.Sensitivity(1.0),
             noise_multiplier=1.0,
-            expected_batch_size=256.0,
+            batches=sampling.Promised(256.0, 200, promise),
             key=key,
-            correlation=strategy(),
-            participation=promise,
-            num_steps=200,
+            noise=strategy(),
         )
 
     promise = correlated.FixedEpochs(num_epochs=4)
@@ -228,14 +226,8 @@ def _step(case: Any, contender: str, form: str, target: Target) -> Built:
     params = _shapes_of(case.model.init(np.random.default_rng(0))[0])
     x, y = case.model.batch(np.random.default_rng(1), 1)
     rows = (_rows(x, target), Shape((_NUM_EXAMPLES, *y.shape[1:]), y.dtype))
-    plan = Plan(
-        noise_multiplier=1.0,
-        clip=1.0,
-        max_examples=_NUM_EXAMPLES,
-        expected_batch_size=case.batch_size,
-        max_steps=1000,
-        delta=1e-5,
-    )
+    batches = sampling.Poisson(_NUM_EXAMPLES, case.batch_size, num_steps=1000)
+    plan = Plan(batches, clip=1.0, delta=1e-5, noise_multiplier=1.0)
 
     def plain(params: Any, state: Any, key: Any, *rows: Any) -> Any:
         places = jax.random.randint(key, (case.batch_size,), 0, _NUM_EXAMPLES)

@@ -25,6 +25,7 @@ from gdpjax.correlated import (
     lambda_cgd,
     optimize_banded_toeplitz,
 )
+from gdpjax.sampling import PoissonNumbers, Promised
 
 INDEPENDENT = "gdpjax independent"
 PEER_INDEPENDENT = "jax_privacy independent"
@@ -108,16 +109,8 @@ def _ours(strategy: AbstractNoiseStrategy | None) -> Any:
     """Return the private transformation with this noise."""
     key = jax.random.key(0)
     if strategy is None:
-        return privatize(Sensitivity(1.0), noise_multiplier=1.0, expected_batch_size=10, key=key, sampling_prob=0.1)
-    return privatize(
-        Sensitivity(1.0),
-        noise_multiplier=1.0,
-        expected_batch_size=10,
-        key=key,
-        correlation=strategy,
-        participation=MinSep(4, 250),
-        num_steps=NUM_STEPS,
-    )
+        return privatize(Sensitivity(1.0), 1.0, PoissonNumbers(0.1, expected_batch_size=10), key)
+    return privatize(Sensitivity(1.0), 1.0, Promised(10, NUM_STEPS, MinSep(4, 250)), key, noise=strategy)
 
 
 def _peers() -> dict[str, Any]:

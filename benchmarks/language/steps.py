@@ -19,6 +19,7 @@ from benchmarks.language.cases import Case
 from experiments.language.finetuning import ADAPTERS, BASE, Finetuning
 from experiments.language.lora import frozen, init_adapters, joined
 from experiments.language.model import init_params, sequence_loss
+from gdpjax.sampling import TruncatedPoisson
 
 NO_PRIVACY = "no privacy"
 AUTO = "gdpjax auto"
@@ -78,14 +79,12 @@ class Task:
         """Return our training."""
         case = self.case
         plan = gdpjax.make_plan(
+            TruncatedPoisson(
+                1_000 * case.num_units, self.expected_batch_size, num_steps=1_000, capacity=case.num_units
+            ),
             clip=CLIP_NORM,
-            max_examples=1_000 * case.num_units,
-            expected_batch_size=self.expected_batch_size,
-            num_steps=1_000,
             delta=1e-5,
             noise_multiplier=NOISE_MULTIPLIER,
-            sampling="truncated_poisson",
-            capacity=case.num_units,
         )
         return Finetuning(case.config, plan, LEARNING_RATE, case.lora, size, strategy)
 

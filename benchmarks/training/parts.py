@@ -96,7 +96,7 @@ def _steps(case: Case) -> dict[str, Call]:
         return tuple(array[indices] for array in arrays)
 
     def ledger(state: Any) -> Any:
-        return record_step(state, plan.noise_multiplier, plan.sampling_prob, plan.overflow_per_step)
+        return record_step(state, plan.noise_multiplier, plan.sampling_prob, plan.release.overflow_per_step)
 
     def sampling(key: Any, num_valid: Any) -> Any:
         return draw(key, num_valid=num_valid)

@@ -57,7 +57,7 @@ def opacus(case: Case, mode: str) -> Trainer:
 
     def epsilon() -> dict[str, Any]:
         accountant = type(engine.accountant)()
-        accountant.history = [(case.noise_multiplier, loader.sample_rate, case.plan().max_steps)]
+        accountant.history = [(case.noise_multiplier, loader.sample_rate, case.plan().num_steps)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the largest of its orders
             value = float(np.asarray(accountant.get_epsilon(case.delta)))

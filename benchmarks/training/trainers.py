@@ -105,7 +105,7 @@ def jax_privacy(case: Case, size: int | None) -> Trainer:
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     sampling_prob = case.expected_batch_size / case.num_examples
     plan = execution_plan.BandMFExecutionPlanConfig(
-        iterations=case.plan().max_steps,
+        iterations=case.plan().num_steps,
         strategy=np.ones(1),
         epsilon=None,
         delta=None,

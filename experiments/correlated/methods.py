@@ -13,13 +13,11 @@ import numpy as np
 import gdpjax
 from gdpjax.correlated import (
     AbstractNoiseStrategy,
-    AbstractParticipation,
-    FixedEpochs,
-    SingleParticipation,
     bisr,
     lambda_cgd,
     optimize_buffered_toeplitz,
 )
+from gdpjax.sampling import Shuffled
 from gdpjax.training import choose_bands
 
 DELTA = 1e-5
@@ -69,8 +67,9 @@ def _lambda_cgd(common: dict[str, Any]) -> gdpjax.Plan:
 
 
 def _buffered(common: dict[str, Any]) -> gdpjax.Plan:
-    num_steps, promise = _length(common)
-    return gdpjax.make_plan(**common, correlation=optimize_buffered_toeplitz(num_steps, promise, "mean"))
+    batches, others = _shuffled(common)
+    strategy = optimize_buffered_toeplitz(batches.num_steps, batches.limits(), "mean")
+    return gdpjax.make_plan(batches, **others, noise=strategy)
 
 
 METHODS: Mapping[str, Callable[[dict[str, Any]], gdpjax.Plan]] = {
@@ -100,25 +99,21 @@ def plan_of(method: str, task: Task, num_examples: int, epochs: int, epsilon: fl
 
 def rmse_of(plan: gdpjax.Plan) -> float:
     """Return the root mean square error of the sum of all steps until now, in units of the clip norm."""
-    strategy = gdpjax.correlated.BandedInverse([1.0]) if plan.correlation is None else plan.correlation
-    sensitivity = 1.0
-    if plan.correlation is not None:
-        promise = SingleParticipation() if plan.participation is None else plan.participation
-        sensitivity = float(strategy.sensitivity(plan.max_steps, promise))
-    error = float(strategy.error(plan.max_steps, "mean"))
-    return plan.noise_multiplier * sensitivity * error**0.5 / plan.expected_batch_size
+    strategy = plan.release.strategy or gdpjax.correlated.BandedInverse([1.0])
+    error = float(strategy.error(plan.num_steps, "mean"))
+    return plan.noise_multiplier * float(plan.release.sensitivity) * error**0.5 / plan.expected_batch_size
 
 
 def describe(plan: gdpjax.Plan) -> str:
     """Return a plan's strategy in a few words."""
-    if plan.correlation is None:
+    if plan.release.strategy is None:
         return "independent noise"
     size = {"num_bands": "bands", "num_buffers": "buffers"}
     for name, word in size.items():
-        if hasattr(plan.correlation, name):
-            number = getattr(plan.correlation, name)
-            return f"{number} {word if number > 1 else word[:-1]}" + _of_lambda(plan.correlation)
-    return type(plan.correlation).__name__
+        if hasattr(plan.noise, name):
+            number = getattr(plan.noise, name)
+            return f"{number} {word if number > 1 else word[:-1]}" + _of_lambda(plan.noise)
+    return type(plan.noise).__name__
 
 
 def _of_lambda(strategy: Any) -> str:
@@ -127,17 +122,20 @@ def _of_lambda(strategy: Any) -> str:
     return f", {-coefficients[1]:.4g} taken back" if len(coefficients) == 2 else ""
 
 
-def _length(common: dict[str, Any]) -> tuple[int, AbstractParticipation]:
-    """Return the steps of a plan of shuffled batches, and its promise; they do not depend on the strategy."""
-    plan = gdpjax.make_plan(**{**common, "epsilon": None}, noise_multiplier=1.0, correlation=lambda_cgd(0.5))
-    return plan.max_steps, FixedEpochs(plan.num_epochs)
+def _shuffled(common: dict[str, Any]) -> tuple[Shuffled, dict[str, Any]]:
+    """Return shuffled batches that come back in one order, and the other arguments of `make_plan`."""
+    others = dict(common)
+    sizes = {"expected_batch_size": others.pop("expected_batch_size"), "epochs": others.pop("epochs")}
+    return Shuffled(others.pop("max_examples"), **sizes, order="fixed"), others
 
 
 def _best_of(strategies: list[Any], common: dict[str, Any]) -> gdpjax.Plan:
     """Return the plan with the strategy whose prefix sums have the least error at the same privacy."""
-    num_steps, promise = _length(common)
+    batches, others = _shuffled(common)
+    num_steps = batches.num_steps
 
     def loss(strategy: AbstractNoiseStrategy) -> float:
-        return float(strategy.sensitivity(num_steps, promise)) ** 2 * float(strategy.error(num_steps, "mean"))
+        sensitivity = float(strategy.sensitivity(num_steps, batches.limits()))
+        return sensitivity**2 * float(strategy.error(num_steps, "mean"))
 
-    return gdpjax.make_plan(**common, correlation=min(strategies, key=loss))
+    return gdpjax.make_plan(batches, **others, noise=min(strategies, key=loss))

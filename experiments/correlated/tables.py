@@ -83,7 +83,7 @@ def _row(trial: Trial, plan: gdpjax.Plan, accuracies: list[float]) -> dict[str, 
         "epochs": trial.epochs,
         "learning_rate": trial.learning_rate,
         "noise_multiplier": plan.noise_multiplier,
-        "num_steps": plan.max_steps,
+        "num_steps": plan.num_steps,
         "strategy": describe(plan),
         "rmse_of_sums": rmse_of(plan),
     }

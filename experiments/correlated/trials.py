@@ -137,7 +137,7 @@ def _program(
         init_key, run_key = jax.random.split(key)
         params = initial_params(model, dataset.example, init_key)
         state = training.init(params, run_key)
-        state, _ = training.run_steps(state, data, plan.max_steps)
+        state, _ = training.run_steps(state, data, plan.num_steps)
         return state.params, state.status
 
     together = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)))

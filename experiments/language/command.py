@@ -39,6 +39,7 @@ from experiments.language.tokenizer import tokenize
 from experiments.language.weights import load_published
 from experiments.progress import progress_bar
 from experiments.tables import markdown_table
+from gdpjax.sampling import Poisson, TruncatedPoisson
 from gdpjax.sweeps import records
 from gdpjax.sweeps.parts import SEED_NOTICE, make_keys
 from gdpjax.sweeps.rounding import upper
@@ -280,15 +281,16 @@ def _tuning(config: LanguageConfig, settings: Settings, model: ModelConfig, epsi
     """Return one training; an infinite epsilon is the baseline without clipping and noise."""
     lora = LoraConfig(config.rank, config.alpha, config.targets) if config.method == "lora" else None
     try:
+        sizes = (max_units(config), settings.batch_size)
+        if config.capacity is None:
+            batches = Poisson(*sizes, epochs=settings.epochs)
+        else:
+            batches = TruncatedPoisson(*sizes, epochs=settings.epochs, capacity=config.capacity)
         plan = gdpjax.make_plan(
+            batches,
             clip=settings.clip if math.isfinite(epsilon) else NO_CLIP,
-            max_examples=max_units(config),
-            expected_batch_size=settings.batch_size,
-            epochs=settings.epochs,
             delta=config.delta,
             epsilon=epsilon,
-            sampling="poisson" if config.capacity is None else "truncated_poisson",
-            capacity=config.capacity,
             unit=config.unit,
             tuned=_tuned(config),
         )
@@ -315,7 +317,7 @@ def _row(
         return msgspec.convert(records.read_json(folder / FIGURES, Figures), Figures)
     run = _run(tuning, base, texts, settings, config, folder, name)
     statement = run.training.statement()
-    line = bar(name, tuning.plan.max_steps)
+    line = bar(name, tuning.plan.num_steps)
     line(run.step)
     while not run.finished:
         run.advance(STEPS_AT_ONCE, on_step=line)
@@ -327,7 +329,7 @@ def _row(
     records.write_atomically(folder / STATEMENT, f"{statement}\n".encode())
     plan = tuning.plan
     epsilon_upper = float(plan.epsilon_bounds().upper) if plan.is_private else None
-    figures = _judged(tuning.config, weights, texts, settings, epsilon_upper, plan.max_steps, plan.noise_multiplier)
+    figures = _judged(tuning.config, weights, texts, settings, epsilon_upper, plan.num_steps, plan.noise_multiplier)
     figures.num_lost = run.num_lost
     records.write_atomically(folder / FIGURES, msgspec.json.encode(figures), mode)
     return figures

@@ -4,7 +4,7 @@
     training = tuning.training()
     data = training.place(*units.arrays)
     state = training.init(tuning.initial(params, key), gdpjax.fresh_key())
-    state, _ = training.run_steps(state, data, plan.max_steps)
+    state, _ = training.run_steps(state, data, plan.num_steps)
     weights = tuning.weights(state.params)
 
 An example is a *unit*: a document, or all that a user wrote, in a fixed number of sequences. Its loss is the mean over

@@ -111,7 +111,7 @@ def accuracy(seed: int, add_equal_words: bool) -> float:
         return optax.apply_updates(params, updates), state
 
     state = optimizer.init(params)
-    for number in range(plan.max_steps):
+    for number in range(plan.num_steps):
         params, state = step(params, state, jnp.asarray(number))
     return make_scores(model, dataset)(params)["test_accuracy"]
 

@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 import pathlib
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -174,7 +175,7 @@ def check_instance(name: str, value: Any, types: Any, hint: str = "") -> Any:
     """Return ``value`` if it is of one of the classes ``types``; ``hint`` tells where to get one."""
     if isinstance(value, types):
         return value
-    classes = types if isinstance(types, tuple) else (types,)
+    classes = types if isinstance(types, tuple) else typing.get_args(types) or (types,)
     expected = " or ".join(_with_article(kind.__name__) for kind in classes)
     if hint:
         expected = f"{expected}, {hint}"
@@ -296,16 +297,17 @@ def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **ren
         raise ValueError(f"{title} has no argument {name!r}{advice}")
 
 
-def keyword_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keyword_checked(*also: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that a keyword it does not know, or one that is missing, is a ValueError with a guess.
 
-    ``renamed`` maps names of other libraries to those that are meant, where no spelling is close. An ``__init__`` is
-    called by the name of its class.
+    ``also`` are the keywords that a ``**`` parameter takes. ``renamed`` maps names of other libraries to those that are
+    meant, where no spelling is close. An ``__init__`` is called by the name of its class.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
-        names = tuple(name for name in signature.parameters if name != "self")
+        named = (name for name, parameter in signature.parameters.items() if parameter.kind != parameter.VAR_KEYWORD)
+        names = (*(name for name in named if name != "self"), *also)
         listing = ", ".join(names)
         title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
         kinds = {parameter.kind for parameter in signature.parameters.values()}

@@ -4,6 +4,7 @@ Every name says in its docstring what its number is: exact, a certified bracket,
 estimate that may understate the truth.
 """
 
+from gdpjax._core.epochs import steps_of_epochs
 from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps, calibrate_sampling_prob
 from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
 from gdpjax.accounting._clt import clt_epsilon, clt_mu_poisson, clt_mu_uniform
@@ -17,7 +18,6 @@ from gdpjax.accounting._gdp import (
     gdp_mu,
     gdp_tradeoff,
 )
-from gdpjax.accounting._length import steps_of_epochs
 from gdpjax.accounting._moments_accountant import moments_accountant_epsilon
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
 from gdpjax.accounting._overflow import delta_after_overflow

@@ -19,11 +19,6 @@ from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger, TruncatedPoissonEve
 _EVERYTHING = {"epsilon": math.inf, "delta": 1.0, "tradeoff": 0.0, "mu": math.inf}
 
 
-def has_allocation(run: Ledger | AnyEvent) -> bool:
-    """Whether the run has an event of random allocation."""
-    return any(isinstance(event, AllocationEvent) for event in events_of(run))
-
-
 class Allocated:
     """A run with random allocation, split into that and the rest.
 

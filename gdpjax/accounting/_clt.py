@@ -30,15 +30,14 @@ import jax.numpy as jnp
 from jax.scipy.special import erf, ndtr
 
 from gdpjax._core import gdp
+from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import COUNT, POSITIVE, UNIT
 from gdpjax._core.precision import float64_function
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 
 _SERIES_BELOW = 0.5
 _NUM_SERIES_TERMS = 14
-SAMPLING = ("poisson", "uniform")
 
 
 @float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
@@ -135,9 +134,8 @@ def clt_epsilon(
     >>> print(f"{clt_epsilon(1.3, 256 / 60000, 3516, 1e-5):.3f}")
     0.835
     """
-    if sampling not in SAMPLING:
-        raise ValueError(f"sampling must be one of {', '.join(SAMPLING)}, got {shown(sampling)}")
-    factor_function = poisson_factor if sampling == "poisson" else _uniform_factor
+    factors = {"poisson": poisson_factor, "uniform": _uniform_factor}
+    factor_function = factors[check_choice("sampling", sampling, tuple(factors))]
     factor = factor_function(1 / noise_multiplier)
     mu = _limiting_mu(factor, sampling_prob, num_steps)
     return gdp.gdp_epsilon(delta, mu)

@@ -16,19 +16,13 @@ import math
 import numpy as np
 
 from gdpjax.accounting._ledgers import events_of
-from gdpjax.ledger import AnyEvent, CorrelatedGaussianEvent, CyclicPoissonEvent, Event, GaussianEvent, Ledger
+from gdpjax.ledger import AnyEvent, CorrelatedGaussianEvent, CyclicPoissonEvent, GaussianEvent, Ledger, SampledEvent
 
 _ROUNDING = 2.0**-20
 """How far the noise that was added may exceed the recorded multiplier, relative: 2^-21 of margin, 2^-23 of rounding.
 
 It also covers the 1e-8 by which a sensitivity that is called exact may be above the one that an example attains.
 """
-
-
-def is_known_from_above(run: Ledger | AnyEvent) -> bool:
-    """Return whether there is correlated noise in a run, or an event that is not exact."""
-    correlated = CorrelatedGaussianEvent | CyclicPoissonEvent
-    return any(isinstance(event, correlated) or not _is_exact(event) for event in events_of(run))
 
 
 def _is_exact(event: AnyEvent) -> bool:
@@ -65,7 +59,7 @@ def from_below(run: Ledger | AnyEvent) -> Ledger:
 
 def may_be_rounded(run: Ledger | AnyEvent) -> bool:
     """Return whether float32 holds the numbers of a run's Gaussian steps, as if a compiled step had recorded them."""
-    steps = [event for event in events_of(run) if isinstance(event, Event)]
+    steps = [event for event in events_of(run) if isinstance(event, SampledEvent)]
     return any(_in_float32(step.noise_multiplier) and _in_float32(step.sampling_prob) for step in steps)
 
 
@@ -75,9 +69,9 @@ def _in_float32(value: float) -> bool:
 
 def before_rounding(event: AnyEvent) -> AnyEvent:
     """Return a Gaussian step with the most noise, and the least sampling probability, that was recorded as this."""
-    if isinstance(event, Event | GaussianEvent):
+    if isinstance(event, SampledEvent | GaussianEvent):
         event = dataclasses.replace(event, noise_multiplier=event.noise_multiplier * (1.0 + _ROUNDING))
-    if isinstance(event, Event) and event.sampling_prob < 1.0:
+    if isinstance(event, SampledEvent) and event.sampling_prob < 1.0:
         event = dataclasses.replace(event, sampling_prob=event.sampling_prob * (1.0 - _ROUNDING))
     return event
 

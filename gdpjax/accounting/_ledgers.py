@@ -28,6 +28,8 @@ from gdpjax.ledger import (
     LaplaceEvent,
     Ledger,
     RandomizedResponseEvent,
+    SampledEvent,
+    UniformEvent,
 )
 
 
@@ -86,9 +88,9 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
         _check_groups(events)
 
     # Gaussian steps are phases, what has a bounded loss is a row of its own.
-    steps = [_phase(event) for event in events if isinstance(event, Event | GaussianEvent)]
+    steps = [_phase(event) for event in events if isinstance(event, SampledEvent | GaussianEvent)]
     phases = [step for step in steps if step[0] > 0]
-    others = [_bounded(event, group_size) for event in events if not isinstance(event, Event | GaussianEvent)]
+    others = [_bounded(event, group_size) for event in events if not isinstance(event, SampledEvent | GaussianEvent)]
     uniform = any(_is_uniform(event) for event in events)
     family = Family(uniform, group_size > 1, bool(others))
     columns = _columns(phases) + group_columns(group_size)
@@ -98,9 +100,9 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     bare = [(prob, num_steps * group_size) for noise, prob, num_steps in steps if noise == 0 and prob > 0]
     guarantees = [event for event in events if isinstance(event, ApproximateDPEvent) and event.delta > 0]
     failure, exact = _failure(guarantees, bare)
-    subsampled = [event for event in events if isinstance(event, Event)]
-    silent = math.fsum(event.overflow for event in subsampled if not event.announced)
-    announced = math.fsum(event.overflow for event in subsampled if event.announced)
+    subsampled = [event for event in events if isinstance(event, SampledEvent)]
+    announced = math.fsum(event.overflow for event in subsampled if getattr(event, "announced", False))
+    silent = math.fsum(event.overflow for event in subsampled if not getattr(event, "announced", False))
 
     largest = math.fsum(count * bound for count, bound, _ in others)
     if any(prob > 0 for _, prob, _ in phases):
@@ -110,7 +112,7 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
 
 
 def _is_uniform(event: AnyEvent) -> bool:
-    return isinstance(event, Event) and event.sampling == "uniform" and event.sampling_prob < 1
+    return isinstance(event, UniformEvent) and event.sampling_prob < 1
 
 
 def _failure(events: list[ApproximateDPEvent], bare: list[tuple[float, float]]) -> tuple[float, bool]:
@@ -134,8 +136,8 @@ def _check_groups(events: Sequence[AnyEvent]) -> None:
     for event in events:
         if isinstance(event, RandomizedResponseEvent | ApproximateDPEvent):
             raise ValueError(f"group_size > 1 is available for Gaussian and Laplace events, got {type(event).__name__}")
-        if isinstance(event, Event) and event.sampling != "poisson":
-            raise ValueError(f"group_size > 1 is available for poisson sampling, got {event.sampling}")
+        if isinstance(event, UniformEvent):
+            raise ValueError(f"group_size > 1 is available for poisson sampling, got {type(event).__name__}")
         if isinstance(event, Event) and event.overflow:
             raise ValueError(
                 "group_size > 1 is not available with overflow: that probability is for a batch with one given example "
@@ -143,8 +145,8 @@ def _check_groups(events: Sequence[AnyEvent]) -> None:
             )
 
 
-def _phase(event: Event | GaussianEvent) -> tuple[float, float, float]:
-    prob = event.sampling_prob if isinstance(event, Event) else 1.0
+def _phase(event: SampledEvent | GaussianEvent) -> tuple[float, float, float]:
+    prob = event.sampling_prob if isinstance(event, SampledEvent) else 1.0
     return event.noise_multiplier, prob, event.num_steps
 
 

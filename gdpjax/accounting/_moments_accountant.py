@@ -39,8 +39,10 @@ from gdpjax.ledger import (
     Event,
     GaussianEvent,
     Ledger,
+    SampledEvent,
     ShuffledEvent,
     TruncatedPoissonEvent,
+    event_type_of,
 )
 
 
@@ -96,7 +98,7 @@ def moments_accountant_epsilon(
         return _epsilon_of_ledger(noise_multiplier, delta, conversion)  # pyright: ignore[reportArgumentType]
     run: tuple[Any, Any, Any, Any] = (noise_multiplier, sampling_prob, num_steps, delta)
     is_one = not is_traced(run) and all(np.ndim(number) == 0 for number in run)
-    if sampling == "poisson" and is_one and not xla.in_program():
+    if event_type_of(sampling) is Event and is_one and not xla.in_program():
         return _one_moments_accountant(*run, conversion)
     return _moments_accountant(*run, conversion, sampling)
 
@@ -142,7 +144,9 @@ def _epsilon_of_events(events: Sequence[AnyEvent], delta: np.ndarray, conversion
     """The epsilon of events by their divergences, after what they may lose is taken from delta."""
     orders = np.asarray(DEFAULT_ORDERS)
     # Steps without noise are failures, with the probability that an example is in them.
-    noisy = [event for event in events if not isinstance(event, Event | GaussianEvent) or event.noise_multiplier > 0]
+    noisy = [
+        event for event in events if not isinstance(event, SampledEvent | GaussianEvent) or event.noise_multiplier > 0
+    ]
     rdp = rdp_of_events(noisy, orders)
 
     def ideal(left: np.ndarray) -> np.ndarray:

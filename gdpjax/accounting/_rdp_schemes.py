@@ -38,12 +38,13 @@ from gdpjax.ledger import (
     AllocationEvent,
     AnyEvent,
     ApproximateDPEvent,
-    Event,
     LaplaceEvent,
     Ledger,
     RandomizedResponseEvent,
+    SampledEvent,
     ShuffledEvent,
     TruncatedPoissonEvent,
+    UniformEvent,
 )
 
 _ROUNDING = 1.0 + 2.0**-48
@@ -220,18 +221,18 @@ def _of_event(event: AnyEvent, orders: np.ndarray) -> np.ndarray:
     if isinstance(event, LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent):
         return event.num_steps * (_bounded(event, orders) / (orders - 1.0))
     if event.noise_multiplier == 0:
-        nothing = isinstance(event, Event | TruncatedPoissonEvent) and event.sampling_prob == 0
+        nothing = isinstance(event, SampledEvent | TruncatedPoissonEvent) and event.sampling_prob == 0
         return np.full(orders.shape, 0.0 if nothing else np.inf)
     if isinstance(event, AllocationEvent):
         numbers = event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected
         return _of_allocation(*numbers, event.bins == "fixed", orders)
     if isinstance(event, TruncatedPoissonEvent):
         return event.num_steps * _of_truncated(event, orders)
-    if isinstance(event, Event) and event.sampling == "uniform":
+    if isinstance(event, UniformEvent):
         step = rdp_subsampled_gaussian(event.noise_multiplier, event.sampling_prob, orders, sampling="uniform")
         return event.num_steps * np.asarray(step)
 
-    prob = event.sampling_prob if isinstance(event, Event) else 1.0
+    prob = event.sampling_prob if isinstance(event, SampledEvent) else 1.0
     with np.errstate(all="ignore"):
         moments = log_moments(np.float64(event.noise_multiplier), np.float64(prob), orders, np)
     return event.num_steps * (moments / (orders - 1.0))

@@ -11,7 +11,7 @@ classes stand around such curves:
 * `TruncatedCurve` and `ShuffledCurve` lie between the curves of two runs with simpler sampling.
 * `AllocationCurve` and `GaussianCurve` ask other accountants.
 
-`_curve_of_ledger` chooses among them.
+The table `_CURVES` chooses among them.
 
 **Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
 mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
@@ -48,11 +48,23 @@ from gdpjax._core.checks import (
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _correlated, _numeric, _overflow, _shuffled, _truncated
-from gdpjax.accounting._allocated import Allocated, has_allocation
+from gdpjax.accounting._allocated import Allocated
 from gdpjax.accounting._ledgers import Described, describe, events_of, hint_for
 from gdpjax.accounting._numeric import Family
 from gdpjax.accounting._overflow import Lost
-from gdpjax.ledger import AnyEvent, Event, Ledger, ShuffledEvent, resolve_relation
+from gdpjax.ledger import (
+    AllocationEvent,
+    AnyEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
+    Event,
+    Ledger,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+    UniformEvent,
+    event_type_of,
+    resolve_relation,
+)
 from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian
 
 LARGEST_GROUP = 64
@@ -77,10 +89,12 @@ def family_of_runs(
     group_size: int,
 ) -> Family:
     """Return the kind of homogeneous run that a call with arrays describes."""
-    resolve_relation(sampling, neighboring_relation)
-    if sampling == "uniform" and group_size > 1:
+    event_type = event_type_of(sampling)
+    resolve_relation(event_type, neighboring_relation)
+    is_uniform = event_type is UniformEvent
+    if is_uniform and group_size > 1:
         raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
-    return Family(symmetric=sampling == "uniform", groups=group_size > 1)
+    return Family(symmetric=is_uniform, groups=group_size > 1)
 
 
 def check_options(
@@ -92,7 +106,7 @@ def check_options(
     for event in events_of(ledger):
         if relation is not None and check_relation(relation) is not event.neighboring_relation:
             raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
-        if sampling != "poisson" and sampling != getattr(event, "sampling", sampling):
+        if event_type_of(sampling) is not Event and not isinstance(event, event_type_of(sampling)):
             raise ValueError(f"expected sampling to be that of the events, got {shown(sampling)}: leave it out")
 
 
@@ -415,18 +429,6 @@ class ShuffledCurve(_LedgerCurve):
         return Bounds(np.minimum(lower, above.upper), above.upper)
 
 
-def refuse_groups(sampling: str, group_size: int) -> None:
-    """Raise ValueError for a group of more than one example."""
-    if group_size > 1:
-        raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
-
-
-def _refuse_rtol(sampling: str, rtol: float) -> None:
-    """Raise ValueError for any other relative width than the default one."""
-    if rtol != RTOL:
-        raise ValueError(f"rtol is available for poisson and uniform sampling, got {sampling}: leave it at {RTOL}")
-
-
 def _as_phases(columns: tuple[Array, ...]) -> tuple[np.ndarray, ...]:
     """Return the columns of one homogeneous run as those of a run with one phase."""
     return tuple(np.reshape(np.asarray(column, np.float64), 1) for column in columns)
@@ -470,34 +472,63 @@ def of_description(described: Described, rtol: float = RTOL) -> CertifiedCurve:
     return with_lost_mass(ideal, described.lost)
 
 
+def _between(run: Ledger | AnyEvent, group_size: int, rtol: float) -> CertifiedCurve:
+    """Return the curve of correlated noise, or of events that are not exact: between those of two Ledgers without."""
+    reveals_more = _correlated.from_above(run)
+    reveals_less = _correlated.from_below(run)
+    mu = _correlated.mu_of_gaussians(reveals_more)
+    if mu is not None and mu > 0 and group_size == 1:
+        return GaussianReleases(_correlated.mu_of_gaussians(reveals_less) or 0.0, mu)
+    above = _curve_of_ledger(reveals_more, group_size, rtol)
+    below = _curve_of_ledger(reveals_less, group_size, rtol)
+    return CurveBetween(above, below)
+
+
+def _of_allocation(run: Ledger | AnyEvent) -> CertifiedCurve:
+    """Return the curve of a run with random allocation."""
+    allocated = Allocated(run)
+    return with_lost_mass(AllocationCurve(allocated), allocated.lost)
+
+
+def _alone(curve: Callable[[Ledger | AnyEvent], CertifiedCurve]) -> Callable[..., CertifiedCurve]:
+    """Return the function of a curve that is known for one example, and at one relative width."""
+
+    def checked(run: Ledger | AnyEvent, group_size: int, rtol: float) -> CertifiedCurve:
+        name = curve.__name__.strip("_").removeprefix("of_").removesuffix("Curve").lower()
+        if group_size > 1:
+            raise ValueError(f"group_size > 1 is available for poisson sampling, got {name} batches")
+        if rtol != RTOL:
+            raise ValueError(f"rtol is available for poisson and uniform sampling, got {name} batches: leave it out")
+        return curve(run)
+
+    return checked
+
+
+_CURVES: dict[type, Callable[..., CertifiedCurve]] = {
+    CorrelatedGaussianEvent: _between,
+    CyclicPoissonEvent: _between,
+    ShuffledEvent: _alone(ShuffledCurve),
+    AllocationEvent: _alone(_of_allocation),
+    TruncatedPoissonEvent: _alone(TruncatedCurve),
+}
+"""What makes the curve of a run that has such an event; the first that is there counts. All other events are phases."""
+
+
 def _curve_of_ledger(
     run: Ledger | AnyEvent,
     group_size: int = 1,
     rtol: float = RTOL,
 ) -> CertifiedCurve:
-    """Return the curve of a Ledger or event, by the sampling schemes that are in it."""
-    if _correlated.is_known_from_above(run):
-        reveals_more = _correlated.from_above(run)
-        reveals_less = _correlated.from_below(run)
-        mu = _correlated.mu_of_gaussians(reveals_more)
-        if mu is not None and mu > 0 and group_size == 1:
-            return GaussianReleases(_correlated.mu_of_gaussians(reveals_less) or 0.0, mu)
-        above = _curve_of_ledger(reveals_more, group_size, rtol)
-        below = _curve_of_ledger(reveals_less, group_size, rtol)
-        return CurveBetween(above, below)
-    if _shuffled.has_shuffled(run):
-        refuse_groups("shuffled", group_size)
-        _refuse_rtol("shuffled", rtol)
-        return ShuffledCurve(run)
-    if has_allocation(run):
-        refuse_groups("allocation", group_size)
-        _refuse_rtol("allocation", rtol)
-        allocated = Allocated(run)
-        return with_lost_mass(AllocationCurve(allocated), allocated.lost)
-    if _truncated.has_truncated(run):
-        refuse_groups("truncated_poisson", group_size)
-        _refuse_rtol("truncated_poisson", rtol)
-        return TruncatedCurve(run)
+    """Return the curve of a Ledger or event, by the table of events."""
+    events = events_of(run)
+    if not all(getattr(event, "is_exact", True) for event in events):
+        return _between(run, group_size, rtol)
+    kinds = {type(event) for event in events}
+    for kind, curve in _CURVES.items():
+        if kind in kinds:
+            return curve(run, group_size, rtol)
+
+    # Steps and releases that are phases, and events of bounded loss.
     described = describe(run, group_size)
     curve = of_description(described, rtol)
     prepared = _numeric.prepare(described.family, described.columns)
@@ -506,7 +537,7 @@ def _curve_of_ledger(
         return curve
 
     # A bracket this narrow allows for the rounding of recorded numbers.
-    before_rounding = Ledger(_correlated.before_rounding(event) for event in events_of(run))
+    before_rounding = Ledger(_correlated.before_rounding(event) for event in events)
     below = of_description(describe(before_rounding, group_size), rtol)
     return CurveBetween(curve, below)
 
@@ -534,7 +565,7 @@ def curve_of(
         return _curve_of_ledger(run, group_size, rtol)
     if _is_zero(run):
         # The events of a Ledger may be without noise.
-        event = Event(0.0, sampling_prob, num_steps, sampling, neighboring_relation)
+        event = event_type_of(sampling)(0.0, sampling_prob, num_steps, neighboring_relation)
         return of_description(describe(event, group_size), rtol)
     family = family_of_runs(sampling, neighboring_relation, group_size)._replace(rtol=rtol)
     size = (group_size,) if group_size > 1 else ()

@@ -24,17 +24,12 @@ from gdpjax.accounting import _truncated
 from gdpjax.accounting._gdp import gdp_delta, gdp_epsilon, gdp_tradeoff
 from gdpjax.accounting._largest_sum import LargestSums
 from gdpjax.accounting._ledgers import events_of
-from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, ShuffledEvent
+from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, SampledEvent, ShuffledEvent, UniformEvent
 
 _ROUNDING = 1e-9
 _REPLACED = NeighboringRelation.REPLACE_ONE
 _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 _GAUSSIAN_QUESTIONS = {"epsilon": gdp_epsilon, "delta": gdp_delta, "tradeoff": gdp_tradeoff}
-
-
-def has_shuffled(run: Ledger | AnyEvent) -> bool:
-    """Return whether there are shuffled batches in a run."""
-    return any(isinstance(event, ShuffledEvent) for event in events_of(run))
 
 
 def only_shuffled(run: Ledger | AnyEvent) -> list[ShuffledEvent] | None:
@@ -119,17 +114,10 @@ def bounded_from_below(
     return np.maximum(end, proved)
 
 
-def _unamplified(event: ShuffledEvent) -> Event:
+def _unamplified(event: ShuffledEvent) -> SampledEvent:
     """Return the event in which every example takes part in one step of each epoch, known to all."""
-    sampling = "uniform" if event.neighboring_relation is _REPLACED else "poisson"
-    return Event(
-        event.noise_multiplier,
-        1.0,
-        event.num_epochs,
-        sampling,
-        event.neighboring_relation,
-        overflow=event.overflow,
-    )
+    sampled = UniformEvent if event.neighboring_relation is _REPLACED else Event
+    return sampled(event.noise_multiplier, 1.0, event.num_epochs, event.neighboring_relation, event.overflow)
 
 
 def _allocated(event: ShuffledEvent) -> AllocationEvent:
@@ -148,8 +136,9 @@ def _relabelled(event: AnyEvent) -> AnyEvent:
     """Return the event under REPLACE_SPECIAL if it is under REPLACE_ONE."""
     if event.neighboring_relation is not _REPLACED:
         return event
-    if isinstance(event, Event):
-        return dataclasses.replace(event, sampling="poisson", neighboring_relation=_SPECIAL)
+    if isinstance(event, UniformEvent):
+        numbers = (event.noise_multiplier, event.sampling_prob, event.num_steps)
+        return Event(*numbers, _SPECIAL, event.overflow, event.is_exact)
     return dataclasses.replace(
         event,
         neighboring_relation=_SPECIAL,

@@ -89,10 +89,10 @@ def _above(event: TruncatedPoissonEvent, spare: float) -> list[Event]:
 
     steps: list[Event] = []
     if count < event.num_steps:
-        fitting = Event(noise, prob, event.num_steps - count, "poisson", relation, lost)
+        fitting = Event(noise, prob, event.num_steps - count, relation, lost)
         steps, lost = [fitting], 0.0
     if count:
-        steps.append(Event(0.5 * noise, prob, count, "poisson", relation, lost))
+        steps.append(Event(0.5 * noise, prob, count, relation, lost))
     return steps
 
 
@@ -109,7 +109,6 @@ def _below(event: TruncatedPoissonEvent) -> Event:
         event.noise_multiplier,
         kept,
         event.num_steps,
-        sampling="poisson",
         neighboring_relation=event.neighboring_relation,
         overflow=ties(event),
         announced=True,

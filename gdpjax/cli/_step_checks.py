@@ -35,6 +35,7 @@ from gdpjax.cli import _worst_cases
 from gdpjax.cli._worst_cases import CLIP_NORM, NUM_COORDINATES
 from gdpjax.clipping import Sensitivity
 from gdpjax.ledger import Event, ledger_of
+from gdpjax.sampling import PoissonNumbers
 
 _NUM_STEPS = 20
 _CHUNK = 256
@@ -316,10 +317,8 @@ def _tail_check(key: Array, num_releases: int) -> StepCheck:
         tx = _worst_cases.privatize(
             Sensitivity(CLIP_NORM),
             noise_multiplier=1.0,
-            sampling_prob=1.0,
-            expected_batch_size=1,
+            batches=PoissonNumbers(1.0, expected_batch_size=1),
             key=key,
-            overflow_per_step=0.0,
         )
         released, _ = tx.update(zeros, tx.init(zeros), zeros)
         return jnp.asarray(released) / CLIP_NORM

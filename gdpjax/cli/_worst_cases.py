@@ -26,7 +26,7 @@ import numpy as np
 
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import clipped_grad
-from gdpjax.sampling import poisson_sample
+from gdpjax.sampling import PoissonNumbers, poisson_sample
 from gdpjax.tradeoff import Curve, Gaussian, subsample
 from gdpjax.transforms import privatize
 
@@ -138,10 +138,8 @@ def linear_steps() -> Callable[..., tuple[PyTree, Any]]:
         tx = privatize(
             grad_fn,
             noise_multiplier=noise_multiplier,
-            sampling_prob=sampling_prob,
-            expected_batch_size=sampling_prob * num_examples,
+            batches=PoissonNumbers(sampling_prob, expected_batch_size=sampling_prob * num_examples),
             key=noise_key,
-            overflow_per_step=0.0,
         )
 
         def step(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, PyTree]:
@@ -201,10 +199,8 @@ def _network_release() -> Callable[..., PyTree]:
         tx = privatize(
             grad_fn,
             noise_multiplier=1.0,
-            sampling_prob=1.0,
-            expected_batch_size=_NUM_EXAMPLES,
+            batches=PoissonNumbers(1.0, expected_batch_size=_NUM_EXAMPLES),
             key=key,
-            overflow_per_step=0.0,
         )
         is_canary = jnp.arange(_NUM_EXAMPLES) == _CANARY
         clipped_sum = grad_fn(params, inputs, labels, is_padding=is_canary & ~included)

@@ -178,6 +178,6 @@ def refuse_call_as_schedule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     if len(args) == 1 and not kwargs and np.ndim(args[0]) == 0 and hasattr(args[0], "dtype"):
         raise ValueError(
             "the clipped_grad function was called with one number, as a schedule is: under optax.inject_hyperparams "
-            'name it in static_args, such as optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", '
+            'name it in static_args, such as optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clip", '
             '"key", "nesterov")) (for gdpjax.privatize: "clip")'
         )

@@ -10,13 +10,15 @@ from gdpjax.ledger._events import (
     GaussianEvent,
     LaplaceEvent,
     RandomizedResponseEvent,
+    SampledEvent,
     ShuffledEvent,
+    StepEvent,
     TruncatedPoissonEvent,
+    UniformEvent,
+    event_type_of,
     resolve_relation,
-    resolve_scheme_relation,
 )
 from gdpjax.ledger._ledger import FORMAT_VERSION, Ledger
-from gdpjax.ledger._scheme import check_scheme
 from gdpjax.ledger._state import (
     LedgerState,
     init_ledger,
@@ -41,9 +43,12 @@ __all__ = [
     "Ledger",
     "LedgerState",
     "RandomizedResponseEvent",
+    "SampledEvent",
     "ShuffledEvent",
+    "StepEvent",
     "TruncatedPoissonEvent",
-    "check_scheme",
+    "UniformEvent",
+    "event_type_of",
     "init_ledger",
     "ledger_from_state",
     "ledger_of",
@@ -51,6 +56,5 @@ __all__ = [
     "record_step",
     "record_steps",
     "resolve_relation",
-    "resolve_scheme_relation",
     "round_toward",
 ]

@@ -6,7 +6,7 @@ set: `GaussianEvent`, `LaplaceEvent`, `RandomizedResponseEvent` and, for anythin
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -16,59 +16,25 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
 _CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & (x < 2.0**53) & (x == x // 1), 2.0**53 - 1)
-TRUNCATED_POISSON = "truncated_poisson"
-ALLOCATION = "allocation"
-SHUFFLED = "shuffled"
-CORRELATED = "correlated"
-CYCLIC_POISSON = "cyclic_poisson"
-
 _ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACED = NeighboringRelation.REPLACE_ONE
 _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-RELATIONS = {
-    "poisson": (_ADDED, _SPECIAL),
-    "uniform": (_REPLACED,),
-    TRUNCATED_POISSON: (_ADDED,),
-    ALLOCATION: (_ADDED, _SPECIAL),
-    SHUFFLED: (_SPECIAL, _ADDED, _REPLACED),
-    CORRELATED: (_SPECIAL, _ADDED, _REPLACED),
-    CYCLIC_POISSON: (_ADDED, _SPECIAL),
-}
-"""The relations with a proved bound, the default one first."""
 
 
-def as_relation(value: Any) -> NeighboringRelation:
-    """Return the relation of this name; ValueError for anything else."""
-    return check_relation(value)
-
-
-def resolve_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
-    """Return what `resolve_scheme_relation` does, for the two schemes that an `Event` describes.
+def resolve_relation(
+    event_type: type["_Steps"], neighboring_relation: NeighboringRelation | None
+) -> NeighboringRelation:
+    """Return the relation of an event: its type's default, or the given one if a bound is known for the pair.
 
     Raises:
-      ValueError: unknown sampling, or a pair without a proved bound.
+      ValueError: a pair without a proved bound.
     """
-    if isinstance(sampling, str) and sampling in EVENT_TYPES:
-        raise ValueError(
-            f'sampling="{sampling}" has an event of its own, gdpjax.ledger.{EVENT_TYPES[sampling].__name__}'
-        )
-    check_choice("sampling", sampling, ("poisson", "uniform"))
-    return resolve_scheme_relation(sampling, neighboring_relation)
-
-
-def resolve_scheme_relation(sampling: str, neighboring_relation: NeighboringRelation | None) -> NeighboringRelation:
-    """Return the relation of an event: the sampling's default, or the given one if a bound is known for the pair.
-
-    Raises:
-      ValueError: unknown sampling, or a pair without a proved bound.
-    """
-    check_choice("sampling", sampling, RELATIONS)
     if neighboring_relation is None:
-        return RELATIONS[sampling][0]
-    relation = as_relation(neighboring_relation)
-    if relation not in RELATIONS[sampling]:
-        allowed = " or ".join(r.name for r in RELATIONS[sampling])
-        raise ValueError(f"{sampling} sampling has a proved bound under {allowed}, not under {relation.name}")
+        return event_type.relations[0]
+    relation = check_relation(neighboring_relation)
+    if relation not in event_type.relations:
+        allowed = " or ".join(r.name for r in event_type.relations)
+        raise ValueError(f"a {event_type.__name__} has a proved bound under {allowed}, not under {relation.name}")
     return relation
 
 
@@ -90,58 +56,116 @@ def _set_checked(event: Any, **domains: Domain) -> None:
     for name in ("announced", "is_exact"):
         if hasattr(event, name):
             object.__setattr__(event, name, check_flag(name, getattr(event, name)))
-    relation = resolve_scheme_relation(event.sampling, event.neighboring_relation)
+    relation = resolve_relation(type(event), event.neighboring_relation)
     object.__setattr__(event, "neighboring_relation", relation)
+
+
+class _Steps:
+    """Steps of training, which a `LedgerState` counts while they are made."""
+
+    relations: ClassVar[tuple[NeighboringRelation, ...]]
+    """The relations with a proved bound, the default one first."""
+    noise_multiplier: Any
+    sampling_prob: Any
+    num_steps: Any
+    overflow: Any
+    is_one_event: ClassVar[bool] = False
+    """Whether all steps of a run are one event together, of the least noise that any of them had."""
+
+    def of_steps(
+        self,
+        noise_multiplier: float,
+        sampling_prob: float,
+        num_steps: int,
+        *,
+        overflow: float = 0.0,
+        is_exact: bool = True,
+    ) -> Any:
+        """Return the event of ``num_steps`` steps like these that were made with the given numbers.
+
+        A number that the event has no field for is left out.
+
+        Raises:
+          ValueError: an overflow that the event cannot hold.
+        """
+        known = {
+            "noise_multiplier": noise_multiplier,
+            "sampling_prob": sampling_prob,
+            "overflow": overflow,
+            "is_exact": is_exact,
+            **self._length(num_steps),
+        }
+        names = {field.name for field in dataclasses.fields(self)}  # pyright: ignore[reportArgumentType]
+        if overflow and "overflow" not in names:
+            raise ValueError(f"a {type(self).__name__} holds no overflow, which would not be accounted for: {overflow}")
+        fields = {name: value for name, value in known.items() if name in names}
+        return dataclasses.replace(self, **fields)  # pyright: ignore[reportArgumentType]
+
+    def _length(self, num_steps: int) -> dict[str, Any]:
+        """Return the fields that say how many steps were made."""
+        return {"num_steps": num_steps}
+
+    def batches(self) -> str:
+        """Return how batches were drawn, in a few words."""
+        raise NotImplementedError
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what `describe` says as cells of a table, each a label and a text."""
+        facts = [("batches", self.batches()), ("noise multiplier", f"{self.noise_multiplier:.6g}")]
+        if hasattr(self, "sampling_prob"):
+            facts.append(("sampling probability", f"{self.sampling_prob:.6g}"))
+        facts.append(("steps", f"{self.num_steps:.0f}"))
+        if getattr(self, "overflow", 0.0):
+            facts.append(("overflow", f"{self.overflow:.2g}"))
+        return facts
+
+    def _numbers(self) -> str:
+        """Return the numbers with which `describe` ends."""
+        prob = f", sampling probability {self.sampling_prob:.6g}" if hasattr(self, "sampling_prob") else ""
+        return f"noise multiplier {self.noise_multiplier:.6g}{prob}, {self.num_steps} steps{self._lost()}"
+
+    def _lost(self) -> str:
+        kind = "announced overflow" if getattr(self, "announced", False) else "overflow"
+        overflow = getattr(self, "overflow", 0.0)
+        return f", {kind} {overflow:.2g}" if overflow else ""
+
+
+class _Epochs(_Steps):
+    """Steps that are counted in epochs, of which the last may lack some."""
+
+    is_one_event = True
+    steps_per_epoch: int
+
+    def _length(self, num_steps: int) -> dict[str, Any]:
+        num_epochs = -(-num_steps // self.steps_per_epoch)
+        return {"num_epochs": num_epochs, "missing_steps": num_epochs * self.steps_per_epoch - num_steps}
 
 
 def _check_fields(title: str, fields: dict[str, Any]) -> None:
     """Raise ValueError for a keyword that an `Event` made of several releases does not take."""
-    check_keywords(title, fields, ("sampling", "neighboring_relation", "overflow", "announced"))
+    check_keywords(title, fields, ("neighboring_relation", "overflow", "announced"))
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
-    """``num_steps`` releases of a noisy sum over a random batch, with the same public parameters.
-
-    Args:
-      noise_multiplier: stddev of the noise over the sum's sensitivity under ``neighboring_relation``, >= 0; 0 is a run
-        without privacy, whose epsilon is infinite.
-      sampling_prob: probability in [0, 1] that a given example is in a batch.
-      num_steps: how many such releases, a whole number >= 1.
-      sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement).
-      neighboring_relation: ADD_OR_REMOVE_ONE by default for poisson, REPLACE_ONE for uniform.
-      overflow: probability in [0, 1), over all the steps, that a batch did not fit its static capacity.
-      announced: whether a run stops at such a batch and what is released says so, as `gdpjax.training` does. Lower
-        bounds are tight then; otherwise they allow for anything that a batch which did not fit may have led to.
-      is_exact: whether every step had these numbers. False where unequal steps share a row of a ledger that ran out of
-        rows: they are the least noise multiplier and the largest probability then, and lower ends count nothing.
-
-    Raises:
-      ValueError: a value out of range, or a pair of sampling and relation without a proved bound.
-
-    >>> Event(1.0, 0.01, 100)
-    Event(noise_multiplier=1.0, sampling_prob=0.01, num_steps=100, sampling='poisson',
-          neighboring_relation=<NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>, overflow=0.0,
-          announced=False, is_exact=True)
-    """
+class _SampledGaussian(_Steps):
+    """``num_steps`` releases of a noisy sum over a random batch, with the same public parameters."""
 
     noise_multiplier: float
     sampling_prob: float
     num_steps: int
-    sampling: str = "poisson"
     neighboring_relation: NeighboringRelation | None = None
     overflow: float = 0.0
-    announced: bool = False
     is_exact: bool = True
 
     def __post_init__(self) -> None:
-        resolve_relation(self.sampling, self.neighboring_relation)  # refuses schemes with an event of their own
         _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
-        if self.announced and self.sampling != "poisson":
-            raise ValueError(f"announced is for poisson batches that do not fit, got sampling={shown(self.sampling)}")
+
+    def describe(self) -> str:
+        """Return what was run as a clause of a report."""
+        return f"Gaussian steps on {self.batches()} batches: {self._numbers()}"
 
     @classmethod
-    def joint(cls, *noise_multipliers: float, sampling_prob: float, num_steps: int, **fields: Any) -> "Event":
+    def joint(cls, *noise_multipliers: float, sampling_prob: float, num_steps: int, **fields: Any) -> Self:
         """Return several releases from the *same* batch as one event, of noise multiplier (sum s_i^-2)^-1/2.
 
         Releases from one random batch are not independent events: whether an example was in it is shared by all.
@@ -163,7 +187,7 @@ class Event:
     @classmethod
     def quantile_clipping(
         cls, noise_multiplier: float, count_stddev: float, *, sampling_prob: float, num_steps: int, **fields: Any
-    ) -> "Event":
+    ) -> Self:
         """Return steps of adaptive clipping as one event: a noisy sum, and a noisy count of norms below the clip norm.
 
         The count is of bits less 1/2, so its sensitivity is 1/2 (1 under REPLACE_ONE), its noise multiplier
@@ -175,18 +199,77 @@ class Event:
         0.995
         """
         _check_fields("Event.quantile_clipping", fields)
-        relation = resolve_relation(fields.get("sampling", "poisson"), fields.get("neighboring_relation"))
+        relation = resolve_relation(cls, fields.get("neighboring_relation"))
         count_stddev = check_number("count_stddev", count_stddev, POSITIVE)
         count = count_stddev if relation is NeighboringRelation.REPLACE_ONE else 2.0 * count_stddev
         return cls.joint(noise_multiplier, count, sampling_prob=sampling_prob, num_steps=num_steps, **fields)
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedPoissonEvent:
+class Event(_SampledGaussian):
+    """``num_steps`` releases of a noisy sum over a Poisson batch, with the same public parameters.
+
+    Args:
+      noise_multiplier: stddev of the noise over the sum's sensitivity under ``neighboring_relation``, >= 0; 0 is a run
+        without privacy, whose epsilon is infinite.
+      sampling_prob: probability in [0, 1] that a given example is in a batch, independently of others.
+      num_steps: how many such releases, a whole number >= 1.
+      neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL.
+      overflow: probability in [0, 1), over all the steps, that a batch did not fit its static capacity.
+      is_exact: whether every step had these numbers. False where unequal steps share a row of a ledger that ran out of
+        rows: they are the least noise multiplier and the largest probability then, and lower ends count nothing.
+      announced: whether a run stops at a batch that does not fit and what is released says so, as `gdpjax.training`
+        does. Lower bounds are tight then; otherwise they allow for anything that such a batch may have led to.
+
+    Raises:
+      ValueError: a value out of range, or a relation without a proved bound.
+
+    >>> Event(1.0, 0.01, 100)
+    Event(noise_multiplier=1.0, sampling_prob=0.01, num_steps=100,
+          neighboring_relation=<NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>, overflow=0.0,
+          is_exact=True, announced=False)
+    """
+
+    announced: bool = False
+    relations = (_ADDED, _SPECIAL)
+
+    def batches(self) -> str:
+        """Return how batches were drawn, in a few words."""
+        return "Poisson"
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformEvent(_SampledGaussian):
+    """``num_steps`` releases of a noisy sum over a batch of fixed size, drawn without replacement.
+
+    Args:
+      noise_multiplier: stddev of the noise over the sensitivity of replacing one example, twice the clip norm, >= 0.
+      sampling_prob: batch size / number of examples, in [0, 1].
+      num_steps: how many such releases, a whole number >= 1.
+      neighboring_relation: REPLACE_ONE.
+      overflow: probability in [0, 1), over all the steps, that not all subsets were equally likely.
+      is_exact: as in `Event`.
+
+    Raises:
+      ValueError: a value out of range, or a relation without a proved bound.
+
+    >>> UniformEvent(1.0, 0.01, 100).neighboring_relation.name
+    'REPLACE_ONE'
+    """
+
+    relations = (_REPLACED,)
+
+    def batches(self) -> str:
+        """Return how batches were drawn, in a few words."""
+        return "uniform"
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoissonEvent(_Steps):
     """``num_steps`` releases of a noisy sum over a Poisson batch that loses a random part where it is too large.
 
     Every example is drawn independently with probability ``sampling_prob``; of more than ``capacity`` drawn examples a
-    uniformly random ``capacity`` are kept (`gdpjax.sampling.truncated_poisson_sample`).
+    uniformly random ``capacity`` are kept (`gdpjax.sampling.TruncatedPoisson`).
 
     Args:
       noise_multiplier: stddev of the noise / clip norm, >= 0.
@@ -214,15 +297,26 @@ class TruncatedPoissonEvent:
     capacity: int
     neighboring_relation: NeighboringRelation | None = None
     is_exact: bool = True
-    sampling: ClassVar[str] = TRUNCATED_POISSON
+    relations = (_ADDED,)
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("num_steps", "max_examples", "capacity"), COUNT)
         _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, **counts)
 
+    def batches(self) -> str:
+        """Return how batches were drawn, in a few words."""
+        return f"Poisson, at most {self.capacity}"
+
+    def describe(self) -> str:
+        """Return what was run as a clause of a report."""
+        return (
+            f"Gaussian steps on Poisson batches cut to {self.capacity} of {self.max_examples} examples: "
+            f"{self._numbers()}"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
-class AllocationEvent:
+class AllocationEvent(_Epochs):
     """Epochs of noisy sums in each of which every example takes part in exactly ``num_selected`` steps, at random.
 
     Args:
@@ -256,7 +350,7 @@ class AllocationEvent:
     announced: bool = False
     missing_steps: int = 0
     is_exact: bool = True
-    sampling: ClassVar[str] = ALLOCATION
+    relations = (_ADDED, _SPECIAL)
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("steps_per_epoch", "num_epochs", "num_selected"), COUNT)
@@ -273,13 +367,31 @@ class AllocationEvent:
         """Return the number of steps that were made."""
         return self.num_epochs * self.steps_per_epoch - self.missing_steps
 
+    def batches(self) -> str:
+        """Return how batches were drawn, in a few words."""
+        return f"allocation, {self.num_selected} of {self.steps_per_epoch}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what `describe` says as cells of a table, each a label and a text."""
+        batches, *others = super().facts()
+        return [batches, ("drawn", "in each epoch" if self.bins == "fresh" else "once"), *others]
+
+    def describe(self) -> str:
+        """Return what was run as a clause of a report."""
+        steps = "one step" if self.num_selected == 1 else f"{self.num_selected} steps"
+        when = "drawn in each epoch" if self.bins == "fresh" else "drawn once"
+        return (
+            f"Gaussian steps by random allocation: each example in {steps} of the {self.steps_per_epoch} of an epoch, "
+            f"{when}: {self._numbers()}"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledEvent:
+class ShuffledEvent(_Epochs):
     """Epochs of noisy sums over shuffled batches: every example takes part in exactly one step of each epoch.
 
     In each epoch the examples are permuted and cut into ``steps_per_epoch`` batches, whose sizes are fixed and differ
-    by one at most (`gdpjax.sampling.shuffled_sample`). What is known of the privacy of such a run is a wide bracket,
+    by one at most (`gdpjax.sampling.Shuffled`). What is known of the privacy of such a run is a wide bracket,
     which holds for any permutations: shuffled anew, shuffled once, or not at all.
 
     Args:
@@ -291,8 +403,8 @@ class ShuffledEvent:
         public number of rows that are shuffled together. Of data that are not padded an example more or less changes
         the sizes of batches, or who else is in them; nothing is known then.
       overflow: probability in [0, 1), over all the epochs, that the bits of a permutation do not treat all rows alike
-        (`gdpjax.sampling.shuffled_error`). It is for neighbours that also differ in the order of their rows; the upper
-        end pays for it. 0 where every other example keeps its row.
+        (that of `gdpjax.sampling.Shuffled`). It is for neighbours that also differ in the order of their rows; the
+        upper end pays for it. 0 where every other example keeps its row.
       missing_steps: how many steps at the end of the last epoch were not made, from 0 to t - 1.
       is_exact: as in `Event`.
 
@@ -312,7 +424,7 @@ class ShuffledEvent:
     overflow: float = 0.0
     missing_steps: int = 0
     is_exact: bool = True
-    sampling: ClassVar[str] = SHUFFLED
+    relations = (_SPECIAL, _ADDED, _REPLACED)
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("steps_per_epoch", "num_epochs"), COUNT)
@@ -324,9 +436,23 @@ class ShuffledEvent:
         """Return the number of steps that were made."""
         return self.num_epochs * self.steps_per_epoch - self.missing_steps
 
+    def batches(self) -> str:
+        """Return how batches were drawn, in a few words."""
+        return f"shuffled, {self.steps_per_epoch} an epoch"
+
+    def describe(self) -> str:
+        """Return what was run as a clause of a report."""
+        return (
+            f"Gaussian steps on shuffled batches: each example in one step of the {self.steps_per_epoch} of an epoch: "
+            f"{self._numbers()}; the upper ends are those without amplification by sampling"
+        )
+
+    def _lost(self) -> str:
+        return f", permutations uniform but for {self.overflow:.2g}" if self.overflow else ""
+
 
 @dataclasses.dataclass(frozen=True)
-class CorrelatedGaussianEvent:
+class CorrelatedGaussianEvent(_Steps):
     """Noisy sums whose noise is correlated over the steps, as the matrix mechanism adds it: one Gaussian release.
 
     With the strategy C (lower triangular) step t releases g_t + sigma sens(C) sum_s C^-1[t, s] z_s, where z_s are
@@ -362,7 +488,8 @@ class CorrelatedGaussianEvent:
     min_separation: int = 1
     is_exact: bool = True
     neighboring_relation: NeighboringRelation | None = None
-    sampling: ClassVar[str] = CORRELATED
+    relations = (_SPECIAL, _ADDED, _REPLACED)
+    is_one_event = True
 
     def __post_init__(self) -> None:
         if self.planned_steps is None:
@@ -376,6 +503,21 @@ class CorrelatedGaussianEvent:
                 f"got {self.num_steps}"
             )
 
+    def of_steps(
+        self,
+        noise_multiplier: float,
+        sampling_prob: float,
+        num_steps: int,
+        *,
+        overflow: float = 0.0,
+        is_exact: bool = True,
+    ) -> "CorrelatedGaussianEvent":
+        """Return the event of such steps; those beyond the planned ones released NaN, whatever the data."""
+        assert self.planned_steps is not None
+        num_steps = min(num_steps, self.planned_steps)
+        is_exact = is_exact and self.is_exact
+        return super().of_steps(noise_multiplier, sampling_prob, num_steps, overflow=overflow, is_exact=is_exact)
+
     @property
     def attains_bound(self) -> bool:
         """Whether (1 / noise_multiplier)-GDP is exact, and not only an upper bound."""
@@ -387,13 +529,31 @@ class CorrelatedGaussianEvent:
         assert self.neighboring_relation is not None
         return GaussianEvent(self.noise_multiplier, 1, self.neighboring_relation)
 
+    def batches(self) -> str:
+        """Return how batches were drawn, in a few words."""
+        return f"{self.max_participations} times, {self.min_separation} apart"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what `describe` says as cells of a table, each a label and a text."""
+        batches, noise_multiplier, *others = super().facts()
+        return [batches, noise_multiplier, ("noise", "correlated"), *others]
+
+    def describe(self) -> str:
+        """Return what was run as a clause of a report."""
+        made = "" if self.attains_bound else "; lower ends are 0: the sensitivity is a bound, or steps are missing"
+        return (
+            f"Gaussian steps with correlated noise, one release: noise multiplier {self.noise_multiplier:.6g}, "
+            f"{self.num_steps} of {self.planned_steps} steps, each example in at most {self.max_participations}, "
+            f"{self.min_separation} apart{made}"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoissonEvent:
+class CyclicPoissonEvent(_Steps):
     """Noisy sums over Poisson batches of one group after the other, with noise that is correlated within a cycle.
 
     Every example belongs to one of ``num_groups`` groups, and removing another example does not move it, or the groups
-    are secret and uniformly random, as those of `gdpjax.sampling.cyclic_poisson_sample`. Step t draws each example of
+    are secret and uniformly random, as those of `gdpjax.sampling.CyclicPoisson`. Step t draws each example of
     group t mod num_groups independently with probability ``sampling_prob``. The noise is that of a banded strategy C
     with at most num_groups bands and column norms at most 1, so that the columns of an example's steps are orthogonal:
     to one example the run is ceil(num_steps / num_groups) Poisson-subsampled Gaussian steps.
@@ -423,7 +583,8 @@ class CyclicPoissonEvent:
     overflow: float = 0.0
     announced: bool = False
     is_exact: bool = True
-    sampling: ClassVar[str] = CYCLIC_POISSON
+    relations = (_ADDED, _SPECIAL)
+    is_one_event = True
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("num_steps", "num_groups"), COUNT)
@@ -454,10 +615,25 @@ class CyclicPoissonEvent:
             self.noise_multiplier,
             self.sampling_prob,
             num_rounds,
-            "poisson",
             self.neighboring_relation,
             self.overflow,
-            self.announced,
+            announced=self.announced,
+        )
+
+    def batches(self) -> str:
+        """Return how batches were drawn, in a few words."""
+        return f"cyclic Poisson, {self.num_groups} groups"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what `describe` says as cells of a table, each a label and a text."""
+        batches, noise_multiplier, *others = super().facts()
+        return [batches, noise_multiplier, ("noise", "correlated"), *others]
+
+    def describe(self) -> str:
+        """Return what was run as a clause of a report."""
+        return (
+            f"Gaussian steps with correlated noise on cyclic Poisson batches of {self.num_groups} groups: "
+            f"{self._numbers()}"
         )
 
 
@@ -475,11 +651,24 @@ class _WholeDataEvent:
     """A release without sampling, under any one relation."""
 
     _domains: ClassVar[dict[str, Domain]]
+    num_steps: Any
     neighboring_relation: NeighboringRelation
 
     def __post_init__(self) -> None:
         _set_numbers(self, **self._domains)
-        object.__setattr__(self, "neighboring_relation", as_relation(self.neighboring_relation))
+        object.__setattr__(self, "neighboring_relation", check_relation(self.neighboring_relation))
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what `describe` says as cells of a table, each a label and a text."""
+        return [("scheme", self._kind), ("releases", f"{self.num_steps:.0f}")]
+
+    def describe(self) -> str:
+        """Return what was released as a clause of a report."""
+        return f"{self._kind} release" if self.num_steps == 1 else f"{self.num_steps} {self._kind} releases"
+
+    @property
+    def _kind(self) -> str:
+        return type(self).__name__.removesuffix("Event")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -574,34 +763,33 @@ class ApproximateDPEvent(_WholeDataEvent):
     _domains: ClassVar = {"epsilon": NONNEGATIVE, "delta": HALF_OPEN_UNIT, "num_steps": COUNT}
 
 
-AnyEvent = (
-    Event
+SampledEvent = Event | UniformEvent
+StepEvent = (
+    SampledEvent
     | TruncatedPoissonEvent
     | AllocationEvent
     | ShuffledEvent
     | CorrelatedGaussianEvent
     | CyclicPoissonEvent
-    | GaussianEvent
-    | LaplaceEvent
-    | RandomizedResponseEvent
-    | ApproximateDPEvent
 )
+AnyEvent = StepEvent | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent
 EVENT_TYPES: dict[str, type] = {
     "subsampled_gaussian": Event,
-    TRUNCATED_POISSON: TruncatedPoissonEvent,
-    ALLOCATION: AllocationEvent,
-    SHUFFLED: ShuffledEvent,
-    CORRELATED: CorrelatedGaussianEvent,
-    CYCLIC_POISSON: CyclicPoissonEvent,
+    "uniform": UniformEvent,
+    "truncated_poisson": TruncatedPoissonEvent,
+    "allocation": AllocationEvent,
+    "shuffled": ShuffledEvent,
+    "correlated": CorrelatedGaussianEvent,
+    "cyclic_poisson": CyclicPoissonEvent,
     "gaussian": GaussianEvent,
     "laplace": LaplaceEvent,
     "randomized_response": RandomizedResponseEvent,
     "approximate_dp": ApproximateDPEvent,
 }
-"""Names in the JSON form; schemes with an event of their own are in it by their names."""
+"""Names in the JSON form."""
 
 
-def fields_of(sampling: str) -> set[str]:
-    """Return the names of the fields that the event of a sampling scheme has."""
-    names = {field.name for field in dataclasses.fields(EVENT_TYPES.get(sampling, Event))}
-    return names - {"announced"} if sampling == "uniform" else names
+def event_type_of(sampling: str) -> type[Event] | type[UniformEvent]:
+    """Return the event of "poisson" or "uniform" sampling, as functions of arrays are told; ValueError otherwise."""
+    types = {"poisson": Event, "uniform": UniformEvent}
+    return types[check_choice("sampling", sampling, tuple(types))]

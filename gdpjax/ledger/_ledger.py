@@ -20,10 +20,11 @@ from gdpjax.ledger._events import (
     LaplaceEvent,
     ShuffledEvent,
     TruncatedPoissonEvent,
+    UniformEvent,
 )
 
-FORMAT_VERSION = 1
-"""Version of the JSON form; another one is refused."""
+FORMAT_VERSION = 2
+"""Version of the JSON form; besides it the first one is read, and any other refused."""
 
 
 def _event_to_dict(event: AnyEvent) -> dict[str, Any]:
@@ -35,16 +36,23 @@ def _event_to_dict(event: AnyEvent) -> dict[str, Any]:
     return {"type": kind, **fields}
 
 
-def _event_from_dict(description: dict[str, Any]) -> AnyEvent:
+def _event_from_dict(description: dict[str, Any], version: int) -> AnyEvent:
     """Return the event of a description; the inverse of `_event_to_dict`."""
-    kind = description.get("type", "subsampled_gaussian")
+    fields = dict(description)
+    kind = fields.pop("type", "subsampled_gaussian")
+    later = set()
+    if version == 1:
+        # Batches without replacement were a field of the first event, and two fields came later.
+        if fields.pop("sampling", "poisson") == "uniform":
+            kind = "uniform"
+            fields.pop("announced", None)
+        later = {"announced"} if kind == "correlated" else {"announced", "is_exact"}
     if kind not in EVENT_TYPES:
         raise ValueError(f"the type of an event must be one of {', '.join(EVENT_TYPES)}, got {shown(kind)}")
-    fields = {name: value for name, value in description.items() if name != "type"}
 
     # The default in the place of a number that was lost, such as no overflow or one epoch, would cost less.
     expected = {field.name for field in dataclasses.fields(EVENT_TYPES[kind])}
-    missing = expected - fields.keys() - ({"announced"} if kind == "correlated" else {"announced", "is_exact"})
+    missing = expected - fields.keys() - later
     if missing:
         raise ValueError(
             f"expected all fields of an event of type {kind}, got none for {', '.join(sorted(missing))}; give what "
@@ -61,13 +69,9 @@ def _refuse_unusual(event: AnyEvent, form: str) -> None:
     is_unsampled = isinstance(event, GaussianEvent | LaplaceEvent)
     if is_unsampled and event.neighboring_relation is NeighboringRelation.REPLACE_ONE:
         raise ValueError(f"{form} can express add-or-remove-one neighbours, got {event.neighboring_relation.name}")
-    if isinstance(event, TruncatedPoissonEvent | AllocationEvent | ShuffledEvent):
+    if isinstance(event, UniformEvent | TruncatedPoissonEvent | AllocationEvent | ShuffledEvent):
         raise ValueError(f"{form} can express poisson sampling, got {type(event).__name__}")
-    if not isinstance(event, Event):
-        return
-    if event.sampling != "poisson":
-        raise ValueError(f"{form} can express poisson sampling, got a {event.sampling} event")
-    if event.overflow:
+    if isinstance(event, Event) and event.overflow:
         raise ValueError(
             f"{form} cannot express the overflow of a padded batch, got {event.overflow}: account for it by hand, as "
             "that much less delta, and pass events with overflow 0 (dataclasses.replace)"
@@ -88,8 +92,27 @@ def _described(event: AnyEvent, form: str) -> dict[str, Any]:
     return _event_to_dict(event)
 
 
+def _event_of(given: Any) -> AnyEvent:
+    """Return an event, or that of a plan or a mechanism."""
+    event = getattr(given, "event", given)
+    if callable(event) and not isinstance(given, type):
+        event = event()
+    if getattr(given, "group_size", 1) > 1:
+        raise ValueError(f"a Ledger is of single units, got a plan for groups of {given.group_size}: ask the plan")
+    if not isinstance(event, AnyEvent):
+        raise ValueError(f"a Ledger holds events such as gdpjax.Event, plans, mechanisms, got {type(given).__name__}")
+    return event
+
+
 class Ledger(Sequence[AnyEvent]):
     """An immutable sequence of events, composed by the accountants.
+
+    Args:
+      events: events, and plans and mechanisms, of which it takes the event: ``Ledger([plan, GaussianMechanism(20.0)])``
+        is a training and a histogram on the same data.
+
+    Raises:
+      ValueError: anything else, a plan for groups.
 
     >>> ledger = Ledger().add(Event(1.0, 0.01, 100)).add(Event(1.0, 0.01, 50))
     >>> len(ledger), ledger.num_steps
@@ -98,14 +121,12 @@ class Ledger(Sequence[AnyEvent]):
     True
     """
 
-    def __init__(self, events: Iterable[AnyEvent] = ()) -> None:
+    def __init__(self, events: Iterable[Any] = ()) -> None:
         try:
-            self._events = tuple(events)
+            given = tuple(events)
         except Exception as error:
             raise ValueError(f"a Ledger holds a sequence of events, got {shown(events)}") from error
-        for event in self._events:
-            if not isinstance(event, AnyEvent):
-                raise ValueError(f"a Ledger holds events such as gdpjax.Event, got {type(event).__name__}")
+        self._events = tuple(map(_event_of, given))
 
     @property
     def events(self) -> tuple[AnyEvent, ...]:
@@ -151,8 +172,8 @@ class Ledger(Sequence[AnyEvent]):
         if "gdpjax_ledger" not in data:
             raise ValueError("expected the JSON text of a Ledger (made by Ledger.to_json), got other JSON")
         version = data["gdpjax_ledger"]
-        if version != FORMAT_VERSION or isinstance(version, bool):
-            raise ValueError(f"expected a Ledger of version {FORMAT_VERSION}, got version {shown(version)}")
+        if version not in (1, FORMAT_VERSION) or isinstance(version, bool):
+            raise ValueError(f"expected a Ledger of version {FORMAT_VERSION} or 1, got version {shown(version)}")
         unknown = data.keys() - {"gdpjax_ledger", "events"}
         if unknown:
             raise ValueError(f"expected gdpjax_ledger and events in a Ledger, got also {shown(sorted(unknown))}")
@@ -160,7 +181,7 @@ class Ledger(Sequence[AnyEvent]):
             # An empty text or object would read as a run without events.
             if not isinstance(data["events"], list):
                 raise TypeError(f"expected a list of events, got {type(data['events']).__name__}")
-            return cls([_event_from_dict(event) for event in data["events"]])
+            return cls([_event_from_dict(event, version) for event in data["events"]])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a Ledger's events could not be read: {error}") from error
 

@@ -6,42 +6,21 @@ smaller noise and the larger sampling probability of what it covers, which can o
 is set. `ledger_of(opt_state)` reads it back on the host; the event of such a row is not exact.
 """
 
-import dataclasses
+import hashlib
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import (
-    check_choice,
-    check_count,
-    check_instance,
-    check_number,
-    check_relation,
-    check_tree,
-    leaves_of,
-)
+from gdpjax._core.arguments import check_count, check_instance, check_number, check_tree, leaves_of
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import nodes_of, rounded_to
-from gdpjax._core.types import Array, NeighboringRelation, PyTree
-from gdpjax.ledger._events import (
-    ALLOCATION,
-    CORRELATED,
-    CYCLIC_POISSON,
-    EVENT_TYPES,
-    RELATIONS,
-    SHUFFLED,
-    TRUNCATED_POISSON,
-    AnyEvent,
-    Event,
-    fields_of,
-)
+from gdpjax._core.types import Array, PyTree
+from gdpjax.ledger._events import StepEvent
 from gdpjax.ledger._ledger import Ledger
-from gdpjax.ledger._scheme import check_scheme, numbers_of_scheme, refuse_unrecorded_overflow, scheme_of_numbers
 
 _NUMBER = Domain("a number", lambda value: value == value)
 _INFINITE = Domain("-inf or inf", lambda value: abs(value) == np.inf)
@@ -57,8 +36,9 @@ class LedgerState(NamedTuple):
       used: int32[], the number of rows in use.
       overflow: bool[], whether rows had to be merged conservatively.
       extra_delta: float[], the probability so far that a padded batch did not fit.
-      kind: int32[], the index of a `_Kind` in `_KINDS`.
-      scheme: int32[1 to 4], what else an event of the sampling scheme says (`_scheme`); None where it has none.
+      digest: int32[], of ``recorded``, which a state that is saved as arrays does not hold.
+      recorded: what else the event of these steps says, known before compiling: the JSON text of one such step, as the
+        one name of an empty dictionary, so that it belongs to the structure of the state and is no leaf.
     """
 
     noise_multiplier: Array
@@ -67,72 +47,18 @@ class LedgerState(NamedTuple):
     used: Array
     overflow: Array
     extra_delta: Array
-    kind: Array
-    scheme: Any = None
+    digest: Array
+    recorded: Any
 
-
-class _Kind(NamedTuple):
-    """The properties that all steps of one ledger share.
-
-    Attributes:
-      sampling: as in `gdpjax.privatize`.
-      neighboring_relation: of the statement.
-      announced: whether a run stops at a batch that does not fit, so that the overflow shows.
-    """
-
-    sampling: str
-    neighboring_relation: NeighboringRelation
-    announced: bool = False
-
-
-_KINDS = tuple(
-    _Kind(sampling, relation, announced)
-    for sampling, announced in (
-        ("poisson", False),
-        ("uniform", False),
-        ("poisson", True),
-        (TRUNCATED_POISSON, False),
-        (ALLOCATION, False),
-        (ALLOCATION, True),
-        (SHUFFLED, False),
-        (CORRELATED, False),
-        (CYCLIC_POISSON, False),
-        (CYCLIC_POISSON, True),
-    )
-    for relation in RELATIONS[sampling]
-)
-"""Saved states hold an index into these: new ones, and new relations of a scheme, go to the end."""
-
-_ONE_EVENT = (ALLOCATION, SHUFFLED, CORRELATED, CYCLIC_POISSON)
-"""Schemes whose steps are one event together."""
 
 _MOST_ROWS = 2**20
-_KIND_NAMES = tuple(f"{kind.sampling!r}, {kind.neighboring_relation.name}" for kind in _KINDS)
 
 
-def init_ledger(
-    capacity: int,
-    sampling: str,
-    neighboring_relation: NeighboringRelation,
-    *,
-    announced: bool = False,
-    scheme: Mapping[str, Any] | None = None,
-) -> LedgerState:
-    """Return an empty ledger of ``capacity`` rows, ``announced`` if a run stops at a batch that overflows.
-
-    ``scheme`` holds what the events say beside noise and sampling probability, by the names of their fields:
-    max_examples and capacity of a `TruncatedPoissonEvent`, steps_per_epoch, num_selected and bins of an
-    `AllocationEvent`, steps_per_epoch of a `ShuffledEvent`, num_groups of a `CyclicPoissonEvent`, or planned_steps,
-    max_participations, min_separation and is_exact ("yes" or "no") of a `CorrelatedGaussianEvent`.
-    """
+def init_ledger(capacity: int, event: StepEvent) -> LedgerState:
+    """Return an empty ledger of ``capacity`` rows, for steps like those of ``event``."""
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
-    relation = check_relation(neighboring_relation)
-    check_choice("sampling and neighboring_relation", f"{shown(sampling)}, {relation.name}", _KIND_NAMES)
-    fields = check_scheme(sampling, scheme, announced=announced)
-    kind = _KINDS.index(_Kind(sampling, relation, bool(announced)))
-    scheme_numbers = None
-    if fields is not None:
-        scheme_numbers = jnp.asarray(numbers_of_scheme(fields), jnp.int32)
+    check_instance("event", event, StepEvent, "such as the event of a sampling scheme, batches.event(1.0)")
+    text = Ledger([event.of_steps(1.0, 1.0, 1)]).to_json()
     real = jnp.result_type(float)
     return LedgerState(
         noise_multiplier=jnp.zeros(capacity, real),
@@ -141,9 +67,14 @@ def init_ledger(
         used=jnp.zeros((), jnp.int32),
         overflow=jnp.zeros((), bool),
         extra_delta=jnp.zeros((), real),
-        kind=jnp.asarray(kind, jnp.int32),
-        scheme=scheme_numbers,
+        digest=jnp.asarray(_digest_of(text), jnp.int32),
+        recorded={text: ()},
     )
+
+
+def _digest_of(text: str) -> int:
+    """Return a number of 31 bits that tells texts apart."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 def round_toward(value: Array, direction: float, real: Any) -> Array:
@@ -187,7 +118,8 @@ def record_step(state: LedgerState, noise_multiplier: Array, sampling_prob: Arra
     sampling_prob = round_toward(sampling_prob, np.inf, real)
     extra_delta = round_toward(extra_delta, np.inf, real)
     rounded_up = jnp.nextafter(state.extra_delta + extra_delta, jnp.asarray(jnp.inf, real))
-    total_delta = jnp.where(extra_delta > 0, rounded_up, state.extra_delta)
+    # A traced probability out of range is NaN, and stays so.
+    total_delta = jnp.where(extra_delta == 0, state.extra_delta, rounded_up)
 
     # A step like those of the last row joins it; any other step takes a new row, as long as there is one.
     place = np.arange(len(state.num_steps))
@@ -255,9 +187,15 @@ def ledger_from_state(state: LedgerState) -> Ledger:
             f"the state holds {np.shape(state.used)} ledgers of a vmapped sweep; pick one configuration first, "
             "for example jax.tree.map(lambda x: x[i], opt_state)"
         )
-    kind = _KINDS[int(state.kind)]
+    (text,) = state.recorded
+    step: StepEvent = Ledger.from_json(text)[0]
+    if int(state.digest) != _digest_of(text):
+        raise ValueError(
+            f"the state was recorded for other steps than {step}: restore it with the batches, the noise and the "
+            "neighbouring relation that it was made with"
+        )
     rows = _rows_made(state)
-    if rows and kind.sampling in _ONE_EVENT:
+    if rows and step.is_one_event:
         rows = [_as_one(rows)]
     merged_steps = sum(row.num_steps for row in rows if not row.is_exact)
     if merged_steps:
@@ -266,14 +204,13 @@ def ledger_from_state(state: LedgerState) -> Ledger:
             "ledger. Upper ends charge each of them as the least private one; lower ends count none",
             stacklevel=3,
         )
-    events = [_event_of(row, state, kind) for row in rows]
 
     # Which step a batch might have overflowed in does not matter: the probabilities add up over the whole run.
-    overflow = float(state.extra_delta)
-    if overflow:
-        refuse_unrecorded_overflow(kind.sampling, overflow_per_step=overflow)
-    if events and overflow:
-        events[-1] = dataclasses.replace(events[-1], overflow=overflow)
+    overflows = [0.0] * (len(rows) - 1) + [float(state.extra_delta)]
+    events = []
+    for row, overflow in zip(rows, overflows, strict=False):
+        event = step.of_steps(*row[:3], overflow=overflow, is_exact=row.is_exact)
+        events.append(event)
     return Ledger(events)
 
 
@@ -312,26 +249,6 @@ def _as_one(rows: list[_Row]) -> _Row:
         num_steps=sum(row.num_steps for row in rows),
         is_exact=len(rows) == 1 and rows[0].is_exact,
     )
-
-
-def _event_of(row: _Row, state: LedgerState, kind: _Kind) -> AnyEvent:
-    """Return the event of some steps, of which each field is in the row, in the kind or in the scheme."""
-    scheme = {} if state.scheme is None else scheme_of_numbers(kind.sampling, state.scheme)
-    known = {**scheme, **kind._asdict(), **row._asdict()}
-
-    # Epochs are counted as whole ones, of which the last may lack some steps.
-    if "steps_per_epoch" in scheme:
-        num_epochs = -(-row.num_steps // scheme["steps_per_epoch"])
-        known["num_epochs"] = num_epochs
-        known["missing_steps"] = num_epochs * scheme["steps_per_epoch"] - row.num_steps
-
-    # Steps of correlated noise beyond the planned ones released NaN, whatever the data.
-    if kind.sampling == CORRELATED:
-        known["num_steps"] = min(row.num_steps, scheme["planned_steps"])
-        known["is_exact"] = row.is_exact and scheme["is_exact"] == "yes"
-
-    fields = {name: known[name] for name in fields_of(kind.sampling) & known.keys()}
-    return EVENT_TYPES.get(kind.sampling, Event)(**fields)
 
 
 _CALLING_ONCE = {
@@ -430,11 +347,8 @@ def ledger_of(opt_state: PyTree) -> Ledger:
     state = ledger_state_of(opt_state)
 
     # Optimizers such as flax.nnx.Optimizer wrap every array of the state in a variable of its own.
-    arrays = []
-    for field in state:
-        leaves = jax.tree.leaves(field)
-        arrays.append(leaves[0] if leaves else None)
-    return ledger_from_state(LedgerState(*arrays))
+    arrays = {name: jax.tree.leaves(getattr(state, name))[0] for name in state._fields if name != "recorded"}
+    return ledger_from_state(state._replace(**arrays))
 
 
 def ledger_state_of(opt_state: PyTree) -> LedgerState:

@@ -18,10 +18,13 @@ import numpy as np
 
 from gdpjax._core.checks import NONNEGATIVE, Domain, check, is_traced
 from gdpjax._core.keys import bits
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax.ledger import AnyEvent
 from gdpjax.tradeoff import Curve
 from gdpjax.tradeoff import delta as delta_of
 from gdpjax.tradeoff import epsilon as epsilon_of
+
+ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 class Mechanism:
@@ -41,6 +44,25 @@ class Mechanism:
         See `gdpjax.tradeoff.epsilon`.
         """
         return epsilon_of(self.tradeoff(), delta)
+
+    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> AnyEvent:
+        """Return ``num_steps`` releases as an event of a `gdpjax.Ledger`, whose curve is that of this mechanism.
+
+        Args:
+          num_steps: how many of them, a whole number >= 1.
+          neighboring_relation: the relation that the sensitivity is for.
+
+        Raises:
+          ValueError: a traced parameter, or a mechanism that no event holds.
+
+        >>> from gdpjax.mechanisms import GaussianMechanism
+        >>> GaussianMechanism(20.0).event(3).num_steps
+        3
+        """
+        raise ValueError(
+            f"no event of a Ledger holds a {type(self).__name__}: compose its curve with gdpjax.tradeoff.compose, or "
+            "give a guarantee of it, such as gdpjax.ledger.ApproximateDPEvent(mechanism.epsilon(delta), delta)"
+        )
 
 
 class Additive(Mechanism):

@@ -31,8 +31,9 @@ from gdpjax._core.keys import bits as random_bits
 from gdpjax._core.keys import fold_in
 from gdpjax._core.precision import float64_function
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array
-from gdpjax.mechanisms._abstract import Mechanism
+from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax.ledger import ApproximateDPEvent
+from gdpjax.mechanisms._abstract import ADDED, Mechanism
 from gdpjax.tradeoff import ApproximateDP, Curve, from_probabilities
 
 _WORDS_PER_BLOCK = 4096
@@ -226,6 +227,10 @@ class DiscreteLaplaceMechanism(_Discrete):
         if self.sensitivity == 1:
             return ApproximateDP(self.privacy_loss)
         return super().tradeoff()
+
+    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> ApproximateDPEvent:
+        """Return the event of ``num_steps`` releases, exact for sensitivity 1 and an upper bound else."""
+        return ApproximateDPEvent(self.privacy_loss, 0.0, num_steps, neighboring_relation)
 
     def delta(self, epsilon: Array) -> Array:
         """Return the smallest delta with (epsilon, delta)-DP for one release; exact."""

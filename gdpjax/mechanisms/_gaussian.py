@@ -11,8 +11,9 @@ from gdpjax._core.checks import POSITIVE, check, is_traced
 from gdpjax._core.noise import standard_normals
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
-from gdpjax._core.types import Array
-from gdpjax.mechanisms._abstract import Additive, check_sensitivity, floating, one_number
+from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax.ledger import GaussianEvent
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating, one_number
 from gdpjax.tradeoff import Curve, Gaussian
 
 
@@ -53,6 +54,10 @@ class GaussianMechanism(Additive):
     def tradeoff(self) -> Curve:
         """Return G_mu with mu = 1 / noise_multiplier; exact."""
         return Gaussian(self.mu)
+
+    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> GaussianEvent:
+        """Return the event of ``num_steps`` releases."""
+        return GaussianEvent(self.noise_multiplier, num_steps, neighboring_relation)
 
     def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
         """Return ``value`` with noise.

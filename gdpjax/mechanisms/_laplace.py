@@ -15,8 +15,9 @@ from gdpjax._core.checks import POSITIVE, check
 from gdpjax._core.keys import bits
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
-from gdpjax._core.types import Array
-from gdpjax.mechanisms._abstract import Additive, check_sensitivity, floating, one_number
+from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax.ledger import LaplaceEvent
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating, one_number
 from gdpjax.tradeoff import Curve, Laplace
 
 
@@ -49,6 +50,10 @@ class LaplaceMechanism(Additive):
     def tradeoff(self) -> Curve:
         """Return `Laplace(epsilon)`; exact."""
         return Laplace(self.privacy_loss)
+
+    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> LaplaceEvent:
+        """Return the event of ``num_steps`` releases."""
+        return LaplaceEvent(self.privacy_loss, num_steps, neighboring_relation)
 
     def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
         """Return ``value`` with noise.

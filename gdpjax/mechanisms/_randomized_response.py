@@ -20,8 +20,9 @@ from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_trac
 from gdpjax._core.keys import one_key_at_a_time, split
 from gdpjax._core.precision import float64_function
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array
-from gdpjax.mechanisms._abstract import Mechanism, coin
+from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax.ledger import RandomizedResponseEvent
+from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 
 
@@ -100,6 +101,12 @@ class RandomizedResponse(Mechanism):
         alpha = np.array([0.0, lie_prob, any_lie_prob, 1.0])
         beta = np.array([1.0, any_lie_prob, lie_prob, 0.0])
         return PiecewiseLinear(alpha, beta)
+
+    def event(
+        self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED
+    ) -> RandomizedResponseEvent:
+        """Return the event of ``num_steps`` releases."""
+        return RandomizedResponseEvent(self.privacy_loss, self.num_categories, num_steps, neighboring_relation)
 
     def sample(self, key: Array, value: Array) -> Array:
         """Return perturbed answers.

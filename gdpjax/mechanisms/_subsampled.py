@@ -12,8 +12,10 @@ from gdpjax._core.checks import UNIT, check, is_traced
 from gdpjax._core.keys import split
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array
-from gdpjax.mechanisms._abstract import Additive, check_sensitivity, coin, floating, one_number
+from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax.ledger import Event
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, one_number
+from gdpjax.mechanisms._gaussian import GaussianMechanism
 from gdpjax.tradeoff import Curve, inverse, mixture, subsample
 
 
@@ -65,6 +67,13 @@ class PoissonSubsampled(Additive):
         if direction == "remove":
             return removing
         return inverse(removing)
+
+    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> Event:
+        """Return the event of ``num_steps`` releases, each of a new sample; of Gaussian noise."""
+        if not isinstance(self.mechanism, GaussianMechanism):
+            super().event(num_steps)
+        assert isinstance(self.mechanism, GaussianMechanism)
+        return Event(self.mechanism.noise_multiplier, self.sampling_prob, num_steps, neighboring_relation)  # type: ignore[arg-type]
 
     def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
         """Return the noisy sum over a random sample of the examples.

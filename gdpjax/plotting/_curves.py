@@ -126,7 +126,7 @@ def _curve_and_clt(run: Any, sampling_prob: Any, num_steps: Any) -> tuple[Certif
         if isinstance(run, CertifiedCurve):
             return run, None
         only = run.events[0] if isinstance(run, Ledger) and len(run.events) == 1 else run
-        if isinstance(only, Event) and only.sampling == "poisson" and only.noise_multiplier > 0:
+        if isinstance(only, Event) and only.noise_multiplier > 0:
             return certified(run), float(clt_mu_poisson(only.noise_multiplier, only.sampling_prob, only.num_steps))
         return certified(run), None
     check_scalar("noise_multiplier", run, POSITIVE)

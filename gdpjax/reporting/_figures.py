@@ -14,7 +14,7 @@ from gdpjax.accounting import (
     gdp_epsilon,
     moments_accountant_epsilon,
 )
-from gdpjax.ledger import AnyEvent, Event, GaussianEvent, Ledger
+from gdpjax.ledger import AnyEvent, GaussianEvent, Ledger, SampledEvent, UniformEvent
 from gdpjax.reporting._runs import Described
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -98,14 +98,14 @@ def _limiting_mu(run: Ledger | AnyEvent) -> float:
     """Return the mu of the central limit theorem: that of each event, and squares add up."""
     mus = []
     for event in run.events if isinstance(run, Ledger) else (run,):
-        if not isinstance(event, Event | GaussianEvent):
+        if not isinstance(event, SampledEvent | GaussianEvent):
             raise ValueError(f"no central limit theorem for {type(event).__name__}")
         if event.noise_multiplier == 0:
             raise ValueError("no central limit theorem without noise")
         if isinstance(event, GaussianEvent):
             mus.append(math.sqrt(event.num_steps) / event.noise_multiplier)
             continue
-        limit = clt_mu_poisson if event.sampling == "poisson" else clt_mu_uniform
+        limit = clt_mu_uniform if isinstance(event, UniformEvent) else clt_mu_poisson
         mus.append(float(limit(event.noise_multiplier, event.sampling_prob, event.num_steps)))
     return float(gdp_compose(mus))
 

@@ -10,16 +10,7 @@ from gdpjax._core.documents import parse_document, read_bytes
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting import certified
-from gdpjax.ledger import (
-    AllocationEvent,
-    AnyEvent,
-    CorrelatedGaussianEvent,
-    CyclicPoissonEvent,
-    Event,
-    Ledger,
-    ShuffledEvent,
-    TruncatedPoissonEvent,
-)
+from gdpjax.ledger import AnyEvent, Event, Ledger
 from gdpjax.tradeoff import CertifiedCurve
 from gdpjax.training import Plan, num_steps_kept
 
@@ -31,10 +22,6 @@ _RELATIONS = {
     NeighboringRelation.REPLACE_ONE: "replace one",
     NeighboringRelation.REPLACE_SPECIAL: "replace one by a null one",
 }
-
-
-_ALWAYS_DRAWN = AllocationEvent | ShuffledEvent | CorrelatedGaussianEvent | CyclicPoissonEvent
-"""Events whose examples take part, so that without noise they show."""
 
 
 class Described(NamedTuple):
@@ -107,7 +94,7 @@ def _with_steps_made(described: Described, plan: Plan, folder: Path) -> Describe
     sentences = "" if steps_made is None else plan.on_steps_made(steps_made)
     if not sentences:
         return described
-    facts = (*described.facts, ("steps made", f"{steps_made} of {plan.max_steps}"))
+    facts = (*described.facts, ("steps made", f"{steps_made} of {plan.num_steps}"))
     return described._replace(scheme=f"{described.scheme}. {sentences}", facts=facts)
 
 
@@ -129,9 +116,10 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     events = run.events if isinstance(run, Ledger) else (run,)
     relations = {event.neighboring_relation for event in events}
     neighbours = _RELATIONS[relations.pop()] if len(relations) == 1 else "any"  # pyright: ignore[reportArgumentType]
-    scheme = "; ".join(dict.fromkeys(map(_words, events))) if len(events) <= 3 else _summary(events)
-    bare = any(isinstance(e, Event) and e.noise_multiplier == 0 and e.sampling_prob > 0 for e in events)
-    bare = bare or any(isinstance(e, _ALWAYS_DRAWN) and e.noise_multiplier == 0 for e in events)
+    scheme = "; ".join(dict.fromkeys(event.describe() for event in events)) if len(events) <= 3 else _summary(events)
+    bare = any(
+        getattr(event, "noise_multiplier", 1.0) == 0 and getattr(event, "sampling_prob", 1.0) > 0 for event in events
+    )
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
     facts = (*_facts(events), ("neighbours", neighbours))
     scheme = scheme or "nothing is released"
@@ -139,91 +127,11 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
 
 
 def _facts(events: tuple[AnyEvent, ...]) -> list[tuple[str, str]]:
-    """The numbers of `_words`, each a cell of its own."""
+    """The numbers of the events, each a cell of its own."""
+    if len(events) == 1:
+        return events[0].facts()
     steps = f"{math.fsum(event.num_steps for event in events):.0f}"
-    if len(events) != 1:
-        return [("scheme", f"{len(events)} events"), ("steps", steps)]
-    (event,) = events
-    if not hasattr(event, "noise_multiplier"):
-        return [("scheme", type(event).__name__.removesuffix("Event")), ("releases", steps)]
-    facts = [("noise multiplier", f"{event.noise_multiplier:.6g}")]  # pyright: ignore[reportAttributeAccessIssue]
-    if hasattr(event, "sampling"):
-        facts.insert(0, ("batches", _batches(event)))
-    if isinstance(event, AllocationEvent):
-        facts.insert(1, ("drawn", "in each epoch" if event.bins == "fresh" else "once"))
-    if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
-        facts.append(("noise", "correlated"))
-    if isinstance(event, Event | TruncatedPoissonEvent | CyclicPoissonEvent):
-        facts.append(("sampling probability", f"{event.sampling_prob:.6g}"))
-    facts.append(("steps", steps))
-    if getattr(event, "overflow", 0.0):
-        facts.append(("overflow", f"{event.overflow:.2g}"))  # pyright: ignore[reportAttributeAccessIssue]
-    return facts
-
-
-def _batches(event: AnyEvent) -> str:
-    """How batches were drawn, in a few words."""
-    if isinstance(event, TruncatedPoissonEvent):
-        return f"Poisson, at most {event.capacity}"
-    if isinstance(event, AllocationEvent):
-        return f"allocation, {event.num_selected} of {event.steps_per_epoch}"
-    if isinstance(event, ShuffledEvent):
-        return f"shuffled, {event.steps_per_epoch} an epoch"
-    if isinstance(event, CorrelatedGaussianEvent):
-        return f"{event.max_participations} times, {event.min_separation} apart"
-    if isinstance(event, CyclicPoissonEvent):
-        return f"cyclic Poisson, {event.num_groups} groups"
-    sampling = event.sampling  # pyright: ignore[reportAttributeAccessIssue]
-    return "Poisson" if sampling == "poisson" else sampling
-
-
-def _words(event: AnyEvent) -> str:
-    if isinstance(event, TruncatedPoissonEvent):
-        return (
-            f"Gaussian steps on Poisson batches cut to {event.capacity} of {event.max_examples} examples: noise "
-            f"multiplier {event.noise_multiplier:.6g}, sampling probability {event.sampling_prob:.6g}, "
-            f"{event.num_steps} steps"
-        )
-    if isinstance(event, AllocationEvent):
-        steps = "one step" if event.num_selected == 1 else f"{event.num_selected} steps"
-        when = "drawn in each epoch" if event.bins == "fresh" else "drawn once"
-        return (
-            f"Gaussian steps by random allocation: each example in {steps} of the {event.steps_per_epoch} of an epoch, "
-            f"{when}: noise multiplier {event.noise_multiplier:.6g}, {event.num_steps} steps{_lost(event)}"
-        )
-    if isinstance(event, ShuffledEvent):
-        unsure = f", permutations uniform but for {event.overflow:.2g}" if event.overflow else ""
-        return (
-            f"Gaussian steps on shuffled batches: each example in one step of the {event.steps_per_epoch} of an epoch: "
-            f"noise multiplier {event.noise_multiplier:.6g}, {event.num_steps} steps{unsure}; the upper ends are those "
-            "without amplification by sampling"
-        )
-    if isinstance(event, CorrelatedGaussianEvent):
-        made = "" if event.attains_bound else "; lower ends are 0: the sensitivity is a bound, or steps are missing"
-        return (
-            f"Gaussian steps with correlated noise, one release: noise multiplier {event.noise_multiplier:.6g}, "
-            f"{event.num_steps} of {event.planned_steps} steps, each example in at most {event.max_participations}, "
-            f"{event.min_separation} apart{made}"
-        )
-    if isinstance(event, CyclicPoissonEvent):
-        return (
-            f"Gaussian steps with correlated noise on cyclic Poisson batches of {event.num_groups} groups: noise "
-            f"multiplier {event.noise_multiplier:.6g}, sampling probability {event.sampling_prob:.6g} within a group, "
-            f"{event.num_steps} steps{_lost(event)}"
-        )
-    if not isinstance(event, Event):
-        kind = type(event).__name__.removesuffix("Event")
-        return f"{kind} release" if event.num_steps == 1 else f"{event.num_steps} {kind} releases"
-    sampling = "Poisson batches" if event.sampling == "poisson" else f"{event.sampling} batches"
-    return (
-        f"Gaussian steps on {sampling}: noise multiplier {event.noise_multiplier:.6g}, sampling probability "
-        f"{event.sampling_prob:.6g}, {event.num_steps} steps{_lost(event)}"
-    )
-
-
-def _lost(event: Event | AllocationEvent | CyclicPoissonEvent) -> str:
-    kind = "announced overflow" if event.announced else "overflow"
-    return f", {kind} {event.overflow:.2g}" if event.overflow else ""
+    return [("scheme", f"{len(events)} events"), ("steps", steps)]
 
 
 def _summary(events: tuple[AnyEvent, ...]) -> str:

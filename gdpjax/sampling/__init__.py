@@ -1,53 +1,36 @@
-"""Random batches whose probabilities are the ones accounted for."""
+"""Random batches whose probabilities are the ones accounted for: a sampling scheme is one value."""
 
-from gdpjax.sampling._allocation import allocation_error, allocation_overflow, allocation_sample
+from gdpjax.sampling._abstract import AbstractBatches, padded_capacity
+from gdpjax.sampling._allocation import RandomAllocation
 from gdpjax.sampling._batch import Batch
-from gdpjax.sampling._batches import (
-    AllocationBatches,
-    BatchOverflowError,
-    CyclicPoissonBatches,
-    IndexBatch,
-    PoissonBatches,
-    ShuffledBatches,
-    TruncatedPoissonBatches,
-    UniformBatches,
-    poisson_batches,
-)
-from gdpjax.sampling._cyclic import cyclic_poisson_sample
-from gdpjax.sampling._poisson import (
-    choose_capacity,
-    dyadic_probability,
-    overflow_probability,
-    poisson_sample,
-)
-from gdpjax.sampling._poisson_scheme import Poisson
-from gdpjax.sampling._shuffled import shuffled_error, shuffled_sample
-from gdpjax.sampling._truncated import truncated_poisson_sample
-from gdpjax.sampling._uniform import uniform_sample, uniform_sampling_error
+from gdpjax.sampling._cyclic import CyclicPoisson
+from gdpjax.sampling._host import BatchOverflowError, HostBatches, IndexBatch
+from gdpjax.sampling._padding import padded
+from gdpjax.sampling._poisson import Poisson, PoissonNumbers, poisson_sample
+from gdpjax.sampling._probability import choose_capacity, dyadic_probability, overflow_probability
+from gdpjax.sampling._promised import Promised
+from gdpjax.sampling._shuffled import Shuffled
+from gdpjax.sampling._truncated import TruncatedPoisson
+from gdpjax.sampling._without_replacement import WithoutReplacement
 
 __all__ = [
-    "AllocationBatches",
+    "AbstractBatches",
     "Batch",
     "BatchOverflowError",
-    "CyclicPoissonBatches",
+    "CyclicPoisson",
+    "HostBatches",
     "IndexBatch",
     "Poisson",
-    "PoissonBatches",
-    "ShuffledBatches",
-    "TruncatedPoissonBatches",
-    "UniformBatches",
-    "allocation_error",
-    "allocation_overflow",
-    "allocation_sample",
+    "PoissonNumbers",
+    "Promised",
+    "RandomAllocation",
+    "Shuffled",
+    "TruncatedPoisson",
+    "WithoutReplacement",
     "choose_capacity",
-    "cyclic_poisson_sample",
     "dyadic_probability",
     "overflow_probability",
-    "poisson_batches",
+    "padded",
+    "padded_capacity",
     "poisson_sample",
-    "shuffled_error",
-    "shuffled_sample",
-    "truncated_poisson_sample",
-    "uniform_sample",
-    "uniform_sampling_error",
 ]

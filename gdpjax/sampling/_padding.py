@@ -75,7 +75,7 @@ def real_rows(included: Array, num_valid: Array | None, rows: Domain) -> tuple[A
     return included & is_real, jnp.asarray(rows.contains(num_valid))
 
 
-def padded(included: Array, capacity: int, valid: Array) -> Batch:
+def padded(included: Array, capacity: int, valid: Array | bool = True) -> Batch:
     """Return the batch of the marked rows, bool[num_examples], ascending; it is all padding where they do not fit.
 
     Where ``valid`` is false, as of a traced number out of range, it is one that never fits.

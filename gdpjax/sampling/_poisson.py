@@ -4,11 +4,6 @@ Each example is in the batch independently with probability p. A float32 uniform
 larger one (7% more at p = 1e-6), so 32 random bits are compared with an integer threshold, and `dyadic_probability`
 gives the p really used: threshold / 2^32, rounded down to a float32 so that every precision stores it exactly.
 
-A compiled step needs a static batch size. A batch of more than ``capacity`` examples cannot be run as sampled, whatever
-is done about it (truncated, redrawn, refused), and that event is itself observable; with probability at most
-tau = T P(Bin(N, p) >= capacity) over T steps it must be paid for: delta <= tau + (1 - tau) delta_ideal. The comparison
-is >= so that the one example by which neighbours differ always fits beside the others.
-
 Where the number of examples is private the data are padded to a public maximum, which is ``num_examples`` here, and
 ``num_valid`` (traced) says how many rows are real: those beyond it are never drawn, and no shape depends on it. The
 bits of row i are a function of (key, i): neither ``num_valid`` nor, with JAX's default bits
@@ -16,41 +11,134 @@ bits of row i are a function of (key, i): neither ``num_valid`` nor, with JAX's 
 the same others. tau for the public maximum covers every smaller number, as P(Bin(n, p) >= capacity) grows with n.
 """
 
-import jax.numpy as jnp
-import numpy as np
-import scipy
+import dataclasses
+from typing import Any
 
-from gdpjax._core.arguments import check_count, check_number
-from gdpjax._core.checks import OPEN_UNIT, UNIT, check_scalar, is_traced
-from gdpjax._core.keys import bits
-from gdpjax._core.types import Array
+import jax.numpy as jnp
+
+from gdpjax._core.arguments import check_count
+from gdpjax._core.checks import HALF_OPEN_UNIT, POSITIVE, UNIT, Domain, check_scalar, checked_scalar, is_traced
+from gdpjax._core.keys import bits, fold_in
+from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax.ledger import Event
+from gdpjax.sampling._abstract import AbstractBatches, DrawnBatches, scheme
 from gdpjax.sampling._batch import Batch
 from gdpjax.sampling._padding import checked_rows, padded, real_rows
+from gdpjax.sampling._probability import dyadic_probability, overflow_probability
 
-_MOST = 2**53 - 1
+_SAMPLING_PROB = Domain(
+    "a probability > 0 and at most 1 (64 // 1000 is 0, 64 / 1000 is not)", lambda p: (p > 0) & (p <= 1)
+)
 
 
-def dyadic_probability(sampling_prob: float) -> float:
-    """Return the probability that is really sampled with: at most ``sampling_prob``, a multiple of 2^-32.
+@scheme
+class Poisson(DrawnBatches):
+    """Poisson batches: each example is in each batch independently, with one probability.
+
+    Args:
+      num_examples, expected_batch_size, num_steps, epochs, capacity: as in `DrawnBatches`.
+
+    Attributes:
+      sampling_prob: p, the `dyadic_probability` of expected_batch_size / num_examples. The divisor of the noisy sum
+        stays expected_batch_size, which is public; p num_examples is smaller by at most 2^-22 of itself, for p >= 2^-9.
+      overflow: the probability that some of num_steps batches does not fit. Of a run with more steps it is more.
+      overflow_per_step: its share for one step, which is recorded with each, so that a ledger is right whatever the
+        number of steps that are taken.
 
     Raises:
-      ValueError: not a number in [0, 1], or positive but below 2^-32.
+      ValueError: as `DrawnBatches`.
 
-    >>> dyadic_probability(0.1) <= 0.1 and dyadic_probability(0.25) == 0.25
-    True
+    >>> import jax
+    >>> batches = Poisson(num_examples=1000, expected_batch_size=64, num_steps=100)
+    >>> batches
+    Poisson(num_examples=1000, expected_batch_size=64.0, num_steps=100, capacity=136)
+    >>> batches.sampling_prob <= 0.064, batches.overflow <= 1e-12
+    (True, True)
+    >>> sample = jax.jit(batches.sample)(jax.random.key(0), 3)
+    >>> sample.indices.shape, bool(int(sample.count) == (~sample.is_padding).sum())
+    ((136,), True)
     """
-    check_scalar("sampling_prob", sampling_prob, UNIT)
-    exact = float(sampling_prob)
 
-    # Round down to a float32, and then to a multiple of 2^-32.
-    single = np.float32(exact)
-    if float(single) > exact:
-        single = np.nextafter(single, np.float32(0))
-    threshold = float(np.floor(float(single) * 2.0**32))
-    dyadic = threshold * 2.0**-32
-    if exact > 0 and dyadic == 0:
-        raise ValueError(f"sampling_prob must be 0 or at least 2^-32, got {exact}")
-    return dyadic
+    relations = Event.relations
+
+    @property
+    def sampling_prob(self) -> float:
+        """Return p, what is sampled with and accounted for."""
+        return dyadic_probability(self.expected_batch_size / self.num_examples)
+
+    def _law_of_sizes(self) -> tuple[int, float]:
+        return self.num_examples, self.sampling_prob
+
+    def _included(self, key: Array, step: Array) -> Array:
+        return included_rows(fold_in(key, step), self.num_examples, self.sampling_prob)
+
+    def group_overflow(self, group_size: int) -> float:
+        """Return the probability that some batch has no room for a group beside the others; upper bound."""
+        rows = self.capacity - group_size + 1
+        return overflow_probability(self.num_examples, self.sampling_prob, self.num_steps, rows)
+
+    def step_event(self, neighboring_relation: NeighboringRelation | None = None) -> Event:
+        """Return a step of the event, with noise multiplier 1."""
+        return Event(1.0, self.sampling_prob, 1, neighboring_relation)
+
+    def describe(self, unit: str, neighboring_relation: NeighboringRelation, *, is_correlated: bool) -> str:
+        """Return the sentence of a statement."""
+        return (
+            f"Sampling: Poisson batches: every {unit} joins each batch independently with probability "
+            f"{self.sampling_prob:.8g}; {self._planned()}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PoissonNumbers(AbstractBatches, static=False):
+    """The numbers of Poisson batches that are drawn elsewhere, or in a sweep over them; each may be traced.
+
+        def train(sampling_prob, noise_multiplier, key):                       # jax.vmap(train)
+            batches = PoissonNumbers(sampling_prob, expected_batch_size=sampling_prob * num_examples)
+            tx = gdpjax.privatize(grad_fn, noise_multiplier, batches, key)
+
+    Batches whose numbers are known before compiling are `Poisson`, which knows their capacity and its overflow.
+
+    Args:
+      sampling_prob: probability in (0, 1] that an example is in a batch; use the one really sampled with.
+      expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
+      overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
+        (`overflow_probability` with num_steps=1); recorded and added to delta. 0 states that every batch fits.
+
+    Raises:
+      ValueError: values out of range.
+
+    >>> PoissonNumbers(0.1, expected_batch_size=10).event(1.0, 100).sampling_prob
+    0.1
+    """
+
+    sampling_prob: Any
+    expected_batch_size: Any
+    overflow_per_step: Any = 0.0
+    capacity = None
+    num_steps = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        domains = {
+            "sampling_prob": _SAMPLING_PROB,
+            "expected_batch_size": POSITIVE,
+            "overflow_per_step": HALF_OPEN_UNIT,
+        }
+        # A traced number out of range becomes NaN.
+        for name, domain in domains.items():
+            object.__setattr__(self, name, checked_scalar(name, getattr(self, name), domain))
+
+    def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
+        """Raise ValueError: these batches have no number of examples and no capacity."""
+        raise ValueError("PoissonNumbers draws no batches: call gdpjax.sampling.poisson_sample in the compiled step")
+
+    def step_event(self, neighboring_relation: NeighboringRelation | None = None) -> Event:
+        """Return a step of the event, with noise multiplier 1."""
+        return Event(1.0, 1.0, 1, neighboring_relation)
+
+    def describe(self, unit: str, neighboring_relation: NeighboringRelation, *, is_correlated: bool) -> str:
+        """Return the sentence of a statement."""
+        return f"Sampling: Poisson batches with probability {float(self.sampling_prob):.8g}."
 
 
 def poisson_sample(
@@ -99,44 +187,3 @@ def included_rows(key: Array, num_examples: int, sampling_prob: Array) -> Array:
     includes_all = threshold >= 2.0**32
     threshold = jnp.where(includes_all, 0, threshold).astype(jnp.uint32)
     return includes_all | (words < threshold)
-
-
-def overflow_probability(num_examples: int, sampling_prob: float, num_steps: int, capacity: int) -> float:
-    """Return tau = num_steps P(Bin(num_examples, sampling_prob) >= capacity), at most 1; upper bound.
-
-    >>> overflow_probability(1000, 0.1, 100, 1001)
-    0.0
-    """
-    num_examples = check_count("num_examples", num_examples, most=_MOST)
-    sampling_prob = check_number("sampling_prob", sampling_prob, UNIT)
-    num_steps = check_count("num_steps", num_steps, most=_MOST)
-    capacity = check_count("capacity", capacity, most=_MOST)
-    if capacity > num_examples:
-        return 0.0
-    # P(Bin(n, p) >= c) = I_p(c, n - c + 1), good to about 1e-13 relative; the factor keeps the result an upper bound.
-    tail = float(scipy.special.betainc(capacity, num_examples - capacity + 1, sampling_prob))
-    tail_upper = tail * (1 + 1e-9)
-    return min(1.0, num_steps * tail_upper)
-
-
-def choose_capacity(num_examples: int, sampling_prob: float, num_steps: int, overflow: float = 1e-12) -> int:
-    """Return the smallest capacity whose `overflow_probability` is at most ``overflow``.
-
-    >>> capacity = choose_capacity(60_000, 256 / 60_000, 3516)
-    >>> overflow_probability(60_000, 256 / 60_000, 3516, capacity) <= 1e-12
-    True
-    """
-    overflow = check_number("overflow", overflow, OPEN_UNIT)
-    num_examples = check_count("num_examples", num_examples, most=_MOST)
-    sampling_prob = check_number("sampling_prob", sampling_prob, UNIT)
-    num_steps = check_count("num_steps", num_steps, most=_MOST)
-    # The probability decreases in the capacity, and a capacity of more than all examples never overflows.
-    smallest = 1
-    largest = num_examples + 1
-    while smallest < largest:
-        middle = (smallest + largest) // 2
-        if overflow_probability(num_examples, sampling_prob, num_steps, middle) <= overflow:
-            largest = middle
-        else:
-            smallest = middle + 1
-    return smallest

@@ -60,7 +60,7 @@ class Blueprint:
     def training(self, numbers: Numbers) -> Training:
         """Return the private training of the plan; the numbers may be traced."""
         plan = self.plan.replace(noise_multiplier=numbers["noise_multiplier"], clip=numbers["l2_clip_norm"])
-        optimizer = self.task.make_optimizer({**self.constants, **numbers}, plan.max_steps)
+        optimizer = self.task.make_optimizer({**self.constants, **numbers}, plan.num_steps)
         return private_training(plan, self.model(numbers).loss, optimizer, num_arrays=len(self.examples.train))
 
     def scores(self, numbers: Numbers, params: Any, evaluation: Any) -> Mapping[str, Any]:
@@ -167,7 +167,7 @@ def _narrower(width: int, needed: int, allowed: int, shared: int) -> int:
 
 def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
     """Compile the beginning and the steps of ``width`` trainings side by side."""
-    max_steps = blueprint.plan.max_steps
+    max_steps = blueprint.plan.num_steps
     steps_per_call = math.ceil(max_steps / min(CALLS, max_steps))
     if _loops_outside(blueprint):
         steps_per_call = 1

@@ -186,7 +186,7 @@ def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
     except KeyboardInterrupt:
         step = history[-1]["step"] if history else 0
         raise RunInterrupted(
-            f"interrupted: {step} of {plan.max_steps} steps are on record in {job.out}; continue with\n"
+            f"interrupted: {step} of {plan.num_steps} steps are on record in {job.out}; continue with\n"
             f"  {job.how_to_resume}"
         ) from None
     except CheckpointError as error:

@@ -65,7 +65,7 @@ class TrainingProgress(TrainingObserver):
 
     def on_start(self, plan: Plan, step: int) -> None:
         """Set the length."""
-        self._progress.reset(self._task, total=plan.max_steps, completed=step)
+        self._progress.reset(self._task, total=plan.num_steps, completed=step)
 
     def on_step(self, step: int) -> None:
         """Advance."""

@@ -258,7 +258,7 @@ def is_finite(params: Any) -> bool:
 def shape_of(task: Task, trial: Trial) -> Shape:
     """Return the shape of a trial that has a plan."""
     constants = tuple(sorted(task.constants(trial.settings).items()))
-    return trial.plan.max_steps, trial.plan.expected_batch_size, *constants
+    return trial.plan.num_steps, trial.plan.expected_batch_size, *constants
 
 
 def described_program(chunk: Chunk, program: Program) -> dict[str, Any]:

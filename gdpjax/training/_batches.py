@@ -1,31 +1,13 @@
 """The batches of a plan, drawn on the host: the same as its compiled step draws."""
 
-from typing import Any
-
 from gdpjax._core.arguments import check_instance
-from gdpjax.sampling import (
-    AllocationBatches,
-    CyclicPoissonBatches,
-    PoissonBatches,
-    ShuffledBatches,
-    TruncatedPoissonBatches,
-    UniformBatches,
-)
+from gdpjax.sampling import HostBatches
 from gdpjax.training._data import check_count
 from gdpjax.training._loop import State
 from gdpjax.training._plan import Plan
 
-_Source = (
-    AllocationBatches
-    | CyclicPoissonBatches
-    | PoissonBatches
-    | ShuffledBatches
-    | TruncatedPoissonBatches
-    | UniformBatches
-)
 
-
-def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
+def batch_source(plan: Plan, state: State, num_examples: int) -> HostBatches:
     """Return the batches of a run by step, for a loader that feeds ``training.step_on``.
 
     Random access (``len(source)``, ``source[t]``), picklable: what grain.MapDataset.source and torch's samplers take.
@@ -59,33 +41,4 @@ def batch_source(plan: Plan, state: State, num_examples: int) -> _Source:
     """
     check_count(plan, num_examples)
     check_instance("state", state, State, "of the run")
-    key = state.sampling_key
-    num_rows = plan.max_examples
-    if plan.sampling == "uniform":
-        return UniformBatches(key, num_rows, plan.capacity, num_steps=plan.max_steps)
-    if plan.sampling == "shuffled":
-        return ShuffledBatches(
-            key,
-            num_rows,
-            plan.steps_per_epoch,
-            num_epochs=plan.num_epochs,
-            bins=plan.order,
-            num_valid=num_examples,
-        )
-    if plan.sampling == "allocation":
-        return AllocationBatches(
-            key,
-            num_rows,
-            plan.steps_per_epoch,
-            num_epochs=plan.num_epochs,
-            num_selected=plan.num_selected,
-            bins=plan.bins,
-            capacity=plan.capacity,
-            num_valid=num_examples,
-        )
-
-    fields: dict[str, Any] = {"num_steps": plan.max_steps, "capacity": plan.capacity, "num_valid": num_examples}
-    if plan.sampling == "cyclic_poisson":
-        return CyclicPoissonBatches(key, num_rows, plan.sampling_prob, plan.num_groups, **fields)
-    source = TruncatedPoissonBatches if plan.sampling == "truncated_poisson" else PoissonBatches
-    return source(key, num_rows, plan.sampling_prob, **fields)
+    return plan.batches.on_host(state.sampling_key, num_valid=num_examples)

@@ -25,7 +25,7 @@ from gdpjax._core.types import PyTree
 from gdpjax.training._files import CheckpointError, make_private_folder, sync_private_tree, write_json
 from gdpjax.training._processes import is_first_process, together
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 FOLDER = "checkpoints.NOT_FOR_RELEASE"
 INDEX = "index.json"
 _PATHS_ORBAX_MISREADS = ("\\", "[", ":/")

@@ -12,12 +12,15 @@ from typing import Any
 
 from gdpjax._core.arguments import check_choice, check_count, check_keywords
 from gdpjax._core.shown import shown
-from gdpjax.correlated import SingleParticipation, optimize_banded_toeplitz
+from gdpjax.correlated import optimize_banded_toeplitz
+from gdpjax.sampling import CyclicPoisson
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
 
-_FOLLOWING = ("sampling", "correlation", "participation", "num_groups")
+_FOLLOWING = ("batches", "noise")
 """The arguments of `make_plan` that follow from the number of bands."""
+_SIZES = ("max_examples", "expected_batch_size", "num_steps", "epochs")
+"""Its short form, which says how large the batches are."""
 
 
 def choose_bands(
@@ -36,7 +39,7 @@ def choose_bands(
         num_bands: the candidates; 1, 2, 4, ... as long as a batch fits its group if None.
         error: "mean" or "max" over the steps.
         **arguments: of `make_plan`, with a target epsilon or mu, and without what follows from the number of bands
-            (sampling, correlation, participation, num_groups).
+            (batches and noise); the batches are those of ``max_examples``, ``expected_batch_size`` and the length.
 
     Returns:
         (plan, errors): the best plan, and the error of each number of bands that can meet the target.
@@ -48,14 +51,14 @@ def choose_bands(
 
     >>> plan, errors = choose_bands(clip=1.0, max_examples=10_000, expected_batch_size=100, epochs=2, delta=1e-5,
     ...                             epsilon=8.0, num_bands=[1, 8])
-    >>> plan.num_groups, errors[8] < errors[1]
+    >>> plan.batches.num_groups, errors[8] < errors[1]
     (8, True)
     """
     check_choice("error", error, ("mean", "max"))
     for name in _FOLLOWING:
         if name in arguments:
             raise ValueError(f"{name} follows from the number of bands: leave it out")
-    known = inspect.signature(make_plan).parameters
+    known = (*_SIZES, *inspect.signature(make_plan).parameters)
     check_keywords("choose_bands", arguments, known)
 
     # Plan for each number of bands, and keep why some have no plan.
@@ -98,22 +101,19 @@ def _candidates(num_bands: Sequence[int] | None, arguments: dict[str, Any]) -> l
 
 def _banded_plan(bands: int, error: str, arguments: dict[str, Any]) -> Plan:
     """Return the plan that meets the target with so many bands."""
-    scheme = {"sampling": "cyclic_poisson", "num_groups": bands}
-
-    # The number of steps does not depend on the strategy or the target: a plan of independent noise tells it.
-    without_target = {"epsilon": None, "mu": None, "noise_multiplier": 1.0}
-    independent = optimize_banded_toeplitz(1, 1)
-    first = make_plan(**{**arguments, **without_target}, **scheme, correlation=independent)
+    sizes = {name: value for name, value in arguments.items() if name in _SIZES}
+    others = {name: value for name, value in arguments.items() if name not in _SIZES}
+    batches = CyclicPoisson(num_examples=sizes.pop("max_examples", None), **sizes, num_groups=bands)
 
     # The best strategy for that many steps.
-    num_steps = first.max_steps
+    num_steps = batches.num_steps
     strategy = optimize_banded_toeplitz(num_steps, min(bands, num_steps), error)
-    return make_plan(**arguments, **scheme, correlation=strategy)
+    return make_plan(batches, noise=strategy, **others)
 
 
 def _error_of(plan: Plan, error: str) -> float:
     """Return the root mean square error of the prefix sums, in units of the clip norm."""
-    assert plan.correlation is not None
-    sensitivity = float(plan.correlation.sensitivity(plan.max_steps, SingleParticipation()))
-    squared = float(plan.correlation.error(plan.max_steps, error))
-    return plan.noise_multiplier * sensitivity * math.sqrt(squared) / plan.expected_batch_size
+    strategy = plan.release.strategy
+    assert strategy is not None
+    squared = float(strategy.error(plan.num_steps, error))
+    return plan.noise_multiplier * float(plan.release.sensitivity) * math.sqrt(squared) / plan.expected_batch_size

@@ -55,7 +55,8 @@ def place(plan: Plan, *arrays: PyTree, sharding: Any = None) -> Data:
       ValueError: no arrays, unequal lengths, more rows than the maximum, fewer where the number is public; masked
         elements; numbers of 64 bits that the type that JAX gives them does not hold.
 
-    >>> plan = Plan(noise_multiplier=1.0, clip=1.0, max_examples=10, expected_batch_size=2, max_steps=5, delta=1e-5)
+    >>> from gdpjax.sampling import Poisson
+    >>> plan = Plan(Poisson(10, 2, num_steps=5), clip=1.0, delta=1e-5, noise_multiplier=1.0)
     >>> data = place(plan, np.ones((7, 3)))
     >>> data.arrays[0].shape, int(data.num_examples)
     ((10, 3), 7)

@@ -13,19 +13,14 @@ from gdpjax._core.documents import DocumentError, convert_document, parse_docume
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.clipping import AbstractClipRule
 from gdpjax.correlated import from_document, to_document
+from gdpjax.sampling import AbstractBatches
+from gdpjax.transforms import INDEPENDENT
 
-FORMAT_VERSION = 1
+_INDEPENDENT = {"type": "IndependentGaussian"}
+
+FORMAT_VERSION = 2
 """Version of the JSON form; another one is refused."""
-_LATER = {
-    "truncate_at": None,
-    "num_selected": 1,
-    "bins": "fresh",
-    "correlation": None,
-    "participation": None,
-    "num_groups": 1,
-}
-"""Fields that plans did not always have, and their values in those plans."""
-FOLLOWS = ("sampling_prob", "capacity", "overflow")
+FOLLOWS = ("sampling_prob", "overflow")
 """Properties of a plan that are written and checked."""
 
 
@@ -37,17 +32,10 @@ def plan_to_dict(plan: Any) -> dict[str, Any]:
     fields = {name: getattr(plan, name) for name in names}
 
     # The fields that are objects.
+    fields["batches"] = plan.batches.to_dict()
     fields["clip"] = plan.clip.to_dict()
+    fields["noise"] = _INDEPENDENT if plan.release.strategy is None else to_document(plan.noise)
     fields["neighboring_relation"] = plan.neighboring_relation.value
-    for name in ("correlation", "participation"):
-        if fields[name] is not None:
-            fields[name] = to_document(fields[name])
-
-    # Plans of the older schemes are written as they always were.
-    for name, usual in _LATER.items():
-        if fields[name] == usual:
-            del fields[name]
-
     following = {name: getattr(plan, name) for name in FOLLOWS}
     return fields | following
 
@@ -67,11 +55,13 @@ def plan_from_json(cls: Any, text: str) -> Any:
     if "gdpjax_plan" not in data:
         raise ValueError("expected the JSON text of a Plan (made by Plan.to_json), got other JSON")
     if data.pop("gdpjax_plan") != FORMAT_VERSION:
-        raise ValueError(f"expected a Plan of version {FORMAT_VERSION}; read it with the gdpjax that wrote it")
+        raise ValueError(
+            f"expected a Plan of version {FORMAT_VERSION}: read it with the gdpjax that wrote it, or make it anew "
+            "with gdpjax.make_plan"
+        )
 
     # The fields, and what the text says follows from them.
     stated = {name: data.pop(name, None) for name in FOLLOWS}
-    data = _LATER | data
     names = {field.name for field in dataclasses.fields(cls)}
     if data.keys() != names:
         raise ValueError(f"a Plan's fields are {sorted(names)}; missing or unknown: {sorted(names ^ data.keys())}")
@@ -79,9 +69,9 @@ def plan_from_json(cls: Any, text: str) -> Any:
     try:
         rule = convert_document(data["clip"], dict[str, Any], "field clip")
         data["clip"] = AbstractClipRule.from_dict(rule)
-        for name in ("correlation", "participation"):
-            if data[name] is not None:
-                data[name] = from_document(data[name])
+        batches = convert_document(data["batches"], dict[str, Any], "field batches")
+        data["batches"] = AbstractBatches.from_dict(batches)
+        data["noise"] = INDEPENDENT if data["noise"] == _INDEPENDENT else from_document(data["noise"])
         data["neighboring_relation"] = NeighboringRelation(data["neighboring_relation"])
         plan = cls(**data)
     except (TypeError, ValueError, OverflowError) as error:

@@ -49,29 +49,20 @@ from gdpjax._core.trees import broadcast_trainable, nodes_of
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
-from gdpjax.sampling import (
-    Batch,
-    BatchOverflowError,
-    allocation_sample,
-    cyclic_poisson_sample,
-    poisson_sample,
-    shuffled_sample,
-    truncated_poisson_sample,
-    uniform_sample,
-)
+from gdpjax.sampling import BatchOverflowError
 from gdpjax.training._data import Data, check_data, place
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import beside, one_key_for_all
 from gdpjax.training._scale import Scale, factors_of, in_scaled_space, is_trained, origin, unscaled
 from gdpjax.training._statement import with_scale
-from gdpjax.transforms import Correlation, privatize, resolve_correlation
+from gdpjax.transforms import private_transform
 
 RUNNING, FINISHED, OVERFLOWED = 0, 1, 2
 """Values of ``State.status``."""
 
-_LEDGER_ROWS = 16
-"""Rows of the ledger. The steps of a plan are alike and need one; checkpoints of version 0.2.0 have 16."""
+_LEDGER_ROWS = 1
+"""Rows of the ledger. The steps of a plan are alike and need one."""
 
 
 class State(NamedTuple):
@@ -231,25 +222,12 @@ def private_training(
         constant_work=check_flag("constant_work", constant_work),
     ).drawn_from(plan.max_examples)
 
-    # The sensitivity of correlated noise is looked at once, not at each step.
-    correlated = _correlation_of(plan)
+    # What a step adds and records is looked at once, not at each step.
+    release = plan.release
 
     def private_mean(key: Array) -> optax.GradientTransformation:
         """Return the transformation that adds noise and keeps the ledger."""
-        is_sampled = plan.recorded_as != "correlated"
-        return privatize(
-            grad_fn,
-            noise_multiplier=plan.noise_multiplier,
-            sampling_prob=plan.sampling_prob if is_sampled else None,
-            expected_batch_size=plan.expected_batch_size,
-            key=key,
-            sampling=plan.sampling if is_sampled else None,
-            correlation=correlated,
-            neighboring_relation=plan.neighboring_relation,
-            overflow_per_step=plan.overflow_per_step,
-            announced=plan.announces_overflow,
-            scheme=plan.scheme,
-        )
+        return private_transform(grad_fn, plan.noise_multiplier, release, key)
 
     def update(
         tx: optax.GradientTransformation,
@@ -276,8 +254,7 @@ def private_training(
 
         # The key is looked at here: the keys that are made of it belong to the loop or the shard_map around.
         key = as_key(key)
-        assert plan.neighboring_relation is not None
-        sensitivity = grad_fn.sensitivity(plan.neighboring_relation)
+        sensitivity = grad_fn.sensitivity(release.relation)
         refuse_constant_key(key, plan.noise_multiplier, plan.expected_batch_size, sensitivity)
         sampling_key, noise_key = split(one_key_for_all(key))
 
@@ -309,7 +286,7 @@ def private_training(
     ) -> tuple[State, Info]:
         """Take one step on a batch; one that does not ``fits`` the capacity is charged for and trains nothing."""
         done = num_steps_done(state)
-        is_running = (state.status == RUNNING) & (done < plan.max_steps)
+        is_running = (state.status == RUNNING) & (done < plan.num_steps)
 
         # The key of this step's dropout.
         keys = ()
@@ -341,7 +318,7 @@ def private_training(
         opt_state = jax.tree.map(_as_before, opt_state, state.opt_state)
 
         # Keep what a run that is not running, or a batch that does not fit, must not change.
-        has_finished = is_running & (done + 1 >= plan.max_steps)
+        has_finished = is_running & (done + 1 >= plan.num_steps)
         has_overflowed = is_running & ~fits
         status = jnp.where(has_finished, FINISHED, state.status)
         status = jnp.where(has_overflowed, OVERFLOWED, status)
@@ -356,9 +333,9 @@ def private_training(
     def step(state: State, data: Data) -> tuple[State, Info]:
         _check_data(plan, data, num_arrays)
         done = num_steps_done(state)
-        batch, fits = draw(plan, state.sampling_key, done, data.num_examples)
+        batch = plan.batches.sample(state.sampling_key, done, num_valid=data.num_examples)
         *rows, is_padding = batch.take(*data.arrays)
-        return take(state, tuple(rows), is_padding, fits)
+        return take(state, tuple(rows), is_padding, batch.count <= plan.capacity)
 
     def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
         _check_batch(plan, batch, is_padding, num_arrays)
@@ -403,14 +380,6 @@ def private_training(
         grad_fn=grad_fn,
         scale=scale,
     )
-
-
-def _correlation_of(plan: Plan) -> Correlation | None:
-    """Return the correlated noise of a plan; None where the noise is independent."""
-    if plan.correlation is None:
-        return None
-    sampled = (plan.sampling, plan.scheme) if plan.sampling == "cyclic_poisson" else (None, None)
-    return resolve_correlation(plan.correlation, plan.participation, plan.max_steps, *sampled)
 
 
 def own_copy(leaf: Any) -> Any:
@@ -492,60 +461,6 @@ def num_steps_done(state: State) -> Array:
     """Return how many steps the ledger in the state was charged for, int32; works in compiled code."""
     check_instance("state", state, State, "of the run")
     return ledger_state_of(state.opt_state).num_steps.sum(dtype=jnp.int32)
-
-
-def draw(plan: Plan, sampling_key: Array, step: Array, num_examples: Array) -> tuple[Batch, Array]:
-    """Draw the batch of one step, and tell whether it fits the capacity."""
-    # In schemes of whole epochs every step has the key of the run, of which it draws its part of an epoch. In the
-    # others every step draws anew, with a key of its own.
-    key_of_step = fold_in(sampling_key, step)
-    if plan.sampling == "allocation":
-        batch = allocation_sample(
-            sampling_key,
-            step,
-            plan.max_examples,
-            plan.steps_per_epoch,
-            plan.capacity,
-            num_selected=plan.num_selected,
-            bins=plan.bins,
-            num_valid=num_examples,
-        )
-    elif plan.sampling == "shuffled":
-        batch = shuffled_sample(
-            sampling_key,
-            step,
-            plan.max_examples,
-            plan.steps_per_epoch,
-            bins=plan.order,
-            num_valid=num_examples,
-        )
-    elif plan.sampling == "cyclic_poisson":
-        batch = cyclic_poisson_sample(
-            sampling_key,
-            step,
-            plan.max_examples,
-            plan.sampling_prob,
-            plan.num_groups,
-            plan.capacity,
-            num_valid=num_examples,
-        )
-    elif plan.sampling == "uniform":
-        indices = uniform_sample(key_of_step, plan.max_examples, plan.capacity)
-        is_padding = jnp.zeros(plan.capacity, bool)
-        batch = Batch(indices, is_padding, jnp.asarray(plan.capacity), plan.max_examples)
-    else:
-        sample = truncated_poisson_sample if plan.sampling == "truncated_poisson" else poisson_sample
-        batch = sample(
-            key_of_step,
-            plan.max_examples,
-            plan.sampling_prob,
-            plan.capacity,
-            num_valid=num_examples,
-        )
-
-    # Of a truncated batch more may have been drawn than are kept.
-    fits = batch.count <= plan.capacity
-    return batch, fits | (plan.sampling == "truncated_poisson")
 
 
 def check_status(state: State) -> None:

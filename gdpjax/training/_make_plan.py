@@ -7,22 +7,23 @@ these, evaluated with its overflow, sampling, relation and groups, and met the t
 """
 
 import math
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from gdpjax._core import roots
-from gdpjax._core.arguments import check_count, check_expected_batch_size, check_number, keyword_checked
-from gdpjax._core.checks import POSITIVE, Domain
+from gdpjax._core.arguments import check_count, check_number, keyword_checked
+from gdpjax._core.checks import OPEN_UNIT, Domain
 from gdpjax._core.figures import rounded
-from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.accounting import steps_of_epochs
-from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
-from gdpjax.training._plan import FAILURE, IN_EPOCHS, Plan, steps_of_epoch
+from gdpjax.correlated import AbstractNoiseStrategy
+from gdpjax.sampling import AbstractBatches, Poisson, padded_capacity
+from gdpjax.training._plan import FAILURE, Plan
+from gdpjax.transforms import INDEPENDENT, IndependentGaussian
 
 _LEAST, _MOST = 1e-2, 1e6
 _NOISE = roots.Axis(_MOST, _LEAST)
+_ALLOWED_OVERFLOW = 1e-12
 _SHORT_OF_TARGET = 1e-4
 """The part of a target by which the search may miss it."""
 _TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
@@ -32,64 +33,57 @@ _ELSEWHERE = {
     "num_examples": "max_examples",
     "batch_size": "expected_batch_size",
     "sigma": "noise_multiplier",
+    "sampling": "batches",
+    "correlation": "noise",
 }
 """What other functions, the command line and other libraries call the arguments of `make_plan`."""
 
 
-@keyword_checked(**_ELSEWHERE)
+class _PoissonNumbers(TypedDict, total=False):
+    """The short form of Poisson batches."""
+
+    max_examples: int
+    expected_batch_size: float
+    num_steps: int
+    epochs: float
+
+
+@keyword_checked("max_examples", "expected_batch_size", "num_steps", "epochs", **_ELSEWHERE)
 def make_plan(
+    batches: AbstractBatches | None = None,
     *,
     clip: Any,
-    max_examples: int,
-    expected_batch_size: float,
     delta: float,
-    num_steps: int | None = None,
-    epochs: float | None = None,
     noise_multiplier: float | None = None,
     epsilon: float | None = None,
     mu: float | None = None,
-    sampling: str | None = None,
-    capacity: int | None = None,
-    num_selected: int = 1,
-    bins: str = "fresh",
-    correlation: AbstractNoiseStrategy | None = None,
-    participation: AbstractParticipation | None = None,
-    num_groups: int = 1,
+    noise: IndependentGaussian | AbstractNoiseStrategy = INDEPENDENT,
     neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
     unit: str = "example",
     tuned: str = "not stated",
     released: str = "the final parameters",
+    **poisson: Unpack[_PoissonNumbers],
 ) -> Plan:
     """Fix every public constant of a private run, before the data are looked at.
 
     Args:
-      clip: l2 clip norm > 0, or a rule such as `gdpjax.PerLeaf`.
+      batches: how the batches are drawn, one of `gdpjax.sampling`; or the short form of Poisson batches:
       max_examples: public maximum of the number of examples (of users, if a row is a user's data). Smaller data are
         padded to it and larger refused; where the number is public (REPLACE_SPECIAL, REPLACE_ONE) data must have it.
-      expected_batch_size: public, 1 to max_examples; the divisor of the noisy sum. Poisson: the sampling probability
-        is expected_batch_size / max_examples, rounded down to a multiple of 2^-32. Uniform: the batch size.
-      delta: strictly between 0 and 1.
+      expected_batch_size: public, 1 to max_examples; the divisor of the noisy sum.
       num_steps: the planned maximum; or ``epochs``: round(epochs * max_examples / expected_batch_size) steps.
+        The capacity is the least multiple of 8 that a batch exceeds with probability at most delta / 1000 and 1e-12.
+      clip: l2 clip norm > 0, or a rule such as `gdpjax.PerLeaf`.
+      delta: strictly between 0 and 1.
       noise_multiplier: stddev / sensitivity >= 0, where 0 (or too little for the finite range of noise) makes a plan
         without privacy, which says so; or a target instead:
       epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise; or
       mu: the same for mu, but for a failure probability of 1e-10.
-      sampling: "poisson" (default), "truncated_poisson", "allocation", "shuffled" or "uniform"; with a correlation
-        "shuffled" (default) or "cyclic_poisson". Allocation and shuffled batches
-        have epochs of round(max_examples num_selected / expected_batch_size) steps, and run whole epochs. What is known
-        of shuffled batches is a wide bracket, whose upper end is the one without sampling (docs/theory/shuffling.md).
-      capacity: with "truncated_poisson" the most examples that a batch keeps; it follows from the rest elsewhere.
-      num_selected, bins: with "allocation", as in `gdpjax.ledger.AllocationEvent`.
-      correlation: a strategy of `gdpjax.correlated`: noise that is correlated over the steps. With "shuffled" the run
-        is one Gaussian release, (1 / noise_multiplier)-GDP whatever the order of the examples; the batches are shuffled
-        once and come back in the same order in each epoch. With "cyclic_poisson" the strategy has bands, and the
-        privacy of its run is amplified by sampling (`gdpjax.ledger.CyclicPoissonEvent`).
-      participation: with a correlation and "shuffled", the promise that the sensitivity is for; `FixedEpochs` of the
-        plan's epochs unless given. With ``MinSep(k, 1)`` every epoch is shuffled anew.
-      num_groups: with "cyclic_poisson", the number of groups that take turns, at least the strategy's bands.
-      neighboring_relation: as in `gdpjax.Event`: poisson with ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL, truncated
-        Poisson with ADD_OR_REMOVE_ONE, uniform with REPLACE_ONE, shuffled with REPLACE_SPECIAL (default) or either.
+      noise: `gdpjax.IndependentGaussian`, or a strategy of `gdpjax.correlated`: noise that is correlated over the
+        steps. With `gdpjax.sampling.Shuffled` the run is one Gaussian release, (1 / noise_multiplier)-GDP whatever the
+        order of the examples; with `CyclicPoisson` it is amplified by sampling.
+      neighboring_relation: one with a proved bound for these batches (their ``relations``); None: the first of them.
       group_size: protect any ``group_size`` rows together (Poisson), by the group's own curve.
       unit: what one row is, in the singular, for the statement; "user" if a row holds all of a user's data.
       tuned, released: words for the statement.
@@ -98,39 +92,25 @@ def make_plan(
       A frozen `Plan`: ``.event``, ``.capacity``, ``.statement()``, ``.to_json()``. Standing: certified.
 
     Raises:
-      ValueError: values out of range, both or neither of two alternatives, a target that no noise meets, a pair of
-        sampling and relation without a proved bound, an argument that it does not have.
+      ValueError: values out of range, both or neither of two alternatives, a target that no noise meets, a relation
+        without a proved bound, noise that does not go with the batches, an argument that it does not have.
 
     Reference: Abadi et al., arXiv:1607.00133; Bu et al., arXiv:1911.11607, section 2.
 
     >>> plan = make_plan(clip=1.0, max_examples=60_000, expected_batch_size=256, epochs=15, delta=1e-5,
     ...                  noise_multiplier=1.3)
-    >>> plan.max_steps, plan.capacity
+    >>> plan.num_steps, plan.capacity
     (3516, 400)
     """
-    if (num_steps is None) == (epochs is None):
-        got = f"num_steps={shown(num_steps)}, epochs={shown(epochs)}"
-        raise ValueError(f"give exactly one of num_steps and epochs, got {got}")
     targets = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "mu": mu}
     given = [name for name, value in targets.items() if value is not None]
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {got}")
-    if sampling is None:
-        sampling = "poisson" if correlation is None else "shuffled"
-
-    max_examples = check_count("max_examples", max_examples)
-    expected_batch_size = check_expected_batch_size(expected_batch_size, max_examples)
-
-    # Epochs as steps.
-    if epochs is not None:
-        epochs = check_number("epochs", epochs, POSITIVE)
-        if sampling in IN_EPOCHS:
-            num_selected = check_count("num_selected", num_selected)
-            num_epochs = check_count("epochs", epochs)
-            num_steps = num_epochs * steps_of_epoch(max_examples, expected_batch_size, num_selected)
-        else:
-            num_steps = steps_of_epochs(epochs, max_examples, expected_batch_size)
+    if batches is None:
+        batches = _poisson_batches(dict(poisson), delta, group_size)
+    elif poisson:
+        raise ValueError(f"batches= says how batches are drawn: leave {', '.join(poisson)} out")
 
     # A plan for a target begins with the most noise, or with none.
     (name,) = given
@@ -139,39 +119,43 @@ def make_plan(
         target = check_number(name, target, _TARGET)
         noise_multiplier = 0.0 if target == math.inf else _MOST
     plan = Plan(
-        noise_multiplier=noise_multiplier,
+        batches=batches,
         clip=clip,
-        max_examples=max_examples,
-        expected_batch_size=expected_batch_size,
-        max_steps=num_steps,  # type: ignore[arg-type]
         delta=delta,
-        sampling=sampling,
+        noise_multiplier=noise_multiplier,
+        noise=noise,
         neighboring_relation=neighboring_relation,
         group_size=group_size,
         unit=unit,
         tuned=tuned,
         released=released,
-        truncate_at=capacity,
-        num_selected=num_selected,
-        bins=bins,
-        correlation=correlation,
-        participation=participation,
-        num_groups=num_groups,
     )
     if name == "noise_multiplier" or target == math.inf:
         return plan
     return _calibrated(plan, name, target)
 
 
+def _poisson_batches(numbers: dict[str, Any], delta: float, group_size: int) -> Poisson:
+    """Return the batches of the short form, which have room for a group."""
+    for name in ("max_examples", "expected_batch_size"):
+        if name not in numbers:
+            raise ValueError(
+                f"give batches=, or of Poisson batches max_examples=, expected_batch_size= and epochs=; no {name}"
+            )
+    batches = Poisson(num_examples=numbers.pop("max_examples"), **numbers)
+    allowed = min(_ALLOWED_OVERFLOW, check_number("delta", delta, OPEN_UNIT) / 1000)
+    spare_rows = check_count("group_size", group_size) - 1
+    law = (batches.num_examples, batches.sampling_prob, batches.num_steps)
+    capacity = padded_capacity(*law, allowed, spare_rows)
+    return batches if capacity == batches.capacity else batches.replace(capacity=capacity)
+
+
 def _upper(plan: Plan, name: str) -> float:
     """Return the upper end of epsilon or mu, without the search for a lower end where that takes long."""
     if not plan.is_private:
         return math.inf
-    if name == "epsilon" and plan.recorded_as != "shuffled":
-        return float(plan.epsilon_bounds().upper)
-    curve: Any = plan.curve_if(announced=False)
-    if plan.recorded_as == "shuffled":
-        curve = curve.above
+    curve: Any = plan.curve_if(announced=name == "epsilon")
+    curve = getattr(curve, "above", curve)
     bounds = curve.epsilon(plan.delta) if name == "epsilon" else curve.mu(FAILURE)
     return float(bounds.upper)
 

@@ -43,7 +43,7 @@ from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done, own_copy
-from gdpjax.training._plan import IN_EPOCHS, Plan
+from gdpjax.training._plan import Plan
 from gdpjax.training._processes import (
     beside,
     described_by_all,
@@ -189,7 +189,7 @@ class Run:
             return self._advance(num_steps, on_step, before_checkpoint)
         except KeyboardInterrupt as stop:
             stop.add_note(
-                f"{self.step} of {self._training.plan.max_steps} steps are kept in {self.folder}, and "
+                f"{self.step} of {self._training.plan.num_steps} steps are kept in {self.folder}, and "
                 f"{self._records.end} are charged: advance again, or call start_run(..., resume=True) in a new "
                 "process, to repeat what was interrupted and continue"
             )
@@ -227,7 +227,7 @@ class Run:
 
         # The next steps are on record before the first of them is taken.
         if not self._pending:
-            steps_left = self._training.plan.max_steps - self.step
+            steps_left = self._training.plan.num_steps - self.step
             self._write_ahead(min(num_steps, steps_left))
 
         # Interrupted in here, the chunk stays pending and is repeated: same keys, same length, same bits.
@@ -250,7 +250,7 @@ class Run:
         first_pending = self._records.chunks[-len(self._pending)]
         if first_pending.state == state_digest(self.state):
             return
-        if self._training.plan.correlation is not None:
+        if self._training.plan.release.strategy is not None:
             raise ValueError(
                 "run.state was changed after a chunk was interrupted, and a run with correlated noise cannot go on "
                 "from there: the noise of later steps takes back that of the lost ones. Put it back as it was "
@@ -334,7 +334,7 @@ class Run:
         """Repeat what was lost, or charge for it; with new keys, unless the same bits are certain."""
         self._saves = index.saves
         with _disk(self.folder, "resume a run"):
-            together(lambda: self._records.read(self._training.plan.max_steps))
+            together(lambda: self._records.read(self._training.plan.num_steps))
             together(self._records.remove_torn_line)
 
         # The journal must be the one that the checkpoint belongs to.
@@ -360,7 +360,7 @@ class Run:
             return
 
         # Otherwise they are charged for, and left out.
-        if self._training.plan.correlation is not None:
+        if self._training.plan.release.strategy is not None:
             self._keep_correlated_keys(lost)
             return
         self._pay_for_lost()
@@ -403,12 +403,12 @@ class Run:
 
         A row that moved would have another step, and its example might take part once too often.
         """
-        if self._training.plan.sampling not in (*IN_EPOCHS, "cyclic_poisson"):
+        if not self._training.plan.batches.draws_together:
             return
         if "data" in self.changes:
             raise ValueError(
-                f'with sampling="{self._training.plan.sampling}" a run goes on with the data that it began with, row '
-                "for row: the step of an example belongs to its row"
+                f"with {type(self._training.plan.batches).__name__} batches a run goes on with the data that it began "
+                "with, row for row: the step of an example belongs to its row"
             )
 
     def _charge_a_state_put_back(self) -> None:
@@ -423,7 +423,7 @@ class Run:
             )
         if self._pending or self.step == self._records.end:
             return
-        if self._training.plan.correlation is not None:
+        if self._training.plan.release.strategy is not None:
             raise ValueError(
                 "run.state was set to an earlier state, from which a run with correlated noise cannot go on: the noise "
                 "of later steps takes back that of the steps that were made since"
@@ -473,7 +473,7 @@ def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     impl = jax.random.key_impl(state.sampling_key)
     new_key = one_key_for_all(fresh_key(str(impl)))
     sampling_key, noise_key = jax.random.split(new_key)
-    if plan.sampling in IN_EPOCHS:
+    if plan.batches.draws_together:
         # With a new key an example that took part in a lost step might do so once more in the same epoch. The lost
         # steps are left out, not repeated, so the old key gives every example its steps as before.
         sampling_key = state.sampling_key
@@ -487,8 +487,8 @@ def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
                 ledger,
                 num_lost,
                 plan.noise_multiplier,
-                plan.sampling_prob,
-                plan.overflow_per_step,
+                plan.release.sampling_prob,
+                plan.release.overflow_per_step,
             )
         key_data = beside(state.params, jax.random.key_data(noise_key))
         return node._replace(key_data=key_data, ledger=ledger)
@@ -497,7 +497,7 @@ def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     state = state._replace(opt_state=opt_state, sampling_key=beside(state.params, sampling_key))
 
     # The steps that were lost may have been the last ones.
-    has_finished = num_steps_done(state) >= plan.max_steps
+    has_finished = num_steps_done(state) >= plan.num_steps
     status = jnp.where((state.status == RUNNING) & has_finished, FINISHED, state.status)
     return state._replace(status=status.astype(jnp.int32))
 

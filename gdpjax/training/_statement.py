@@ -12,15 +12,7 @@ from typing import Any
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.correlated import (
-    AbstractParticipation,
-    BandedInverse,
-    BandedToeplitz,
-    BufferedToeplitz,
-    Dense,
-    FixedEpochs,
-    SingleParticipation,
-)
+from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, Dense, SingleParticipation
 
 _STRATEGIES_OF_THE_PACKAGE = (BandedInverse, BandedToeplitz, BufferedToeplitz, Dense)
 """The strategies that have a JSON form."""
@@ -40,24 +32,20 @@ def _mechanism(plan: Any) -> str:
 
 def _correlation(plan: Any) -> str:
     """Return the sentence that follows the mechanism where noise is correlated over the steps."""
-    if plan.correlation is None:
+    strategy = plan.release.strategy
+    if strategy is None:
         return ""
-    strategy = plan.correlation
     family = type(strategy).__name__
     size = ""
     if hasattr(strategy, "num_bands"):
         size = f" of {strategy.num_bands} bands"
 
     # The factor by which the noise is larger than that of independent draws.
-    schema = plan.participation
-    place = "the participation below"
-    if schema is None:
-        schema = SingleParticipation()
-        place = "one participation"
+    is_single = isinstance(plan.release.promise, SingleParticipation)
+    place = "one participation" if is_single else "the participation below"
     factor = "the sensitivity"
     if not is_traced(strategy):
-        sensitivity = float(strategy.sensitivity(plan.max_steps, schema))
-        factor = f"{sensitivity:.6g}, the sensitivity"
+        factor = f"{float(plan.release.sensitivity):.6g}, the sensitivity"
 
     coefficients = ""
     if type(strategy) in _STRATEGIES_OF_THE_PACKAGE:
@@ -65,90 +53,6 @@ def _correlation(plan: Any) -> str:
     return (
         " The noise is correlated over the steps: that of step t is row t of C^-1 applied to independent draws of that "
         f"standard deviation times {factor} of the strategy C for {place}. C is a {family}{size}{coefficients}."
-    )
-
-
-def describe_in_run(participation: AbstractParticipation, num_steps: int) -> str:
-    """Return the schema in words, with the number of steps of the run.
-
-    >>> from gdpjax.correlated import MinSep
-    >>> describe_in_run(FixedEpochs(20), 1000)
-    'once in each of 20 epochs of 50 steps (1000 steps in all), always at the same position'
-    >>> describe_in_run(MinSep(4, 100), 1000)
-    'in at most 4 steps, at least 100 apart (1000 steps in all)'
-    """
-    if isinstance(participation, FixedEpochs):
-        num_epochs, steps_per_epoch = participation.limits(num_steps)
-        return (
-            f"once in each of {num_epochs} epochs of {steps_per_epoch} steps ({num_steps} steps in all), always at the "
-            "same position"
-        )
-    return f"{participation.describe()} ({num_steps} steps in all)"
-
-
-def _sampling(plan: Any) -> str:
-    """Return the sentence on who is in a batch, and on the number of steps."""
-    if plan.recorded_as == "correlated":
-        described = describe_in_run(plan.participation, plan.max_steps)
-        order = "once and come back in that order in every epoch" if plan.order == "fixed" else "anew in every epoch"
-        assumed = "Nothing is assumed about the randomness of that order"
-        if plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            # Removing a row moves those behind it; a random order of all places makes up for that.
-            assumed = f"The order is a secret random one of {plan.max_examples} places, empty ones among them"
-        return (
-            f"Participation: every {plan.unit} takes part {described}, which the "
-            f"batches of this plan keep: the rows are shuffled {order}, {plan.num_epochs} of "
-            f"{plan.steps_per_epoch} steps. {assumed}, and the whole run is one Gaussian release (the statement is for "
-            "all its steps; stopping earlier does not make it smaller)."
-        )
-    if plan.sampling == "cyclic_poisson":
-        return (
-            f"Sampling: cyclic Poisson batches: the {plan.unit}s are dealt at random into {plan.num_groups} groups, "
-            f"once for the run, and every {plan.unit} of group t mod {plan.num_groups} joins the batch of step t "
-            f"independently with probability {plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training "
-            "(the statement holds for this maximum, however many were run)."
-        )
-    if plan.sampling == "poisson":
-        return (
-            f"Sampling: Poisson batches: every {plan.unit} joins each batch independently with probability "
-            f"{plan.sampling_prob:.8g}; {plan.max_steps} steps, fixed before training (the statement holds for this "
-            "maximum, however many were run)."
-        )
-    if plan.sampling == "allocation":
-        selected = "one step"
-        if plan.num_selected > 1:
-            selected = f"{plan.num_selected} steps, one in each of as many blocks,"
-        drawn = "in each epoch anew" if plan.bins == "fresh" else "once for all epochs"
-        return (
-            f"Sampling: random allocation: every {plan.unit} takes part in exactly {selected} of the "
-            f"{plan.steps_per_epoch} steps of an epoch, drawn uniformly and independently of other {plan.unit}s, "
-            f"{drawn}; {plan.max_steps} steps in {plan.num_epochs} epochs, fixed before training "
-            "(the statement holds for this maximum, however many were run)."
-        )
-    if plan.sampling == "shuffled":
-        sizes = sorted({plan.max_examples // plan.steps_per_epoch, plan.capacity})
-        rows = " or ".join(str(size) for size in sizes)
-        null = ""
-        if not plan.num_examples_is_public:
-            null = f", null {plan.unit}s among them,"
-        return (
-            f"Sampling: shuffled batches: in each epoch the {plan.max_examples} {plan.unit}s{null} are permuted anew "
-            f"and cut into {plan.steps_per_epoch} batches of {rows}, so that every {plan.unit} takes part in exactly "
-            f"one step of an epoch; {plan.max_steps} steps in {plan.num_epochs} epochs, fixed "
-            "before training (the statement holds for this maximum, however many were run). Its upper bounds are those "
-            "of the Gaussian mechanism without amplification by sampling, one release an epoch; no better ones are "
-            "proved."
-        )
-    if plan.sampling == "truncated_poisson":
-        return (
-            f"Sampling: truncated Poisson batches: every {plan.unit} is drawn for each batch independently with "
-            f"probability {plan.sampling_prob:.8g}, and of more than {plan.capacity} drawn {plan.unit}s a uniformly "
-            f"random {plan.capacity} are kept; {plan.max_steps} steps, fixed before training (the statement holds for "
-            "this maximum, however many were run)."
-        )
-    return (
-        f"Sampling: batches of {plan.capacity} drawn uniformly without replacement, anew at each of {plan.max_steps} "
-        "steps, fixed before training."
     )
 
 
@@ -207,17 +111,19 @@ def _guarantee(plan: Any) -> str:
 
 def on_steps_made(plan: Any, steps_made: int) -> str:
     """Return the sentences of `Plan.on_steps_made`."""
-    if steps_made >= plan.max_steps:
+    planned = plan.num_steps
+    if steps_made >= planned:
         return ""
-    planned = plan.max_steps
     made = f"{steps_made} of the {planned} planned steps were made. The guarantee above is for all {planned}"
-    # Correlated noise of later steps is missing: the steps that were made cost what the whole run does.
-    if steps_made == 0 or not plan.is_private or plan.recorded_as == "correlated":
+    if steps_made == 0 or not plan.is_private:
         return f"{made}."
-    num_steps = steps_made
-    if plan.sampling in ("allocation", "shuffled"):
-        num_steps += -steps_made % plan.steps_per_epoch
-    _, upper = _outward(plan.replace(max_steps=num_steps).epsilon_bounds())
+
+    # Steps of correlated noise cost what the whole run does, and some steps of an epoch at most what all of it does.
+    upper_planned = plan.epsilon_bounds().upper
+    upper_made = plan.curve_if(num_steps=steps_made).epsilon(plan.delta).upper
+    if not upper_made < upper_planned:
+        return f"{made}."
+    _, upper = _outward((0.0, upper_made))
     return (
         f"{made}. The steps that were made have epsilon <= {upper} at the same delta; quote this only if the decision "
         "to stop depended neither on the data nor on anything computed from them, such as the model or its scores."
@@ -240,7 +146,10 @@ def statement_of(plan: Any, made: str) -> str:
         f"Tuned: {plan.tuned}. Released: {plan.released}; training losses, gradient norms and the times of single "
         "steps are not covered."
     )
-    lines = [_mechanism(plan), _sampling(plan), _neighbours(plan), _guarantee(plan), rounding, ends]
+    batches = plan.batches.describe(
+        plan.unit, plan.neighboring_relation, is_correlated=plan.release.strategy is not None
+    )
+    lines = [_mechanism(plan), batches, _neighbours(plan), _guarantee(plan), rounding, ends]
     if made:
         lines.insert(4, f"Steps: {made}")
     return "\n".join(lines)

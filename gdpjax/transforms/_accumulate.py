@@ -1,6 +1,6 @@
 """Gradient accumulation: add up the clipped sums of microbatches, and take the private step once.
 
-    tx = accumulate_clipped(gdpjax.dpsgd(0.1, clipped_by=grad_fn, ...), num_microbatches=4)
+    tx = accumulate_clipped(gdpjax.dpsgd(0.1, grad_fn, ...), num_microbatches=4)
     for rows in microbatches:                                        # 4 of them make a logical batch
         updates, state = tx.update(grad_fn(params, rows), state, params)   # zeros, zeros, zeros, the private update
 
@@ -82,8 +82,8 @@ def accumulate_clipped(
     update_1, ..., update_(K-1) = 0,  update_K = tx(sum_1 + ... + sum_K)
 
     Args:
-      tx: a chain that begins with `privatize` (`gdpjax.dpsgd` with clipped_by is one), with batches, or sampling_prob
-        and expected_batch_size, of the LOGICAL batch.
+      tx: a chain that begins with `privatize` (`gdpjax.dpsgd` of a `clipped_grad` function is one), with batches that
+        are the LOGICAL ones.
       num_microbatches: K, static, from 1 to 65536: the calls of ``update`` that make a logical batch.
       microbatch_rows: rows of each microbatch, padding included, static; it decides how much rounding is allowed for.
         A sum of more rows is refused where that can be seen; where it cannot, as the sum was made outside the compiled
@@ -102,9 +102,8 @@ def accumulate_clipped(
 
     >>> import gdpjax
     >>> grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.dot(w, x), 1.0)
-    >>> tx = accumulate_clipped(
-    ...     gdpjax.dpsgd(0.1, clipped_by=grad_fn, noise_multiplier=1.0, sampling_prob=0.1, expected_batch_size=4,
-    ...                  key=jax.random.key(0)), num_microbatches=2)
+    >>> batches = gdpjax.sampling.PoissonNumbers(0.1, expected_batch_size=4)
+    >>> tx = accumulate_clipped(gdpjax.dpsgd(0.1, grad_fn, 1.0, batches, jax.random.key(0)), num_microbatches=2)
     >>> params, batch = jnp.zeros(2), jnp.ones((4, 2))
     >>> step = jax.jit(lambda rows, state: tx.update(grad_fn(params, rows), state, params))
     >>> state = tx.init(params)

@@ -43,9 +43,7 @@ import optax
 from gdpjax._core.arguments import check_instance, check_static_size
 from gdpjax._core.checks import (
     CLIP_NORM,
-    HALF_OPEN_UNIT,
     NONNEGATIVE,
-    POSITIVE,
     POSITIVE_FLOAT32,
     UNIT,
     Domain,
@@ -58,9 +56,8 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, leaf_keys, nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import Flat, clip_rows
-from gdpjax.ledger import Event, LedgerState, init_ledger, record_step, resolve_relation
-from gdpjax.sampling import Poisson
-from gdpjax.transforms._batches import checked_sampling_prob, resolve_batches
+from gdpjax.ledger import Event, LedgerState, UniformEvent, init_ledger, record_step
+from gdpjax.sampling import AbstractBatches
 from gdpjax.transforms._noise import (
     check_clip,
     check_leaves,
@@ -75,6 +72,7 @@ from gdpjax.transforms._noise import (
 )
 from gdpjax.transforms._noise_key import NoiseKey
 from gdpjax.transforms._public_values import refuse_private_values
+from gdpjax.transforms._release import Release, release_of
 
 
 class AdaptiveState(NamedTuple):
@@ -99,16 +97,12 @@ def privatize_adaptive(
     noise_multiplier: Any,
     count_stddev: Array,
     key: Array,
-    batches: Poisson | None = None,
-    sampling_prob: Array | None = None,
-    expected_batch_size: Array | None = None,
-    overflow_per_step: Array | None = None,
+    batches: AbstractBatches,
     target_quantile: Array = 0.5,
     learning_rate: Array = 0.2,
     l2_clip_norm_range: tuple[float, float] = (1e-6, 1e6),
     trainable: PyTree | None = None,
     max_batch_size: int | None = None,
-    sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private, as `privatize` does, with a clip norm that follows a quantile of the gradient norms.
@@ -132,8 +126,7 @@ def privatize_adaptive(
         (noise_multiplier^-2 + (2 count_stddev)^-2)^-1/2 (count_stddev, not twice it, under REPLACE_ONE).
       count_stddev: standard deviation > 0, in examples, of the noise on the count of norms below the clip norm. The
         reference advises expected_batch_size / 20.
-      key, batches, sampling_prob, expected_batch_size, overflow_per_step, sampling, neighboring_relation: as in
-        `privatize`.
+      key, batches, neighboring_relation: as in `privatize`.
       target_quantile: which quantile of the norms to follow, in [0, 1].
       learning_rate: at least 0, the step of log C per unit of fraction; 0 keeps the clip norm, and still pays for the
         count.
@@ -166,29 +159,17 @@ def privatize_adaptive(
     if not callable(noise_multiplier):
         noise_multiplier = checked_scalar("noise_multiplier", noise_multiplier, POSITIVE_FLOAT32)
     initial_l2_clip_norm = checked_scalar("initial_l2_clip_norm", initial_l2_clip_norm, within_range)
-    sampled = resolve_batches(
-        batches,
-        sampling_prob=sampling_prob,
-        expected_batch_size=expected_batch_size,
-        overflow_per_step=overflow_per_step,
-        sampling=sampling,
-    )
     transform = _AdaptiveTransform(
         initial_l2_clip_norm=initial_l2_clip_norm,
         norm_range=norm_range,
         noise_multiplier=noise_multiplier,
         count_stddev=checked_scalar("count_stddev", count_stddev, POSITIVE_FLOAT32),
-        sampling_prob=checked_sampling_prob(sampled.sampling_prob, sampling),
-        expected_batch_size=checked_scalar("expected_batch_size", sampled.expected_batch_size, POSITIVE),
         target_quantile=checked_scalar("target_quantile", target_quantile, UNIT),
         learning_rate=checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
-        overflow_per_step=checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT),
-        batches=batches,
         noise_key=NoiseKey(key),
         trainable=trainable,
         max_batch_size=max_batch_size,
-        sampling=sampling,
-        relation=resolve_relation(sampling, neighboring_relation),
+        release=release_of(batches, neighboring_relation=neighboring_relation),
     )
     return optax.GradientTransformationExtraArgs(transform.init, transform.update)
 
@@ -253,17 +234,12 @@ class _AdaptiveTransform:
     norm_range: tuple[Array, Array]
     noise_multiplier: Any
     count_stddev: Array
-    sampling_prob: Array
-    expected_batch_size: Array
     target_quantile: Array
     learning_rate: Array
-    overflow_per_step: Array
-    batches: Poisson | None
     noise_key: NoiseKey
     trainable: PyTree | None
     max_batch_size: int | None
-    sampling: str
-    relation: NeighboringRelation
+    release: Release
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Return the state before the first step."""
@@ -274,7 +250,7 @@ class _AdaptiveTransform:
             count=jnp.zeros((), jnp.int32),
             key_data=self.noise_key.begin(self._hyperparameters(), params),
             l2_clip_norm=jnp.clip(first_norm, smallest, largest),
-            ledger=init_ledger(num_ledger_rows(self.noise_multiplier), self.sampling, self.relation),
+            ledger=init_ledger(num_ledger_rows(self.noise_multiplier), self.release.step),
         )
 
     def update(
@@ -307,23 +283,23 @@ class _AdaptiveTransform:
         keys = leaf_keys(step_key, {"sum": bounded.total, "count": count})
 
         # Release the sum and the count, each with its noise.
-        sensitivity = state.l2_clip_norm * self.relation.sensitivity_factor
+        sensitivity = state.l2_clip_norm * self.release.relation.sensitivity_factor
         stddevs = {
             "sum": noise_stddev(multiplier, sensitivity, valid),
             "count": noise_stddev(self.count_stddev, 1.0, valid),
         }
         is_noised = {"sum": bounded.is_trained, "count": True}
         noisy = noisy_tree({"sum": bounded.total, "count": count}, keys, stddevs, is_noised)
-        mean = noisy_mean(noisy["sum"], self.expected_batch_size, bounded.is_trained)
+        mean = noisy_mean(noisy["sum"], self.release.batches.expected_batch_size, bounded.is_trained)
         noisy_count = noisy["count"]
 
         # Both together are one Gaussian release.
-        joint = _joint_noise_multiplier(multiplier, self.count_stddev, self.sampling, self.relation)
+        joint = _joint_noise_multiplier(multiplier, self.count_stddev, self.release.relation)
         return mean, AdaptiveState(
             count=optax.safe_increment(state.count),
             key_data=state.key_data,
             l2_clip_norm=self._next_norm(state.l2_clip_norm, noisy_count),
-            ledger=record_step(state.ledger, joint, self.sampling_prob, self.overflow_per_step),
+            ledger=record_step(state.ledger, joint, self.release.sampling_prob, self.release.overflow_per_step),
         )
 
     def _hyperparameters(self) -> list[Array]:
@@ -331,11 +307,11 @@ class _AdaptiveTransform:
         numbers = [
             self.initial_l2_clip_norm,
             self.count_stddev,
-            self.sampling_prob,
-            self.expected_batch_size,
+            self.release.sampling_prob,
+            self.release.batches.expected_batch_size,
             self.target_quantile,
             self.learning_rate,
-            self.overflow_per_step,
+            self.release.overflow_per_step,
         ]
         if not callable(self.noise_multiplier):
             numbers.append(self.noise_multiplier)
@@ -356,24 +332,23 @@ class _AdaptiveTransform:
             rule = Flat(state.l2_clip_norm)
             clipped = clip_rows(updates, params, rule, self.trainable, self.max_batch_size)
             check_leaves(clipped.total, params)
-            if self.batches is not None:
-                refuse_other_rows(len(clipped.norms), self.batches)
+            refuse_other_rows(len(clipped.norms), self.release.batches)
             is_trained = broadcast_trainable(self.trainable, params)
             return _BoundedSum(clipped.total, clipped.norms, is_trained, jnp.ones(()))
 
         # A sum was clipped elsewhere, and has to be at this state's clip norm.
-        _check_sum(updates, params, clipped_by, norms, self.batches)
+        _check_sum(updates, params, clipped_by, norms, self.release.batches)
         if self.trainable is not None or self.max_batch_size is not None:
             raise ValueError(
                 "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
             )
         is_trained = broadcast_trainable(getattr(clipped_by, "trainable", None), params)
-        valid = _same_norm(clipped_by, state.l2_clip_norm, self.relation)
+        valid = _same_norm(clipped_by, state.l2_clip_norm, self.release.relation)
         return _BoundedSum(updates, norms, is_trained, valid)
 
     def _next_norm(self, l2_clip_norm: Array, noisy_count: Array) -> Array:
         """Return the next clip norm: a geometric step towards the quantile."""
-        fraction = noisy_count / self.expected_batch_size + 0.5
+        fraction = noisy_count / self.release.batches.expected_batch_size + 0.5
         factor = jnp.exp(-self.learning_rate * (fraction - self.target_quantile))
         smallest, largest = self.norm_range
         next_norm = jnp.clip(l2_clip_norm * factor, smallest, largest)
@@ -390,16 +365,12 @@ def _bit_sum(norms: Array, l2_clip_norm: Array) -> Array:
     return doubled_sum.astype(jnp.float32) / 2
 
 
-def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, sampling: str, relation: Any) -> Array:
+def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, relation: NeighboringRelation) -> Array:
     """Return the noise multiplier of `Event.quantile_clipping`, or a lower bound of it where it is traced."""
     if not is_traced((noise_multiplier, count_stddev)):
-        event = Event.quantile_clipping(
-            float(noise_multiplier),
-            float(count_stddev),
-            sampling_prob=1.0,
-            num_steps=1,
-            sampling=sampling,
-            neighboring_relation=relation,
+        event_type = UniformEvent if relation in UniformEvent.relations else Event
+        event = event_type.quantile_clipping(
+            float(noise_multiplier), float(count_stddev), sampling_prob=1.0, num_steps=1, neighboring_relation=relation
         )
         return event.noise_multiplier
 
@@ -427,7 +398,7 @@ def _float32_range(bounds: Any) -> tuple[Array, Array]:
     return low, high
 
 
-def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any, batches: Poisson | None) -> None:
+def _check_sum(updates: PyTree, params: PyTree, clipped_by: Any, norms: Any, batches: AbstractBatches) -> None:
     """Raise ValueError unless the arguments describe one clipped sum with the norms of its examples."""
     if clipped_by is None or norms is None:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Noise, division by the expected batch size, and the ledger: the private step as an optax transformation.
 
     grad_fn = gdpjax.clipped_grad(loss_fn, 1.0)
-    tx = optax.chain(gdpjax.privatize(grad_fn, noise_multiplier=1.0, ...), optax.adam(1e-3))
+    tx = optax.chain(gdpjax.privatize(grad_fn, noise_multiplier=1.0, batches=batches, key=key), optax.adam(1e-3))
     updates, state = tx.update(grad_fn(params, batch), state, params)
     gdpjax.ledger_of(state)                                          # what was released so far
 
@@ -16,7 +16,6 @@ noise that is added.
 The state holds the data of the noise key and the step count; `_noise_key` says how no noise is used twice.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,15 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from gdpjax._core.arguments import check_instance, check_tree, keyword_checked
-from gdpjax._core.checks import (
-    HALF_OPEN_UNIT,
-    NONNEGATIVE,
-    NONNEGATIVE_FLOAT32,
-    POSITIVE,
-    POSITIVE_FLOAT32,
-    checked_scalar,
-    is_traced,
-)
+from gdpjax._core.checks import NONNEGATIVE, NONNEGATIVE_FLOAT32, POSITIVE_FLOAT32, checked_scalar, is_traced
 from gdpjax._core.keys import fold_in, refuse_key_of_a_loop
 from gdpjax._core.noise import apart, standard_normals
 from gdpjax._core.provenance import Provenance, RecordedSum, current_trace
@@ -49,13 +40,20 @@ from gdpjax._core.trees import (
 )
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import AccumulationCharge, charge_of_sum
-from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
-from gdpjax.ledger import LedgerState, check_scheme, init_ledger, record_step, resolve_scheme_relation
-from gdpjax.sampling import Poisson
-from gdpjax.transforms._batches import checked_sampling_prob, resolve_batches
-from gdpjax.transforms._correlated import Correlation, draws_of, is_noised, noised_leaves, resolve_correlation
+from gdpjax.correlated import AbstractNoiseStrategy
+from gdpjax.ledger import LedgerState, init_ledger, record_step
+from gdpjax.sampling import AbstractBatches
 from gdpjax.transforms._noise_key import NoiseKey
 from gdpjax.transforms._public_values import refuse_private_values
+from gdpjax.transforms._release import (
+    INDEPENDENT,
+    IndependentGaussian,
+    Release,
+    draws_of,
+    is_noised,
+    noised_leaves,
+    release_of,
+)
 
 _STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
@@ -233,7 +231,7 @@ def check_clip(clip: Any) -> None:
         )
 
 
-def check_origin(clip: Any, updates: PyTree, batches: Poisson | None) -> None:
+def check_origin(clip: Any, updates: PyTree, batches: AbstractBatches) -> None:
     """Raise ValueError unless ``updates`` is a sum that ``clip`` made; what a `Sensitivity` states is believed.
 
     The sum of a batch that ``batches`` draws has its rows and a mask of its padding.
@@ -244,9 +242,9 @@ def check_origin(clip: Any, updates: PyTree, batches: Poisson | None) -> None:
         _refuse_other_batches(recorded, batches)
 
 
-def _refuse_other_batches(recorded: RecordedSum | None, batches: Poisson | None, num_microbatches: int = 1) -> None:
+def _refuse_other_batches(recorded: RecordedSum | None, batches: AbstractBatches, num_microbatches: int = 1) -> None:
     """Raise ValueError for a sum that is of no batch that ``batches`` draws; one of another trace is believed."""
-    if batches is None or recorded is None:
+    if batches.capacity is None or recorded is None:
         return
     if not recorded.has_mask:
         raise ValueError(
@@ -257,14 +255,14 @@ def _refuse_other_batches(recorded: RecordedSum | None, batches: Poisson | None,
     refuse_other_rows(recorded.num_rows * num_microbatches, batches)
 
 
-def refuse_other_rows(num_rows: int, batches: Poisson) -> None:
+def refuse_other_rows(num_rows: int, batches: AbstractBatches) -> None:
     """Raise ValueError unless a batch that ``batches`` draws has that many rows, padding included."""
-    if num_rows != batches.capacity:
+    if batches.capacity is not None and num_rows != batches.capacity:
         raise ValueError(
             f"batches= draws batches of {batches.capacity} rows, padding included (its capacity), and this sum is of "
-            f"{num_rows}: give all rows of batches.sample(key, step), or of batches.host_batches(key)[step]. Batches "
-            "that a loader makes otherwise have another epsilon: say how they are drawn, by sampling= and "
-            "sampling_prob= in the place of batches="
+            f"{num_rows}: give all rows of batches.sample(key, step), or of batches.on_host(key)[step]. Batches that a "
+            "loader makes otherwise have another epsilon: say how they are drawn, of Poisson batches by "
+            "batches=gdpjax.sampling.PoissonNumbers(sampling_prob, expected_batch_size)"
         )
 
 
@@ -293,7 +291,7 @@ class Accumulation:
         self.charge = AccumulationCharge(1.0, 0.0)
         self.num_private = 0
 
-    def sensitivity_factor(self, clip: Any, updates: PyTree, batches: Poisson | None) -> Array:
+    def sensitivity_factor(self, clip: Any, updates: PyTree, batches: AbstractBatches) -> Array:
         """Return what the sensitivity of one of ``clip``'s sums is to be multiplied by for the sum of all of them.
 
         A `Sensitivity` that is stated by hand is that of the whole sum already.
@@ -370,23 +368,16 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-@keyword_checked(seed="key", rng="key", sigma="noise_multiplier", batch_size="expected_batch_size")
+@keyword_checked(seed="key", rng="key", sigma="noise_multiplier", sampling="batches", correlation="noise")
 def privatize(
     clip: Any,
-    *,
     noise_multiplier: Any,
+    batches: AbstractBatches,
     key: Array,
-    batches: Poisson | None = None,
-    sampling_prob: Array | None = None,
-    expected_batch_size: Array | None = None,
-    overflow_per_step: Array | None = None,
-    sampling: str | None = None,
+    *,
+    noise: IndependentGaussian | AbstractNoiseStrategy = INDEPENDENT,
     neighboring_relation: NeighboringRelation | None = None,
     announced: bool = False,
-    scheme: Mapping[str, Any] | None = None,
-    correlation: AbstractNoiseStrategy | Correlation | None = None,
-    participation: AbstractParticipation | None = None,
-    num_steps: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Make a clipped sum private: add noise, divide by the expected batch size, record the step in the ledger.
 
@@ -398,36 +389,22 @@ def privatize(
         0 makes steps without privacy, and the ledger's epsilon infinite. The ledger has 512 rows, or 4096 for a
         schedule, one for each run of equal (noise multiplier, sampling probability). Steps beyond them share one event
         that is not exact (`Event`), and `ledger_of` warns.
+      batches: how the batches are drawn, such as a `gdpjax.sampling.Poisson`, which draws them too. The sum must have
+        been made with ``is_padding=``, of all its ``capacity`` rows. Of Poisson batches that are drawn elsewhere, or
+        whose sampling probability is traced in a sweep, the numbers, `gdpjax.sampling.PoissonNumbers`.
       key: one PRNG key, used for nothing else. `gdpjax.fresh_key()` fills one from the system's entropy. A new one does
         not make a new run of old batches: two runs that share the key of their batches are one `gdpjax.Event.joint`.
-      batches: a `gdpjax.sampling.Poisson` that also draws the batches. It replaces the next three arguments, so that
-        they are the numbers it draws with. Its numbers are known before compiling; a sweep
-        in which one of them is traced gives the three. The sum must have been made with ``is_padding=``.
-      sampling_prob: probability in (0, 1] that an example is in a batch; use the one really sampled with.
-      expected_batch_size: public divisor > 0, usually sampling_prob * number of examples; never the realised size.
-      overflow_per_step: probability in [0, 1) that a step's batch does not fit its padded size
-        (`gdpjax.sampling.overflow_probability` with num_steps=1); recorded and added to delta. None or 0 states that
-        every batch fits: that its capacity is above the number of examples, or that all of them are in it. Truncated
-        Poisson and correlated sampling take none.
-      sampling, neighboring_relation: as in `Event`; the relation decides the sensitivity.
-      announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
-        `Event`.
-      scheme: what a sampling scheme says beside ``sampling_prob``, by the names of its event's fields. With
-        ``sampling="truncated_poisson"`` {"max_examples": ..., "capacity": ...} as in `TruncatedPoissonEvent`; with
-        ``sampling="allocation"`` {"steps_per_epoch": t, "num_selected": k, "bins": "fresh" or "fixed"} as in
-        `AllocationEvent` (k is 1 and bins are fresh if left out), and ``sampling_prob`` must be k / t.
-        With ``sampling="shuffled"`` {"steps_per_epoch": t} as in `ShuffledEvent`, and ``sampling_prob`` must be 1 / t.
-      correlation: a strategy C of `gdpjax.correlated`, for noise that is correlated over the steps:
+      noise: `IndependentGaussian`, or a strategy C of `gdpjax.correlated`, for noise that is correlated over the steps:
 
           (sum + noise_multiplier * sensitivity * sens(C) * sum_s C^-1[t, s] z_s) / expected_batch_size
 
-        The run is one Gaussian release, (1 / noise_multiplier)-GDP. The noise multiplier is then one number.
-      participation: with a correlation, the promise how often and how far apart an example takes part, such as
-        `gdpjax.correlated.MinSep`; the loop must keep it (`gdpjax.correlated.check_batches`).
-        ``batches``, ``sampling``, ``sampling_prob`` and ``scheme`` are left out. Or ``sampling="cyclic_poisson"`` with
-        ``scheme={"num_groups": b}`` and ``sampling_prob`` within a group, as in `CyclicPoissonEvent`, for a
-        `gdpjax.correlated.BandedToeplitz` of at most b bands.
-      num_steps: with a correlation, the most steps that will be taken; what a step beyond releases is NaN.
+        Its batches promise how often and how far apart an example takes part: `gdpjax.sampling.Shuffled`, of which the
+        run is one Gaussian release, (1 / noise_multiplier)-GDP; `Promised`, of a loader of one's own; or
+        `CyclicPoisson`, amplified by sampling. The noise multiplier is then one number, and what a step beyond
+        ``batches.num_steps`` releases is NaN.
+      neighboring_relation: one with a proved bound for these batches; it decides the sensitivity. None: their first.
+      announced: whether the loop stops at a batch that does not fit and says so, as `gdpjax.training` does; see
+        `Event`.
 
     Returns:
       An optax transformation from the clipped sum to the noisy mean, float32 or wider. ``update`` needs params.
@@ -440,8 +417,8 @@ def privatize(
 
     Raises:
       ValueError: values out of range, batches beside the numbers that they stand for, a clip without ``sensitivity``,
-        updates that are no sum of this clip, or were changed since, or (with batches) made without is_padding or of
-        another number of rows than a drawn batch has, params=None, a leaf whose shape is not its
+        updates that are no sum of this clip, or were changed since, or made without is_padding or of another number of
+        rows than a drawn batch has, params=None, a leaf whose shape is not its
         parameter's, masked leaves, a key shared under vmap or that is a constant of a loop (`jax.lax.map`, scan) or of
         a shard_map over hyperparameters, a pair of sampling and relation without a bound; ``init`` after ``update`` in
         one compiled program; an extra argument of ``update`` that is not named ``public_...`` (see `public_values`).
@@ -456,54 +433,44 @@ def privatize(
     >>> noisy_mean["w"].shape, int(state.ledger.num_steps[0])
     ((3,), 1)
     """
+    release = release_of(batches, noise, neighboring_relation, announced)
+    return private_transform(clip, noise_multiplier, release, key)
+
+
+def private_transform(
+    clip: Any,
+    noise_multiplier: Any,
+    release: Release,
+    key: Array,
+) -> optax.GradientTransformationExtraArgs:
+    """Return `privatize` of what its steps release."""
     check_clip(clip)
     if not callable(noise_multiplier):
         noise_multiplier = checked_scalar("noise_multiplier", noise_multiplier, NONNEGATIVE_FLOAT32)
-
-    # The batches and the correlation of the noise, each from what was given of it.
-    sampled = resolve_batches(
-        batches,
-        sampling_prob=sampling_prob,
-        expected_batch_size=expected_batch_size,
-        overflow_per_step=overflow_per_step,
-        sampling=sampling,
-        correlated=correlation is not None or participation is not None,
-    )
-    correlated = resolve_correlation(correlation, participation, num_steps, sampling, scheme)
-    if correlated is None:
-        sampling = "poisson" if sampling is None else sampling
-    else:
-        sampling = correlated.sampling
-        scheme = correlated.scheme
-        if callable(noise_multiplier):
-            raise ValueError(
-                "correlated noise takes one noise_multiplier for the whole run: later steps take back the noise of "
-                f"earlier ones; got the schedule {shown(noise_multiplier)}"
-            )
-
-    # The public numbers of a step.
-    sampling_prob = checked_sampling_prob(sampled.sampling_prob, sampling)
-    expected_batch_size = checked_scalar("expected_batch_size", sampled.expected_batch_size, POSITIVE)
-    overflow_per_step = checked_scalar("overflow_per_step", sampled.overflow_per_step, HALF_OPEN_UNIT)
-    relation = resolve_scheme_relation(sampling, neighboring_relation)
-    check_scheme(sampling, scheme, sampling_prob, overflow_per_step=overflow_per_step, announced=announced)
-    sensitivity = clip.sensitivity(relation)
+    batches = release.batches
+    strategy = release.strategy
+    if strategy is not None and callable(noise_multiplier):
+        raise ValueError(
+            "correlated noise takes one noise_multiplier for the whole run: later steps take back the noise of "
+            f"earlier ones; got the schedule {shown(noise_multiplier)}"
+        )
+    sensitivity = clip.sensitivity(release.relation)
 
     # The key, and the numbers that must not differ between configurations that share it.
     noise_key = NoiseKey(key)
-    hyperparameters = [sampling_prob, expected_batch_size, sensitivity]
+    hyperparameters = [release.sampling_prob, batches.expected_batch_size, sensitivity]
     if not callable(noise_multiplier):
         hyperparameters.append(noise_multiplier)
-    if correlated is not None:
-        hyperparameters.extend([correlated.sensitivity, *jax.tree.leaves(correlated.strategy)])
+    if strategy is not None:
+        hyperparameters.extend([release.sensitivity, *jax.tree.leaves(strategy)])
 
     def init(params: PyTree) -> PrivatizeState:
         check_params(params)
-        ledger = init_ledger(num_ledger_rows(noise_multiplier), sampling, relation, announced=announced, scheme=scheme)
+        ledger = init_ledger(num_ledger_rows(noise_multiplier), release.step)
         past_noise = None
-        if correlated is not None:
+        if strategy is not None:
             trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
-            past_noise = correlated.strategy.init(noised_leaves(params, trainable))
+            past_noise = strategy.init(noised_leaves(params, trainable))
         key_data = noise_key.begin(hyperparameters, params)
         return PrivatizeState(jnp.zeros((), jnp.int32), key_data, ledger, past_noise)
 
@@ -535,23 +502,23 @@ def privatize(
         past_noise = state.past_noise
 
         # Release the noisy mean.
-        if correlated is None:
+        if strategy is None:
             stddev = noise_stddev(multiplier, sensitivity * factor, valid)
             # Each step and each leaf has a key of its own.
             keys = leaf_keys(fold_in(run_key, state.count), updates)
             noisy_sum = noisy_tree(updates, keys, stddev, trainable)
         else:
             # A step that the strategy's sensitivity is not for gets no noise that it would be private with: NaN.
-            planned = jnp.where(state.count < correlated.num_steps, valid, jnp.nan)
-            stddev = noise_stddev(multiplier, sensitivity * factor * correlated.sensitivity, planned)
+            planned = jnp.where(state.count < batches.num_steps, valid, jnp.nan)
+            stddev = noise_stddev(multiplier, sensitivity * factor * release.sensitivity, planned)
             refuse_key_of_a_loop(run_key)
             draw = draws_of(run_key, noised_leaves(updates, trainable))
-            noise, past_noise = correlated.strategy.next(state.count, draw, state.past_noise)
+            noise, past_noise = strategy.next(state.count, draw, state.past_noise)
             noisy_sum = correlated_noisy_tree(updates, noise, stddev)
-        released = noisy_mean(noisy_sum, expected_batch_size, trainable)
+        released = noisy_mean(noisy_sum, batches.expected_batch_size, trainable)
 
         # Record the step.
-        ledger = record_step(state.ledger, multiplier, sampling_prob, overflow_per_step)
+        ledger = record_step(state.ledger, multiplier, release.sampling_prob, release.overflow_per_step)
         count = optax.safe_increment(state.count)
         return released, PrivatizeState(count, state.key_data, ledger, past_noise)
 

@@ -3,12 +3,10 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize, special
 
-import gdpjax
 from gdpjax import Event, Ledger, NeighboringRelation
 from gdpjax.accounting import certified, delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
 from gdpjax.ledger import (
@@ -17,6 +15,7 @@ from gdpjax.ledger import (
     GaussianEvent,
     RandomizedResponseEvent,
     TruncatedPoissonEvent,
+    UniformEvent,
     init_ledger,
     ledger_from_state,
     record_steps,
@@ -257,12 +256,12 @@ def test_json():
     assert epsilon_bounds(special_case, delta=1e-5) == epsilon_bounds(AllocationEvent(1.0, 7), delta=1e-5)
 
 
-TEN_STEPS = {"steps_per_epoch": 10}
-THREE_OF_SEVEN = {"steps_per_epoch": 7, "num_selected": 3, "bins": "fixed"}
+TEN_STEPS = AllocationEvent(1.0, 10, announced=True)
+THREE_OF_SEVEN = AllocationEvent(1.0, 7, num_selected=3, bins="fixed")
 
 
-def state_after(num_steps, scheme=TEN_STEPS, announced=True, noise=(1.0,)):
-    state = init_ledger(4, "allocation", NeighboringRelation.ADD_OR_REMOVE_ONE, announced=announced, scheme=scheme)
+def state_after(num_steps, step=TEN_STEPS, noise=(1.0,)):
+    state = init_ledger(4, step)
     for value in noise:
         state = record_steps(state, num_steps, value, 0.1, 1e-12)
     return state
@@ -274,7 +273,7 @@ def test_the_ledger_of_a_loop():
         (event,) = ledger_from_state(state_after(50)).events
         assert event == dataclasses.replace(RUN, overflow=event.overflow, announced=True)
         assert event.overflow == pytest.approx(5e-11)
-        (event,) = ledger_from_state(state_after(31, THREE_OF_SEVEN, announced=False)).events
+        (event,) = ledger_from_state(state_after(31, THREE_OF_SEVEN)).events
     assert (event.num_epochs, event.missing_steps, event.num_steps) == (5, 4, 31)
     assert (event.num_selected, event.bins, event.announced) == (3, "fixed", False)
     with pytest.warns(UserWarning, match="10 steps of different noise multipliers"):
@@ -283,47 +282,11 @@ def test_the_ledger_of_a_loop():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "message"),
-    [
-        (None, r'takes scheme=.*"steps_per_epoch": \.\.\., "num_selected": 1, "bins": .fresh.*, got None'),
-        ({}, "takes scheme="),
-        ((10, 1, "fresh"), "takes scheme="),
-        ({"steps_per_epoch": 10, "capacity": 3}, "takes scheme="),
-        ({"steps_per_epoch": 1.5}, "steps_per_epoch must be"),
-        ({"steps_per_epoch": 10, "num_selected": 0}, "num_selected must be"),
-        ({"steps_per_epoch": 10, "num_selected": 11}, "num_selected must be at most steps_per_epoch=10"),
-        ({"steps_per_epoch": 10, "bins": 2}, "bins must be"),
-    ],
-)
-def test_a_loop_says_its_scheme(scheme, message):
-    with pytest.raises(ValueError, match=message):
-        state_after(1, scheme)
-
-
-def private(sampling_prob, **scheme):
-    options = dict(noise_multiplier=1.0, expected_batch_size=1.0, key=jax.random.key(0), sampling="allocation")
-    return gdpjax.privatize(gdpjax.Sensitivity(1.0), sampling_prob=sampling_prob, scheme=scheme, **options)
-
-
-def test_a_loop_samples_with_what_its_scheme_says():
-    """The accountant does not read the sampling probability, which must not contradict what it reads."""
-    for sampling_prob in (0.3, np.float32(0.3), jnp.float32(0.3)):
-        private(sampling_prob, steps_per_epoch=10, num_selected=3)
-    for sampling_prob in (0.1, 0.31, 1.0):
-        with pytest.raises(ValueError, match="sampling_prob must be num_selected / steps_per_epoch = 3 / 10"):
-            private(sampling_prob, steps_per_epoch=10, num_selected=3)
-    with pytest.raises(ValueError, match="it was traced"):
-        jax.jit(lambda p: private(p, steps_per_epoch=10).init({"w": jnp.zeros(2)}))(0.1)
-    with pytest.raises(ValueError, match="poisson sampling takes no scheme"):
-        init_ledger(4, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE, scheme=TEN_STEPS)
-
-
-@pytest.mark.parametrize(
     ("ask", "message"),
     [
         (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "group_size > 1 is available for poisson"),
         (lambda: epsilon_bounds(Ledger([RUN, TruncatedPoissonEvent(1.0, 0.1, 3, 20, 4)]), delta=1e-5), "truncated"),
-        (lambda: certified(Ledger([RUN, Event(1.0, 0.1, 3, "uniform")])), "share one neighboring relation"),
+        (lambda: certified(Ledger([RUN, UniformEvent(1.0, 0.1, 3)])), "share one neighboring relation"),
         (lambda: jax.jit(lambda delta: epsilon_bounds(RUN, delta=delta))(1e-5), "outside compiled code"),
         (lambda: epsilon_bounds(RUN, delta=2.0), "delta"),
         (lambda: Ledger([RUN]).to_opacus_history(), "got AllocationEvent"),
@@ -334,7 +297,6 @@ def test_a_loop_samples_with_what_its_scheme_says():
         (lambda: AllocationEvent(1.0, 0), "steps_per_epoch"),
         (lambda: AllocationEvent(-1.0, 5), "noise_multiplier"),
         (lambda: AllocationEvent(1.0, 5, neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound under"),
-        (lambda: gdpjax.Event(1.0, 0.1, 3, "allocation"), "sampling"),
     ],
 )
 def test_refusals(ask, message):

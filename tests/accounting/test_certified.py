@@ -50,7 +50,7 @@ def test_a_compiled_loop_reads_the_ledger_of_its_schedule():
         def step(state, noise_multiplier):
             return record_step(state, noise_multiplier, 2.0**-6, 0.0), None
 
-        state = init_ledger(4, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE)
+        state = init_ledger(4, Event(1.0, 0.1, 1))
         state, _ = jax.lax.scan(step, state, noise_multipliers)
         return jax.pure_callback(ask, jax.ShapeDtypeStruct((2,), np.float32), state)
 

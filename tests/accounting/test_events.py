@@ -22,7 +22,7 @@ from gdpjax.accounting import (
     tradeoff_bounds,
     with_overflow,
 )
-from gdpjax.ledger import ApproximateDPEvent, GaussianEvent, LaplaceEvent, RandomizedResponseEvent
+from gdpjax.ledger import ApproximateDPEvent, GaussianEvent, LaplaceEvent, RandomizedResponseEvent, UniformEvent
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 RUN = (1.3, 256 / 60_000, 3516)
@@ -185,7 +185,7 @@ def test_training_with_other_releases_costs_more_than_either_and_less_than_the_s
 
 def test_uniform_events_and_whole_data_releases_under_replace_one():
     """Releases under replace-one add to training with fixed batches, and those of another relation do not."""
-    training = Event(*RUN, sampling="uniform")
+    training = UniformEvent(*RUN)
     release = GaussianEvent(10.0, neighboring_relation=REPLACE_ONE)
     bounds = epsilon_bounds(Ledger([training, release]), delta=1e-5)
     alone = epsilon_bounds(*RUN, 1e-5, sampling="uniform")
@@ -211,7 +211,7 @@ def test_quantile_clipping_is_a_joint_event():
     options = {"sampling_prob": 0.01, "num_steps": 10}
     poisson = Event.quantile_clipping(1.0, 5.0, **options)
     assert poisson == Event.joint(1.0, 10.0, **options)
-    uniform = Event.quantile_clipping(1.0, 5.0, **options, sampling="uniform")
+    uniform = UniformEvent.quantile_clipping(1.0, 5.0, **options)
     assert uniform.noise_multiplier == Event.joint(1.0, 5.0, **options).noise_multiplier
 
 

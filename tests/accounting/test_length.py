@@ -18,7 +18,7 @@ def test_the_plan_and_the_command_line_count_the_same_steps(epochs, num_examples
         clip=1.0, max_examples=num_examples, expected_batch_size=batch_size, epochs=epochs, delta=1e-5,
         noise_multiplier=2.0,
     )  # fmt: skip
-    assert plan.max_steps == num_steps
+    assert plan.num_steps == num_steps
 
 
 @pytest.mark.parametrize("epochs", [0, -1.0, float("nan"), float("inf"), 1e300, "many", None, True])

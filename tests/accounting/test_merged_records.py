@@ -7,26 +7,35 @@ import jax.numpy as jnp
 import pytest
 
 import gdpjax
-from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax import Event, Ledger
 from gdpjax.accounting import certified, delta_bounds, epsilon_bounds, moments_accountant_epsilon, mu_bounds
-from gdpjax.ledger import CorrelatedGaussianEvent, init_ledger, ledger_from_state, record_step, resolve_scheme_relation
+from gdpjax.ledger import (
+    AllocationEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+    UniformEvent,
+    init_ledger,
+    ledger_from_state,
+    record_step,
+)
 
 STEPS = [(4.0, 0.25), (3.0, 0.25), (2.0, 0.5), (3.0, 0.125)]
 SCHEMES = {
-    "poisson": None,
-    "uniform": None,
-    "truncated_poisson": {"max_examples": 1000, "capacity": 300},
-    "allocation": {"steps_per_epoch": 4},
-    "shuffled": {"steps_per_epoch": 4},
-    "cyclic_poisson": {"num_groups": 2},
-    "correlated": {"planned_steps": 4, "max_participations": 2, "min_separation": 2, "is_exact": "yes"},
+    "poisson": Event(1.0, 0.1, 1),
+    "uniform": UniformEvent(1.0, 0.1, 1),
+    "truncated_poisson": TruncatedPoissonEvent(1.0, 0.1, 1, max_examples=1000, capacity=300),
+    "allocation": AllocationEvent(1.0, 4),
+    "shuffled": ShuffledEvent(1.0, 4),
+    "cyclic_poisson": CyclicPoissonEvent(1.0, 0.1, 1, num_groups=2),
+    "correlated": CorrelatedGaussianEvent(1.0, 4, max_participations=2, min_separation=2),
 }
 
 
 def recorded(sampling, steps, num_rows):
     """Return the ledger of steps, each a noise multiplier and a sampling probability."""
-    relation = resolve_scheme_relation(sampling, None)
-    state = init_ledger(num_rows, sampling, relation, scheme=SCHEMES[sampling])
+    state = init_ledger(num_rows, SCHEMES[sampling])
     for noise_multiplier, sampling_prob in steps:
         state = record_step(state, noise_multiplier, sampling_prob, 0.0)
     return ledger_from_state(state)
@@ -79,7 +88,7 @@ def test_a_ledger_with_merged_rows_reports_and_survives_json():
 @pytest.mark.parametrize(("rtol", "prob"), [(1e-3, 1 / 30), (1e-5, 1 / 30), (1e-6, 1 / 30), (1e-3, 1.0)])
 def test_a_bracket_of_recorded_steps_holds_that_of_the_noise_that_was_added(rtol, prob, ask, at):
     """Trap 84: float32 rounds the noise multiplier down, and the margin of the noise is larger still."""
-    state = init_ledger(1, "poisson", NeighboringRelation.ADD_OR_REMOVE_ONE)
+    state = init_ledger(1, SCHEMES["poisson"])
     state = record_step(state, 1.3, prob, 0.0)
     run = dataclasses.replace(ledger_from_state(state)[0], num_steps=1000)
     truth = ask(Event(1.3 * (1 + 2.0**-21), prob, 1000), **at, rtol=1e-6)
@@ -89,7 +98,7 @@ def test_a_bracket_of_recorded_steps_holds_that_of_the_noise_that_was_added(rtol
 
 
 def test_the_bracket_of_recorded_correlated_noise_holds_that_of_the_noise_that_was_added():
-    state = init_ledger(1, "correlated", NeighboringRelation.REPLACE_SPECIAL, scheme=SCHEMES["correlated"])
+    state = init_ledger(1, SCHEMES["correlated"])
     for _ in range(4):
         state = record_step(state, 1.1, 1.0, 0.0)
     bracket = epsilon_bounds(ledger_from_state(state), delta=1e-5)

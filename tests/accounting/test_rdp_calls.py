@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gdpjax import Event
 from gdpjax.accounting import (
     _renyi,
     moments_accountant_epsilon,
     rdp_epsilon,
     rdp_subsampled_gaussian,
 )
+from gdpjax.ledger import UniformEvent
 
 UNIFORM_ORDERS = np.array([1.1, 1.5, 2.0, 4.5, 16.0, 64.0])
 
@@ -39,7 +39,7 @@ def test_uniform_epsilon():
 
 def test_fixed_size_batches_of_a_ledger():
     """An event has the epsilon of the arrays, and the classic conversion more."""
-    event = Event(1.3, 0.01, 500, "uniform")
+    event = UniformEvent(1.3, 0.01, 500)
     of_arrays = float(uniform_moments(1.3, 0.01, 500)[0])
     assert moments_accountant_epsilon(event, delta=1e-5) == pytest.approx(of_arrays, rel=1e-9)
     assert moments_accountant_epsilon(event, delta=1e-5, conversion="classic") > of_arrays

@@ -8,7 +8,7 @@ import pytest
 from scipy import integrate, stats
 from scipy.special import logsumexp
 
-from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax import Event, Ledger
 from gdpjax.accounting import (
     clt_epsilon,
     delta_after_overflow,
@@ -28,6 +28,7 @@ from gdpjax.ledger import (
     RandomizedResponseEvent,
     ShuffledEvent,
     TruncatedPoissonEvent,
+    UniformEvent,
 )
 from tests.accounting.test_truncated import CASES, law_of_sum
 
@@ -216,7 +217,7 @@ def test_refusals():
         rdp_of_ledger(shuffled, 2.0)
     with pytest.raises(ValueError, match=message):
         moments_accountant_epsilon(Ledger([shuffled]), delta=1e-5)
-    mixed = Ledger([Event(1.0, 0.1, 5), Event(1.0, 0.1, 5, "uniform", NeighboringRelation.REPLACE_ONE)])
+    mixed = Ledger([Event(1.0, 0.1, 5), UniformEvent(1.0, 0.1, 5)])
     for call in (lambda: rdp_of_ledger(mixed, 2.0), lambda: moments_accountant_epsilon(mixed, delta=1e-5)):
         with pytest.raises(ValueError, match="must share one neighboring relation"):
             call()

@@ -7,32 +7,21 @@ import numpy as np
 import gdpjax
 
 
-def release_epoch(key, included, draw, gradients, *, noise_multiplier, num_steps, sampling):
-    """Return the releases of an epoch of ``num_steps``; the last gradient is the target's, ``included`` or not.
-
-    ``draw(key, step, num_valid)`` gives the batch of a step.
-    """
+def release_epoch(key, included, batches, gradients, *, noise_multiplier):
+    """Return the releases of an epoch; the last gradient is the target's, ``included`` or not."""
     sample_key, noise_key = jax.random.split(key)
     grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
-    tx = gdpjax.privatize(
-        grad_fn,
-        noise_multiplier=noise_multiplier,
-        sampling_prob=1 / num_steps,
-        expected_batch_size=1.0,
-        key=noise_key,
-        sampling=sampling,
-        scheme={"steps_per_epoch": num_steps},
-    )
+    tx = gdpjax.privatize(grad_fn, noise_multiplier, batches, noise_key)
     w = jnp.zeros(())
     num_valid = jnp.where(included, len(gradients), len(gradients) - 1)
 
     def release_step(state, step):
-        batch = draw(sample_key, step, num_valid)
+        batch = batches.sample(sample_key, step, num_valid=num_valid)
         total = grad_fn(w, jnp.asarray(gradients)[batch.indices], is_padding=batch.is_padding)
         mean, state = tx.update(total, state, w)
         return state, mean
 
-    _, released = jax.lax.scan(release_step, tx.init(w), jnp.arange(num_steps))
+    _, released = jax.lax.scan(release_step, tx.init(w), jnp.arange(batches.num_steps))
     return released
 
 

@@ -8,20 +8,17 @@ import gdpjax
 from gdpjax.accounting import certified
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import AllocationEvent, ledger_of
-from gdpjax.sampling import allocation_sample
+from gdpjax.sampling import RandomAllocation
 from tests.auditing.private_epoch import at_few_points, release_epoch
 
 NOISE, STEPS = 0.3, 2
 GRADIENTS = np.array([0.0] * 5 + [1.0], np.float32)  # the last example is the target
+BATCHES = RandomAllocation(len(GRADIENTS), len(GRADIENTS) / STEPS, epochs=1)
 
 
 def release(key, included):
     """The noisy sums of an epoch, in exactly one of which the target is."""
-
-    def draw(key, step, num_valid):
-        return allocation_sample(key, step, len(GRADIENTS), STEPS, len(GRADIENTS), num_valid=num_valid)
-
-    return release_epoch(key, included, draw, GRADIENTS, noise_multiplier=NOISE, num_steps=STEPS, sampling="allocation")
+    return release_epoch(key, included, BATCHES, GRADIENTS, noise_multiplier=NOISE)
 
 
 def audited(event):
@@ -46,18 +43,11 @@ def test_allocation_accounted_as_what_it_is_stands():
 
 def test_the_ledger_of_the_loop_by_hand():
     grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
-    tx = gdpjax.privatize(
-        grad_fn,
-        noise_multiplier=NOISE,
-        sampling_prob=0.5,
-        expected_batch_size=1.0,
-        key=jax.random.key(3),
-        sampling="allocation",
-        scheme={"steps_per_epoch": STEPS, "bins": "fixed"},
-    )
+    batches = RandomAllocation(4, 2, epochs=1, bins="fixed", capacity=5)
+    tx = gdpjax.privatize(grad_fn, NOISE, batches, jax.random.key(3))
     w = jnp.zeros(())
     state = jax.jit(tx.init)(w)
     assert ledger_of(state).events == ()
-    _, state = jax.jit(lambda state: tx.update(grad_fn(w, jnp.ones(2)), state, w))(state)
+    _, state = jax.jit(lambda state: tx.update(grad_fn(w, jnp.ones(5), is_padding=jnp.arange(5) > 1), state, w))(state)
     (event,) = ledger_of(state).events
     assert (event.steps_per_epoch, event.num_epochs, event.missing_steps, event.bins) == (2, 1, 1, "fixed")

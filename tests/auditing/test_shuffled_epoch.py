@@ -10,23 +10,18 @@ from gdpjax import NeighboringRelation
 from gdpjax.accounting import certified, tradeoff_bounds
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import AllocationEvent, ShuffledEvent, ledger_of
-from gdpjax.sampling import shuffled_sample
+from gdpjax.sampling import Shuffled
 from tests.auditing.private_epoch import at_few_points, release_epoch
 
 NOISE, STEPS = 0.4, 4
 GRADIENTS = np.array([-1.0] * 11 + [1.0], np.float32)  # the last example is the target
+BATCHES = Shuffled(len(GRADIENTS), len(GRADIENTS) / STEPS, epochs=1)
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 def release(key, included):
     """The noisy sums of an epoch, in one of which the target is, or a null example in its place."""
-
-    def draw(key, step, num_valid):
-        return shuffled_sample(key, step, len(GRADIENTS), STEPS, num_valid=num_valid)
-
-    released = release_epoch(
-        key, included, draw, GRADIENTS, noise_multiplier=NOISE, num_steps=STEPS, sampling="shuffled"
-    )
+    released = release_epoch(key, included, BATCHES, GRADIENTS, noise_multiplier=NOISE)
     return jnp.sort(released)  # which step it was does not matter, the largest sum does
 
 
@@ -54,20 +49,12 @@ def test_shuffled_batches_accounted_as_what_they_are_stand():
 
 def test_the_ledger_of_the_loop_by_hand():
     grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
-    tx = gdpjax.privatize(
-        grad_fn,
-        noise_multiplier=NOISE,
-        sampling_prob=1 / STEPS,
-        expected_batch_size=3.0,
-        key=jax.random.key(3),
-        sampling="shuffled",
-        neighboring_relation=NeighboringRelation.REPLACE_ONE,
-        scheme={"steps_per_epoch": STEPS},
-    )
+    relation = NeighboringRelation.REPLACE_ONE
+    tx = gdpjax.privatize(grad_fn, NOISE, BATCHES, jax.random.key(3), neighboring_relation=relation)
     w = jnp.zeros(())
     state = jax.jit(tx.init)(w)
     assert ledger_of(state).events == ()
-    _, state = jax.jit(lambda state: tx.update(grad_fn(w, jnp.ones(2)), state, w))(state)
+    _, state = jax.jit(lambda state: tx.update(grad_fn(w, jnp.ones(3), is_padding=jnp.zeros(3, bool)), state, w))(state)
     (event,) = ledger_of(state).events
     np.testing.assert_allclose(event.noise_multiplier, NOISE, rtol=1e-7)
     expected = 4, 1, 3, NeighboringRelation.REPLACE_ONE

@@ -6,7 +6,7 @@ import numpy as np
 
 import gdpjax
 from gdpjax.auditing import audit_step
-from gdpjax.sampling import truncated_poisson_sample
+from gdpjax.sampling import TruncatedPoisson
 from gdpjax.tradeoff import Gaussian, subsample
 
 NOISE, PROB, CAPACITY = 0.7, 0.9, 4
@@ -18,17 +18,10 @@ def release(key, included):
     """One private step, the target taking the place of another where the batch is full."""
     sample_key, noise_key = jax.random.split(key)
     grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
-    tx = gdpjax.privatize(
-        grad_fn,
-        noise_multiplier=NOISE,
-        sampling_prob=PROB,
-        expected_batch_size=1.0,
-        key=noise_key,
-        sampling="truncated_poisson",
-        scheme={"max_examples": len(GRADIENTS), "capacity": CAPACITY},
-    )
+    batches = TruncatedPoisson(len(GRADIENTS), PROB * len(GRADIENTS), 1, capacity=CAPACITY)
+    tx = gdpjax.privatize(grad_fn, NOISE, batches, noise_key)
     w, num_valid = jnp.zeros(()), jnp.where(included, len(GRADIENTS), len(GRADIENTS) - 1)
-    batch = truncated_poisson_sample(sample_key, len(GRADIENTS), PROB, CAPACITY, num_valid=num_valid)
+    batch = batches.sample(sample_key, 0, num_valid=num_valid)
     total = grad_fn(w, jnp.asarray(GRADIENTS)[batch.indices], is_padding=batch.is_padding)
     return tx.update(total, tx.init(w), w)[0]
 

@@ -552,8 +552,7 @@ def test_messages_name_the_function_in_few_words():
         gdpjax.privatize(
             jax.jit(grad_fn),
             noise_multiplier=1.0,
-            sampling_prob=0.1,
-            expected_batch_size=1.0,
+            batches=gdpjax.sampling.PoissonNumbers(0.1, 1.0),
             key=jax.random.key(0),
         )
 

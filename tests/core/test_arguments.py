@@ -140,7 +140,7 @@ WRONG_CALLS = [
     (lambda: accounting.epsilon_bounds(sigma=1.0), "epsilon_bounds has no argument 'sigma'.*'noise_multiplier'"),
     (lambda: accounting.epsilon_bounds(delta=1e-5), "epsilon_bounds: missing a required argument: 'noise_multiplier'"),
     (lambda: gdpjax.privatize(1, noise_multiplier=1.0, seed=0), "privatize has no argument 'seed'.*'key'"),
-    (lambda: gdpjax.privatize(1, noise_multiplier=1.0), "privatize: missing a required.*'key'.*fresh_key"),
+    (lambda: gdpjax.privatize(1, noise_multiplier=1.0, batches=1), "privatize: missing a required.*'key'.*fresh_key"),
     (
         lambda: sampling.Poisson(100, batch_size=10, num_steps=1),
         "Poisson has no argument 'batch_size'.*'expected_batch",
@@ -160,7 +160,7 @@ def test_wrong_keywords_of_public_functions_are_value_errors(call, message) -> N
 
 def test_signatures_are_those_that_were_written() -> None:
     names = list(inspect.signature(gdpjax.privatize).parameters)
-    assert names[:3] == ["clip", "noise_multiplier", "key"]
+    assert names[:4] == ["clip", "noise_multiplier", "batches", "key"]
     assert list(inspect.signature(sampling.Poisson).parameters)[:2] == ["num_examples", "expected_batch_size"]
     assert inspect.signature(accounting.epsilon_bounds).return_annotation is not inspect.Signature.empty
 

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gdpjax
 from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, MinSep
+from gdpjax.sampling import PoissonNumbers, Promised, Shuffled
 from gdpjax.training import make_plan, private_training
 from tests.correlated.matrices import matrix_of
 
@@ -48,12 +49,12 @@ def largest_communication(text):
 
 def transformation(strategy):
     """Return `privatize` with this noise, and what a unit of noise is multiplied by."""
-    options = {"noise_multiplier": 1.0, "expected_batch_size": 10, "key": jax.random.key(0)}
+    key = jax.random.key(0)
     sum_of_one = gdpjax.Sensitivity(1.0)
     if strategy is None:
-        return gdpjax.privatize(sum_of_one, sampling_prob=0.1, **options), 0.1
+        return gdpjax.privatize(sum_of_one, 1.0, PoissonNumbers(0.1, 10), key), 0.1
     promise = MinSep(2, 2)
-    private = gdpjax.privatize(sum_of_one, correlation=strategy, participation=promise, num_steps=4, **options)
+    private = gdpjax.privatize(sum_of_one, 1.0, Promised(10, 4, promise), key, noise=strategy)
     return private, 0.1 * strategy.sensitivity(4, promise)
 
 
@@ -118,15 +119,8 @@ def of_noise(strategy, mesh, draws):
 
 def trained(strategy, mesh=None):
     """Return the parameters after short runs, flat: on data, and on zeros, where only the noise moves them."""
-    plan = make_plan(
-        clip=1.0,
-        max_examples=96,
-        expected_batch_size=24,
-        epochs=1,
-        delta=1e-5,
-        noise_multiplier=2.0,
-        correlation=strategy,
-    )
+    batches = Shuffled(96, 24, epochs=1, order="fixed")
+    plan = make_plan(batches, clip=1.0, delta=1e-5, noise_multiplier=2.0, noise=strategy)
 
     def loss(matrix, x, y):
         return jnp.sum((jnp.tanh(x @ matrix) - y) ** 2)
@@ -146,8 +140,8 @@ def trained(strategy, mesh=None):
     for name, scale in (("run", 1.0), ("noise", 0.0)):
         data = training.place(np.float32(scale) * x, np.float32(scale) * y, **placement)
         state = training.init(params, jax.random.key(7))
-        state, _ = training.run_steps(state, data, plan.max_steps)
-        assert gdpjax.ledger_of(state.opt_state).events[0].num_steps == plan.max_steps
+        state, _ = training.run_steps(state, data, plan.num_steps)
+        assert gdpjax.ledger_of(state.opt_state).events[0].num_steps == plan.num_steps
         found[name] = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
     return found
 

@@ -49,7 +49,7 @@ def test_padding_is_no_example():
 def test_batches_of_either_side_are_checked():
     """A batch of the device and one of the host give the same examples, without those that are padding."""
     scheme = sampling.Poisson(100, 10, 5)
-    of_host = scheme.host_batches(jax.random.key(0))[2]
+    of_host = scheme.on_host(jax.random.key(0))[2]
     of_device = jax.jit(scheme.sample)(jax.random.key(0), 2)
     good, broken = used([of_host, of_device], MinSep(2, 2), 2)
     assert len(good) == 1

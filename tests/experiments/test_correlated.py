@@ -88,7 +88,7 @@ def test_it_goes_on_where_it_was(tiny, tmp_path, capsys, monkeypatch):
 def test_every_plan_meets_the_epsilon(method):
     plan = plan_of(method, TASK, 400, epochs=2, epsilon=2.0)
     assert plan.epsilon_bounds().upper <= 2.0
-    assert plan.max_steps == 50
+    assert plan.num_steps == 50
     assert methods.rmse_of(plan) > 0
     assert methods.describe(plan)
 

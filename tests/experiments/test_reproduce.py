@@ -32,7 +32,7 @@ def test_the_settings_are_the_papers():
                 continue
             num_examples = {"mnist": 60_000, "adult": 29_305, "imdb": 25_000, "movielens": 800_167}
             plan = plan_of(numbers_of(row.config), row.config.privacy.delta, num_examples[row.config.data.dataset])
-            mu = accounting.clt_mu_poisson(plan.noise_multiplier, plan.sampling_prob, plan.max_steps)
+            mu = accounting.clt_mu_poisson(plan.noise_multiplier, plan.sampling_prob, plan.num_steps)
             assert abs(float(mu) - row.published["mu_clt"]) < 0.015, row.name
 
 

@@ -39,7 +39,7 @@ def main(count: int, index: int, folder: Path, die: bool, lora: LoraConfig | Non
     # The noise of the run alone, as there are no units.
     no_units = training.place(*units(0), sharding=everywhere)
     state = training.init(params, jax.random.key(11))
-    for _ in range(plan.max_steps):
+    for _ in range(plan.num_steps):
         state, _ = training.step(state, no_units)
     noise = flat(state.params)
 

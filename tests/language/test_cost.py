@@ -18,6 +18,7 @@ from experiments.language.cost import step_cost
 from experiments.language.finetuning import Finetuning
 from experiments.language.lora import LoraConfig, adapted_paths, joined, split_adapters
 from experiments.language.model import param_shapes, sequence_loss
+from gdpjax.sampling import TruncatedPoisson
 from gdpjax.training import Data, private_training
 from gdpjax.training._in_place import steps_in_place
 
@@ -154,16 +155,8 @@ def test_operations_and_memory_are_those_of_compiled_programs(name):
 
 @pytest.mark.slow
 def test_memory_of_a_whole_step():
-    plan = gdpjax.make_plan(
-        clip=1.0,
-        max_examples=1000,
-        expected_batch_size=2,
-        num_steps=10,
-        delta=1e-5,
-        noise_multiplier=1.0,
-        sampling="truncated_poisson",
-        capacity=4,
-    )
+    batches = TruncatedPoisson(1000, 2, num_steps=10, capacity=4)
+    plan = gdpjax.make_plan(batches, clip=1.0, delta=1e-5, noise_multiplier=1.0)
     loss = functools.partial(sequence_loss, CONFIG)
     training = private_training(plan, loss, optax.adam(1e-3), num_arrays=1, strategy="microbatch", microbatch_size=1)
     state = jax.eval_shape(training.init, param_shapes(CONFIG), jax.random.key(0))
@@ -177,16 +170,8 @@ def test_memory_of_a_whole_step():
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 def test_memory_of_a_step_of_a_run(lora):
     """The new state is written in place of the old one, and one is kept; a frozen base is there once."""
-    plan = gdpjax.make_plan(
-        clip=1.0,
-        max_examples=4,
-        expected_batch_size=2,
-        num_steps=2,
-        delta=1e-5,
-        noise_multiplier=1.0,
-        sampling="truncated_poisson",
-        capacity=4,
-    )
+    batches = TruncatedPoisson(4, 2, num_steps=2, capacity=4)
+    plan = gdpjax.make_plan(batches, clip=1.0, delta=1e-5, noise_multiplier=1.0)
     tuning = Finetuning(CONFIG, plan, lora=lora, strategy="microbatch", microbatch_size=1)
     training = tuning.training()
     initial = jax.eval_shape(tuning.initial, param_shapes(CONFIG), jax.random.key(0))
@@ -196,7 +181,7 @@ def test_memory_of_a_step_of_a_run(lora):
         jax.ShapeDtypeStruct((), jnp.int32),
     )
     cost = step_cost(CONFIG, num_units=4, length=256, strategy="microbatch", lora=lora, donated=True)
-    held = steps_in_place(training, state, data).held_bytes(state, data)
+    held = steps_in_place(training.step, state, data).held_bytes(state, data)
     assert held == pytest.approx(cost.peak_bytes, rel=TOLERANCE)
 
 

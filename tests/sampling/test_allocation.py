@@ -1,7 +1,6 @@
 """Random allocation puts each row into one step of each block, all equally likely, on the device and on the host."""
 
 import itertools
-import pickle
 
 import jax
 import numpy as np
@@ -22,13 +21,22 @@ def blocks_of(steps_per_epoch, num_selected):
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
+def scheme(steps_per_epoch, n=N, capacity=None, num_selected=1, **options):
+    """Return the batches of two epochs of so many steps, which fit unless there is a capacity."""
+    size = n * num_selected / steps_per_epoch
+    options = {"epochs": 2, "capacity": capacity or n + 1, "num_selected": num_selected, **options}
+    return sampling.RandomAllocation(n, max(size, 1.0), **options)
+
+
 def drawn_rows(key, steps, steps_per_epoch, n=N, **options):
     """Return which rows are in the batches of these steps, bool[steps, n]."""
+
+    batches = scheme(steps_per_epoch, n, **options)
 
     @jax.jit
     @jax.vmap
     def draw_steps(step):
-        return sampling.allocation_sample(key, step, n, steps_per_epoch, n, **options)
+        return batches.sample(key, step)
 
     drawn = draw_steps(steps)
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), n)
@@ -43,22 +51,26 @@ def epochs_of(key, num_epochs, steps_per_epoch, n=N, **options):
     return chosen.reshape(num_epochs, steps_per_epoch, n)
 
 
+FRESH = scheme(7, capacity=50, num_selected=2)
+FIXED = scheme(7, capacity=50, num_selected=2, bins="fixed")
+
+
 @jax.jit
 def draw(step, num_valid):
     """Draw one batch of seven steps an epoch, of which each row is in two."""
-    return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, num_valid=num_valid)
+    return FRESH.sample(KEY, step, num_valid=num_valid)
 
 
 @jax.jit
 def draw_fixed(step, num_valid):
     """Draw one batch where every epoch has the batches of the first one."""
-    return sampling.allocation_sample(KEY, step, N, 7, 50, num_selected=2, bins="fixed", num_valid=num_valid)
+    return FIXED.sample(KEY, step, num_valid=num_valid)
 
 
 BY_DEFAULT = [
     ("fresh", 7, 2),
     ("fresh", 7, 7),
-    ("fresh", 300, 1),
+    ("fresh", 60, 1),
     ("fixed", 7, 3),
 ]
 STEPS_AND_SELECTED = [
@@ -70,7 +82,7 @@ STEPS_AND_SELECTED = [
     (6, 3),
     (7, 7),
     (5, 4),
-    (300, 1),
+    (60, 1),
 ]
 BINS_AND_SIZES = [
     pytest.param(bins, *sizes, marks=() if (bins, *sizes) in BY_DEFAULT else pytest.mark.slow)
@@ -177,19 +189,6 @@ def test_the_remainder_of_128_bits(length):
     assert np.asarray(found).tolist() == remainders
 
 
-@pytest.mark.parametrize(("bins", "draw"), [("fresh", draw), ("fixed", draw_fixed)], ids=["fresh", "fixed"])
-def test_host_and_device_draw_the_same_batches(bins, draw):
-    """The host draws the batches of the device, in any order of the steps, and after pickling."""
-    batches = sampling.AllocationBatches(KEY, N, 7, num_epochs=2, capacity=50, num_selected=2, bins=bins, num_valid=45)
-    assert len(batches) == 14
-    for step in (3, 0, 13, 3):
-        sample = draw(step, 45)
-        np.testing.assert_array_equal(batches[step].indices, sample.indices)
-        np.testing.assert_array_equal(batches[step].is_padding, sample.is_padding)
-    again = pickle.loads(pickle.dumps(batches))
-    np.testing.assert_array_equal(again[5].indices, batches[5].indices)
-
-
 def test_one_program_for_all_steps():
     """Neither the step nor the number of real rows is in a shape."""
     for step in range(21):
@@ -200,21 +199,21 @@ def test_one_program_for_all_steps():
 
 def test_a_batch_above_the_capacity_is_padding_and_says_so():
     """A batch that does not fit is never truncated."""
-    sample = jax.jit(lambda step: sampling.allocation_sample(KEY, step, N, 2, 5))(0)
-    assert int(sample.count) > 5
-    assert sample.is_padding.all()
-    with pytest.raises(
-        sampling.BatchOverflowError,
-        match=r"step 1 drew .* neither truncated nor redrawn",
-    ):
-        sampling.AllocationBatches(KEY, N, 2, num_epochs=1, capacity=5)[1]
+    batches = scheme(12, capacity=11, epochs=5)
+    sample = jax.jit(batches.sample)
+    key = next(key for key in jax.random.split(KEY, 500) if int(sample(key, 7).count) > 11)
+    assert sample(key, 7).is_padding.all()
+    with pytest.raises(sampling.BatchOverflowError, match=r"step 7 drew .* neither truncated nor redrawn"):
+        batches.on_host(key)[7]
 
 
 @pytest.mark.parametrize(("steps", "selected"), [(4, 1), (7, 2), (3, 3)])
 def test_the_probability_of_overflow(steps, selected):
     """The union bound over steps is at least the probability of one more row, and about that of the shortest block."""
     capacity, n = 12, 40
-    bound = sampling.allocation_overflow(n, steps, steps, capacity, selected)
+    batches = scheme(steps, n, 1000, num_selected=selected, epochs=1)
+    object.__setattr__(batches, "capacity", capacity)  # also one that a plan would refuse
+    bound = batches.overflow
     shortest = steps // selected
     exact = steps * stats.binom.sf(capacity - 1, n, 1 / shortest)  # others alone fill the batch
     assert min(1.0, exact) <= bound <= min(1.0, exact * (1 + 1e-6) + 1e-30)
@@ -226,8 +225,9 @@ def test_the_probability_of_overflow(steps, selected):
 
 def test_the_error_of_the_remainder():
     """The error is at least that of the derivation, and part of the probability of overflow."""
-    assert sampling.allocation_error(10) >= 10 * 2.0**-128
-    assert sampling.allocation_overflow(10, 5, 100, 11) >= sampling.allocation_error(100) > 0
+    batches = scheme(5, 10, epochs=20)
+    assert batches.num_steps == 100
+    assert 100 * 2.0**-128 <= batches.overflow < 101 * 2.0**-128
 
 
 @pytest.mark.parametrize(("step", "num_valid"), [(-1, 5), (0, N + 1), (0, -1)])
@@ -241,29 +241,23 @@ def test_traced_values_out_of_range_never_fit(step, num_valid):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_selected": 6}, "num_selected must be at most steps_per_epoch=5"),
         ({"num_selected": 0}, "num_selected"),
+        ({"num_selected": 2**31}, "num_selected"),
         ({"bins": "poisson"}, "bins"),
-        ({"steps_per_epoch": 2**17}, "at most 65536 times"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+        ({"num_examples": 2**18, "expected_batch_size": 1}, "at most 65536 steps times num_selected=1"),
+        ({"expected_batch_size": 0.5}, "expected_batch_size"),
+        ({"epochs": 1.5}, "epochs"),
+        ({"epochs": None, "num_steps": 7}, "whole epochs, of 5 steps each with this batch size, got 7"),
         ({"capacity": 0}, "capacity"),
-        ({"num_valid": N + 1}, "num_valid"),
         ({"num_examples": 0}, "num_examples"),
     ],
 )
 def test_refusals(change, message):
-    """A wrong number is refused by name, on the device and on the host."""
-    sizes = {"num_examples": N, "steps_per_epoch": 5, "capacity": N} | change
+    """A wrong number is refused by name."""
     with pytest.raises(ValueError, match=message):
-        sampling.allocation_sample(KEY, 0, **sizes)
-    with pytest.raises(ValueError, match=message):
-        sampling.AllocationBatches(KEY, **sizes, num_epochs=2)
+        sampling.RandomAllocation(**{"num_examples": N, "expected_batch_size": 12, "epochs": 2} | change)
 
 
-def test_steps_outside_the_run():
-    """A step before the run is refused, and the host, which knows the end of the run, refuses one after it."""
-    with pytest.raises(ValueError, match="step"):
-        sampling.allocation_sample(KEY, -1, N, 5, N)
-    batches = sampling.AllocationBatches(KEY, N, 5, num_epochs=2, capacity=N)
-    with pytest.raises(IndexError, match="from 0 to 9"):
-        batches[10]
+def test_more_selected_steps_make_longer_epochs():
+    """An epoch has at least a step for each that an example takes part in."""
+    assert sampling.RandomAllocation(10, 10, epochs=1, num_selected=3).steps_per_epoch == 3

@@ -1,17 +1,13 @@
 """Cyclic Poisson sampling: groups, frequencies, the host and the device, and refusals."""
 
-import pickle
+import functools
 
 import jax
 import numpy as np
 import pytest
 
-from gdpjax.sampling import (
-    BatchOverflowError,
-    CyclicPoissonBatches,
-    cyclic_poisson_sample,
-    overflow_probability,
-)
+from gdpjax import correlated
+from gdpjax.sampling import BatchOverflowError, CyclicPoisson, overflow_probability
 from tests.sampling.frequencies import included
 
 KEY = jax.random.key(5)
@@ -22,20 +18,20 @@ def rows_of(sample):
     return np.asarray(sample.indices)[~np.asarray(sample.is_padding)]
 
 
+OF_25 = CyclicPoisson(100, 20, 10, num_groups=4, capacity=24)
+
+
 @jax.jit
-def draw(step, num_valid, prob):
+def draw(step, num_valid):
     """One batch from groups of 25 rows, of which 24 fit."""
-    return cyclic_poisson_sample(KEY, step, 100, prob, 4, 24, num_valid=num_valid)
+    return OF_25.sample(KEY, step, num_valid=num_valid)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnums=3)
 def draw_for_keys(keys, step, num_valid, prob):
     """A batch for each key, from three groups of ten rows."""
-
-    def draw_one(key):
-        return cyclic_poisson_sample(key, step, 30, prob, 3, 11, num_valid=num_valid)
-
-    return jax.vmap(draw_one)(keys)
+    batches = CyclicPoisson(30, 10 * prob, 10, num_groups=3, capacity=11)
+    return jax.vmap(lambda key: batches.sample(key, step, num_valid=num_valid))(keys)
 
 
 def included_for_keys(step, prob, num_keys=4000):
@@ -59,9 +55,11 @@ def test_the_groups_are_a_partition_that_comes_back(num_examples, num_groups):
     """Every row is in one group, whose sizes differ by one at most, and the next cycle has the same groups."""
     longest = -(-num_examples // num_groups)
 
+    batches = CyclicPoisson(num_examples, longest, 10, num_groups=num_groups, capacity=longest + 1)
+
     @jax.jit
     def draw_all(step):
-        return cyclic_poisson_sample(KEY, step, num_examples, 1.0, num_groups, longest + 1)
+        return batches.sample(KEY, step)
 
     def group(step):
         sample = draw_all(step)
@@ -120,58 +118,55 @@ def test_steps_of_one_group_are_independent_draws():
 @pytest.mark.parametrize("num_valid", [0, 1, 57, 100])
 def test_rows_that_are_not_real_are_padding(num_valid):
     """The real rows are drawn as they would be if all were real."""
-    members = rows_of(draw(3, 100, 0.8))
-    sample = draw(3, num_valid, 0.8)
+    members = rows_of(draw(3, 100))
+    sample = draw(3, num_valid)
     assert len(members) > 10
     np.testing.assert_array_equal(rows_of(sample), members[members < num_valid])
 
 
-def test_the_host_draws_what_the_device_draws():
-    """The batches of a source are those of the compiled function, also after pickling."""
-    batches = CyclicPoissonBatches(KEY, 100, 0.4, 4, num_steps=10, capacity=24, num_valid=90)
-    for step in range(10):
-        on_device = draw(step, 90, batches.sampling_prob)
-        np.testing.assert_array_equal(batches[step].indices, on_device.indices)
-        np.testing.assert_array_equal(batches[step].is_padding, on_device.is_padding)
-    again = pickle.loads(pickle.dumps(batches))
-    np.testing.assert_array_equal(again[7].indices, batches[7].indices)
-
-
 def test_the_overflow_is_that_of_the_largest_group():
     """The public number of rows decides, however many are real."""
-    batches = CyclicPoissonBatches(KEY, 101, 0.4, 4, num_steps=10, capacity=26, num_valid=90)
-    assert batches.overflow == overflow_probability(26, batches.sampling_prob, 10, 26)
+    batches = CyclicPoisson(101, 10, 10, num_groups=4, capacity=26)
+    assert batches.overflow == pytest.approx(overflow_probability(26, batches.sampling_prob, 10, 26), rel=1e-12)
+    assert CyclicPoisson(101, 10, 10, num_groups=4, capacity=27).overflow < 1e-34
 
 
 def test_a_batch_that_does_not_fit_is_padding_and_stops_the_host():
-    """A batch of 25 with 24 slots is never truncated."""
-    sample = draw(0, 100, 1.0)
-    assert np.all(sample.is_padding)
-    assert int(sample.count) == 25
+    """A batch of 25 with 24 slots is never truncated; one with so many is found among many keys."""
+    keys = jax.random.split(KEY, 2000)
+    counts = jax.jit(jax.vmap(lambda key: OF_25.sample(key, 0).count))(keys)
+    key = keys[int(np.argmax(counts))]
+    assert counts.max() == 25
+    assert np.all(jax.jit(OF_25.sample)(key, 0).is_padding)
     with pytest.raises(BatchOverflowError, match="drew 25"):
-        CyclicPoissonBatches(KEY, 100, 1.0, 4, num_steps=8, capacity=24)[0]
+        OF_25.on_host(key)[0]
 
 
-@pytest.mark.parametrize(
-    ("step", "num_valid", "prob"),
-    [
-        (-1, 10, 0.5),
-        (0, 101, 0.5),
-        (0, -1, 0.5),
-        (0, 5, 2.0),
-        pytest.param(0.5, 10, 0.5, marks=SLOW),
-    ],
-)
-def test_traced_values_out_of_range_never_fit(step, num_valid, prob):
+@pytest.mark.parametrize(("step", "num_valid"), [(-1, 10), (0, 101), (0, -1), pytest.param(0.5, 10, marks=SLOW)])
+def test_traced_values_out_of_range_never_fit(step, num_valid):
     """In compiled code they give padding and a count that never fits; as numbers they are refused."""
-    sample = draw(step, num_valid, prob)
+    sample = draw(step, num_valid)
     assert int(sample.count) > 26
     assert np.all(sample.is_padding)
     with pytest.raises(ValueError, match="must be"):
-        jax.eval_shape(lambda: cyclic_poisson_sample(KEY, step, 100, prob, 4, 26, num_valid=num_valid))
+        jax.eval_shape(lambda: OF_25.sample(KEY, step, num_valid=num_valid))
+
+
+def test_a_batch_larger_than_a_group_is_refused():
+    with pytest.raises(ValueError, match="one group of at most 25 rows, got expected_batch_size=26"):
+        CyclicPoisson(100, 26, 10, num_groups=4)
+
+
+def test_only_banded_noise_of_as_many_bands_goes_with_the_groups():
+    """Longer columns would overlap, so that an example's steps are no independent releases."""
+    promise, event = OF_25.correlated_event(correlated.BandedToeplitz([1.0, 0.5]))
+    assert (promise, event.num_groups) == (correlated.SingleParticipation(), 4)
+    for strategy in (correlated.BandedToeplitz([1.0, 0.5, 0.3, 0.2, 0.1]), correlated.bisr(2)):
+        with pytest.raises(ValueError, match="BandedToeplitz of at most 4 bands, got"):
+            OF_25.correlated_event(strategy)
 
 
 def test_more_groups_than_rows_are_refused():
     """A group without rows is refused."""
     with pytest.raises(ValueError, match="num_groups must be a whole number >= 1, at most 5"):
-        cyclic_poisson_sample(KEY, 0, 5, 0.5, 6, 3)
+        CyclicPoisson(5, 1, 3, num_groups=6)

@@ -49,11 +49,12 @@ def test_the_numbers_follow_from_three(num_examples, share, num_steps):
     batches = Poisson(num_examples, batch_size, num_steps)
     sampling_prob = sampling.dyadic_probability(batch_size / num_examples)
     assert batches.sampling_prob == sampling_prob
-    assert batches.capacity == sampling.choose_capacity(num_examples, sampling_prob, num_steps, 1e-12)
+    least = sampling.choose_capacity(num_examples, sampling_prob, num_steps, 1e-12)
+    assert batches.capacity == -(-least // 8) * 8
     # The probabilities of an overflow, from another library's tail of the binomial.
     tail = stats.binom.sf(batches.capacity - 1, num_examples, sampling_prob)
-    np.testing.assert_allclose(batches.overflow_per_step, tail, rtol=1e-7)
-    np.testing.assert_allclose(batches.overflow, num_steps * tail, rtol=1e-7)
+    np.testing.assert_allclose(batches.overflow_per_step, tail, rtol=1e-7, atol=1e-300)
+    np.testing.assert_allclose(batches.overflow, num_steps * tail, rtol=1e-7, atol=1e-300)
     assert batches.overflow <= 1e-12
 
 
@@ -64,22 +65,21 @@ def test_the_divisor_is_the_public_number_that_was_given():
     assert 0 <= 64 - batches.sampling_prob * 1000 < 64 * 2**-22
 
 
-def test_the_capacity_is_chosen_for_an_overflow_or_given():
-    """A rarer overflow needs a larger one."""
-    chosen = [Poisson(1000, 64, 100, overflow=overflow) for overflow in (1e-3, 1e-12, 1e-300)]
-    assert chosen[0].capacity < chosen[1].capacity < chosen[2].capacity
-    assert chosen[1] == Poisson(1000, 64, 100)
-    assert all(batches.overflow <= overflow for batches, overflow in zip(chosen, (1e-3, 1e-12, 1e-300), strict=True))
+def test_the_capacity_is_chosen_or_given():
+    """A longer run needs a larger one; a small one is charged for."""
+    assert Poisson(1000, 64, 100).capacity < Poisson(1000, 64, 10**8).capacity
     given_one = Poisson(1000, 64, 100, capacity=100)
     assert given_one.capacity == 100
-    assert given_one.overflow_per_step == sampling.overflow_probability(1000, given_one.sampling_prob, 1, 100) > 1e-6
+    tail = sampling.overflow_probability(1000, given_one.sampling_prob, 1, 100)
+    assert given_one.overflow_per_step == pytest.approx(tail, rel=1e-14)
+    assert tail > 1e-6
 
 
 def test_where_every_batch_fits_nothing_is_charged():
     """A capacity above all rows is never filled."""
     for batches in (Poisson(1000, 64, 100, capacity=1001), Poisson(10, 10, 5)):
         assert (batches.overflow_per_step, batches.overflow) == (0.0, 0.0)
-        assert batches.capacity == batches.num_examples + 1
+        assert batches.capacity > batches.num_examples
 
 
 def test_it_is_a_value():
@@ -104,23 +104,29 @@ def test_a_replaced_length_keeps_the_capacity_and_says_what_it_costs():
     """A longer run with the same batches overflows more often."""
     longer = dataclasses.replace(BATCHES, num_steps=6000)
     assert longer.capacity == BATCHES.capacity
-    assert longer.overflow_per_step == BATCHES.overflow_per_step
+    np.testing.assert_allclose(longer.overflow_per_step, BATCHES.overflow_per_step, rtol=1e-14)
     np.testing.assert_allclose(longer.overflow, 1000 * BATCHES.overflow)
+
+
+def test_its_own_replace_chooses_a_chosen_capacity_anew():
+    """So that what follows from the numbers follows; one that was given stays."""
+    longer = BATCHES.replace(num_steps=10**8)
+    assert longer == Poisson(500, 40, 10**8)
+    assert longer.capacity > BATCHES.capacity
+    assert BATCHES.replace(epochs=2) == Poisson(500, 40, epochs=2)
+    assert Poisson(500, 40, 6, capacity=99).replace(num_steps=7).capacity == 99
 
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_device_host_and_the_long_form_draw_one_batch(x64):
     """In either precision, step by step."""
     with jax.enable_x64(x64):
-        host = BATCHES.host_batches(KEY)
-        by_hand = list(sampling.poisson_batches(KEY, 500, 40 / 500, num_steps=6))
-        assert host.capacity == BATCHES.capacity
-        assert len(host) == len(by_hand) == BATCHES.num_steps
+        host = BATCHES.on_host(KEY)
+        assert len(host) == BATCHES.num_steps
         for step in range(BATCHES.num_steps):
             sample = draw(KEY, step)
             assert_same(sample, long_form(step))
             assert_same(sample[:2], host[step])
-            assert_same(host[step], by_hand[step])
             assert int(sample.count) == (~np.asarray(sample.is_padding)).sum() > 0
 
 
@@ -155,7 +161,7 @@ def test_it_is_static_in_compiled_code():
 def test_any_key_and_a_legacy_one(impl):
     """On the device as on the host."""
     key = jax.random.key(3, impl=impl)
-    assert_same(draw(key, 1)[:2], BATCHES.host_batches(key)[1])
+    assert_same(draw(key, 1)[:2], BATCHES.on_host(key)[1])
     assert_same(draw(jax.random.PRNGKey(3), 1), draw(jax.random.key(3), 1))
 
 
@@ -178,7 +184,7 @@ def test_rows_beyond_the_real_ones_are_never_drawn(num_valid):
     rows = np.asarray(sample.indices)[~np.asarray(sample.is_padding)]
     np.testing.assert_array_equal(rows, all_rows[all_rows < num_valid])
     assert sample.indices.shape == everything.indices.shape
-    assert_same(sample[:2], BATCHES.host_batches(KEY, num_valid=num_valid)[4])
+    assert_same(sample[:2], BATCHES.on_host(KEY, num_valid=num_valid)[4])
 
 
 def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
@@ -194,7 +200,7 @@ def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
         sampling.BatchOverflowError,
         match=f"step 1 drew {sample.count} .* capacity is 58",
     ):
-        tight.host_batches(too_large)[1]
+        tight.on_host(too_large)[1]
 
 
 def test_steps_beyond_the_length_are_drawn_on_the_device_and_refused_on_the_host():
@@ -202,7 +208,7 @@ def test_steps_beyond_the_length_are_drawn_on_the_device_and_refused_on_the_host
     beyond = BATCHES.num_steps + 3
     assert_same(draw(KEY, beyond), long_form(beyond))
     with pytest.raises(IndexError, match="from 0 to 5"):
-        BATCHES.host_batches(KEY)[beyond]
+        BATCHES.on_host(KEY)[beyond]
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, float("nan")])
@@ -242,18 +248,26 @@ def draw_poisson(step):
 
 
 def draw_allocation(step):
-    return sampling.allocation_sample(KEY, step, 100, 7, 100)
+    return sampling.RandomAllocation(100, 100 / 7, epochs=2, capacity=101).sample(KEY, step)
 
 
 def draw_shuffled(step):
-    return sampling.shuffled_sample(KEY, step, 100, 7)
+    return sampling.Shuffled(100, 100 / 7, epochs=2).sample(KEY, step)
 
 
 def draw_cyclic(step):
-    return sampling.cyclic_poisson_sample(KEY, step, 100, 0.5, 5, 20)
+    return sampling.CyclicPoisson(100, 10, 9, num_groups=5, capacity=21).sample(KEY, step)
 
 
-DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic]
+def draw_truncated(step):
+    return sampling.TruncatedPoisson(100, 10, 9, capacity=10).sample(KEY, step)
+
+
+def draw_without_replacement(step):
+    return sampling.WithoutReplacement(100, 10, 9).sample(KEY, step)
+
+
+DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic, draw_truncated, draw_without_replacement]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -326,7 +340,7 @@ def test_a_step_too_large_for_its_type_repeats_no_batch():
     with jax.enable_x64(True):
         sample = draw(KEY, jnp.int64(2**32))
         assert int(sample.count) > BATCHES.num_examples
-        allocated = jax.jit(lambda t: sampling.allocation_sample(KEY, t, 100, 4, 100))(jnp.int64(2**32))
+        allocated = jax.jit(draw_allocation)(jnp.int64(2**32))
         assert int(allocated.count) > 100
 
 
@@ -381,15 +395,9 @@ REFUSALS = {
         dict(capacity=40),
         "capacity=40 is too small .* Leave capacity out",
     ),
-    "overflow": (
-        dict(overflow=0.0),
-        "overflow must be a number strictly between 0 and 1",
-    ),
-    "certain overflow": (dict(overflow=1.0), "overflow must be"),
-    "capacity and overflow": (
-        dict(capacity=90, overflow=1e-9),
-        "capacity or overflow, not both",
-    ),
+    "steps and epochs": (dict(epochs=2), "exactly one of num_steps and epochs"),
+    "no length": (dict(num_steps=None), "exactly one of num_steps and epochs"),
+    "no epochs": (dict(num_steps=None, epochs=0), "epochs must be"),
 }
 
 
@@ -401,9 +409,9 @@ def test_bad_input_is_refused(case):
         Poisson(**(dict(num_examples=500, expected_batch_size=40, num_steps=6) | options))
 
 
-@pytest.mark.parametrize("name", ["num_examples", "expected_batch_size", "num_steps", "capacity", "overflow"])
+@pytest.mark.parametrize("name", ["num_examples", "expected_batch_size", "num_steps", "capacity"])
 def test_traced_numbers_are_refused_with_what_to_do(name):
     """The numbers of a scheme decide shapes."""
     options = dict(num_examples=500, expected_batch_size=40.0, num_steps=6)
-    with pytest.raises(ValueError, match="give the transform sampling_prob="):
+    with pytest.raises(ValueError, match=r"give batches=gdpjax\.sampling\.PoissonNumbers\(sampling_prob"):
         jax.jit(lambda value: Poisson(**(options | {name: value})).sampling_prob)(options.get(name, 0.5))

@@ -1,7 +1,6 @@
 """Shuffled batches: every row once an epoch, all orders equally likely, on the device and on the host."""
 
 import itertools
-import pickle
 
 import jax
 import numpy as np
@@ -13,16 +12,19 @@ from tests.sampling.frequencies import check_distribution, included
 
 KEY = jax.random.key(7)
 N = 60
+SEVEN = sampling.Shuffled(N, N / 7, epochs=2)
 
 
 def epochs_of(key, num_epochs, steps_per_epoch, n=N):
     """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
     num_steps = num_epochs * steps_per_epoch
+    batches = sampling.Shuffled(n, n / steps_per_epoch, epochs=num_epochs)
+    assert batches.steps_per_epoch == steps_per_epoch
 
     @jax.jit
     @jax.vmap
     def draw_steps(step):
-        return sampling.shuffled_sample(key, step, n, steps_per_epoch)
+        return batches.sample(key, step)
 
     drawn = draw_steps(np.arange(num_steps))
     assert drawn.indices.shape == (num_steps, -(-n // steps_per_epoch))
@@ -34,7 +36,7 @@ def epochs_of(key, num_epochs, steps_per_epoch, n=N):
 @jax.jit
 def draw(step, num_valid):
     """One batch of seven steps an epoch, by one program for all steps and numbers of real rows."""
-    return sampling.shuffled_sample(KEY, step, N, 7, num_valid=num_valid)
+    return SEVEN.sample(KEY, step, num_valid=num_valid)
 
 
 SLOW = pytest.mark.slow
@@ -94,7 +96,7 @@ def test_allocation_would_be_noticed():
     @jax.jit
     @jax.vmap
     def draw_allocation(step):
-        return sampling.allocation_sample(KEY, step, 4, 2, 4)
+        return sampling.RandomAllocation(4, 2, epochs=1, capacity=5).sample(KEY, step)
 
     drawn = draw_allocation(np.arange(12000))
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), 4)
@@ -138,18 +140,6 @@ def test_rows_whose_words_tie_are_in_order(few):
         assert set(np.flatnonzero(lowest_rows(words, num))) == set(order[:num])
 
 
-def test_host_and_device_draw_the_same_batches():
-    """In any order of the steps, and after pickling."""
-    batches = sampling.ShuffledBatches(KEY, N, 7, num_epochs=2, num_valid=45)
-    assert (len(batches), batches.capacity) == (14, 9)
-    for step in (3, 0, 13, 3):
-        sample = draw(step, 45)
-        np.testing.assert_array_equal(batches[step].indices, sample.indices)
-        np.testing.assert_array_equal(batches[step].is_padding, sample.is_padding)
-    again = pickle.loads(pickle.dumps(batches))
-    np.testing.assert_array_equal(again[5].indices, batches[5].indices)
-
-
 def test_one_program_for_all_steps():
     """Neither the step nor the number of real rows is in a shape."""
     for step in range(21):
@@ -160,9 +150,8 @@ def test_one_program_for_all_steps():
 
 def test_the_probability_of_a_tie():
     """Two rows of any epoch have the same 128 bits."""
-    bound = sampling.shuffled_error(1000, 3)
+    bound = sampling.Shuffled(1000, 100, epochs=3).overflow
     assert 3 * 1000 * 999 / 2 * 2.0**-128 <= bound <= 1e-31
-    assert sampling.ShuffledBatches(KEY, 1000, 7, num_epochs=3).overflow == bound
 
 
 @pytest.mark.parametrize(("step", "num_valid"), [(-1, 5), (0, N + 1), (0, -1)])
@@ -176,30 +165,28 @@ def test_traced_values_out_of_range_give_padding(step, num_valid):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"steps_per_epoch": N + 1},
-            "steps_per_epoch must be a whole number >= 1, at most 60, got 61",
-        ),
-        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+        ({"expected_batch_size": N + 1}, "at most num_examples=60, got 61"),
         ({"num_examples": 0}, "num_examples"),
-        ({"num_valid": N + 1}, "num_valid"),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": None, "num_steps": 3}, "whole epochs, of 5 steps each"),
+        ({"capacity": 13}, "at most 12 rows: leave capacity out"),
+        ({"order": "random"}, "order must be"),
     ],
 )
 def test_refusals(change, message):
-    """On the device and on the host."""
-    sizes = {"num_examples": N, "steps_per_epoch": 5} | change
     with pytest.raises(ValueError, match=message):
-        sampling.shuffled_sample(KEY, 0, **sizes)
-    with pytest.raises(ValueError, match=message):
-        sampling.ShuffledBatches(KEY, **sizes, num_epochs=2)
+        sampling.Shuffled(**{"num_examples": N, "expected_batch_size": 12, "epochs": 2} | change)
 
 
-def test_steps_outside_the_run():
-    """The host knows where the run ends, and cannot be asked for a traced step."""
-    with pytest.raises(ValueError, match="step"):
-        sampling.shuffled_sample(KEY, -1, N, 5)
-    batches = sampling.ShuffledBatches(KEY, N, 5, num_epochs=2)
-    with pytest.raises(IndexError, match="from 0 to 9"):
-        batches[10]
-    with pytest.raises(ValueError, match="shuffled_sample with the key and the step"):
-        jax.jit(lambda step: batches[step])(1)
+@pytest.mark.parametrize("order", ["fresh", "fixed"])
+def test_what_batches_promise_of_an_example_is_kept(order):
+    """Once an epoch, and with one order for all epochs always in the same step of it."""
+    batches = sampling.Shuffled(N, 10, epochs=3, order=order)
+    steps = [set(indices[~padding]) for indices, padding in batches.on_host(KEY)]
+    most, separation = batches.limits().limits(batches.num_steps)
+    for row in range(N):
+        taking_part = [step for step, rows in enumerate(steps) if row in rows]
+        assert len(taking_part) == most == 3
+        assert min(np.diff(taking_part)) >= separation
+    assert separation == (6 if order == "fixed" else 1)
+    assert (steps[:6] == steps[6:12]) == (order == "fixed")

@@ -12,12 +12,12 @@ KEY = jax.random.key(0)
 BATCHES = sampling.Poisson(num_examples=1000, expected_batch_size=64, num_steps=100)
 ROWS = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
 HOST_BATCHES = {
-    "poisson": BATCHES.host_batches(KEY),
-    "truncated": sampling.TruncatedPoissonBatches(KEY, 60, 0.5, num_steps=3, capacity=20),
-    "cyclic": sampling.CyclicPoissonBatches(KEY, 60, 1.0, 3, num_steps=3, capacity=40),
-    "allocation": sampling.AllocationBatches(KEY, 60, 3, num_epochs=1, capacity=60),
-    "shuffled": sampling.ShuffledBatches(KEY, 60, 3, num_epochs=1),
-    "uniform": sampling.UniformBatches(KEY, 60, 30, num_steps=3),
+    "poisson": BATCHES.on_host(KEY),
+    "truncated": sampling.TruncatedPoisson(60, 30, 3, capacity=20).on_host(KEY),
+    "cyclic": sampling.CyclicPoisson(60, 20, 3, num_groups=3, capacity=40).on_host(KEY),
+    "allocation": sampling.RandomAllocation(60, 20, epochs=1, capacity=61).on_host(KEY),
+    "shuffled": sampling.Shuffled(60, 20, epochs=1).on_host(KEY),
+    "uniform": sampling.WithoutReplacement(60, 30, 3).on_host(KEY),
 }
 
 
@@ -98,7 +98,7 @@ def test_any_pytree_is_taken_also_under_transformations():
 def test_a_batch_unpacks_and_stays_a_batch_in_compiled_code():
     batch = jax.jit(BATCHES.sample)(KEY, 3)
     indices, is_padding, count = batch
-    assert (indices.shape, is_padding.dtype, int(count)) == ((132,), bool, int((~is_padding).sum()))
+    assert (indices.shape, is_padding.dtype, int(count)) == ((136,), bool, int((~is_padding).sum()))
     assert batch.num_examples == 1000
     assert isinstance(batch, sampling.Batch)
 

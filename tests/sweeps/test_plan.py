@@ -23,7 +23,7 @@ def mnist_plan():
 
 
 def test_the_papers_number_of_steps(mnist_plan):
-    assert mnist_plan.max_steps == epoch_end(numbers_of(PRESETS["mnist"]), 60_000, 15) == 3516
+    assert mnist_plan.num_steps == epoch_end(numbers_of(PRESETS["mnist"]), 60_000, 15) == 3516
     assert mnist_plan.expected_batch_size == 256
     assert mnist_plan.sampling_prob == gdpjax.sampling.dyadic_probability(256 / 60_000)
     assert mnist_plan.num_examples_is_public
@@ -31,8 +31,8 @@ def test_the_papers_number_of_steps(mnist_plan):
 
 def test_the_papers_adult_run():
     plan = make_plan(PRESETS["adult"], 29_305)
-    assert plan.max_steps == 2061
-    run = (plan.noise_multiplier, plan.sampling_prob, plan.max_steps)
+    assert plan.num_steps == 2061
+    run = (plan.noise_multiplier, plan.sampling_prob, plan.num_steps)
     assert float(gdpjax.accounting.clt_mu_poisson(*run)) == pytest.approx(2.03, abs=5e-3)
 
 
@@ -45,7 +45,7 @@ def test_overflow_is_paid_from_delta(mnist_plan):
 def test_whole_data_set_as_batch():
     optimizer = dataclasses.replace(PRESETS["digits"].optimizer, batch_size=50)
     plan = make_plan(dataclasses.replace(PRESETS["digits"], optimizer=optimizer), 50)
-    assert plan.max_steps == optimizer.epochs
+    assert plan.num_steps == optimizer.epochs
     assert plan.capacity >= 50
 
 

@@ -9,6 +9,7 @@ import pytest
 import gdpjax
 from experiments.errors import UserError
 from gdpjax import accounting
+from gdpjax.sampling import PoissonNumbers
 from gdpjax.sweeps import _privacy as privacy
 
 RUN = (1.3, 1 / 128, 3)
@@ -17,15 +18,8 @@ RUN = (1.3, 1 / 128, 3)
 def state_after_three_steps(overflow_per_step: float):
     """The optimizer state after three steps at noise 1.3 and probability 1/128."""
     grad_fn = gdpjax.clipped_grad(lambda w, x, y: jnp.sum(w * x * y), 1.0, batch_argnums=(1, 2))
-    tx = gdpjax.dpsgd(
-        0.1,
-        clipped_by=grad_fn,
-        noise_multiplier=RUN[0],
-        sampling_prob=RUN[1],
-        expected_batch_size=2,
-        overflow_per_step=overflow_per_step,
-        key=jax.random.key(0),
-    )
+    batches = PoissonNumbers(RUN[1], 2, overflow_per_step)
+    tx = gdpjax.dpsgd(0.1, grad_fn, RUN[0], batches, jax.random.key(0))
     params = jnp.zeros(3)
 
     @jax.jit

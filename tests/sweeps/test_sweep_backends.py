@@ -92,7 +92,7 @@ def test_chunks_have_one_shape_and_every_trial_is_in_one(tmp_path):
     assert len(observer.rows) == 6
     assert numbers_of_trials(backend) == [[0, 2], [4], [1, 3], [5]]
     for chunk in backend.chunks:
-        assert len({trial.plan.max_steps for trial in chunk.trials}) == 1
+        assert len({trial.plan.num_steps for trial in chunk.trials}) == 1
     assert [row["trial"] for row in rows_of(tmp_path)] == list(range(6))
 
 

@@ -187,7 +187,7 @@ def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits
     trials = plans(SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3]\n", small_digits)
 
     def make(blueprint, *arguments, **limits):
-        if blueprint.plan.max_steps == 8:
+        if blueprint.plan.num_steps == 8:
             raise UserError("needs more than --memory-gb allows")
         return SimpleNamespace(
             width=1, num_calls=1, steps_per_call=1, num_compiled=1, memory_bytes=1, compile_seconds=0.0

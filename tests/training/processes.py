@@ -23,15 +23,18 @@ SEED = 1011
 
 def build(index: int, correlated: bool):
     """Return a training, its parameters on one device of this process, and its data on all devices."""
+    from gdpjax import IndependentGaussian
     from gdpjax.correlated import BandedInverse
+    from gdpjax.sampling import Poisson, Shuffled
     from gdpjax.training import make_plan, private_training
 
     # Twelve steps of Poisson batches; or four epochs of three, with noise that takes back parts of two draws.
-    batches = {"max_examples": 96, "expected_batch_size": 24, "num_steps": 12}
+    batches = Poisson(96, 24, num_steps=12)
+    noise = IndependentGaussian()
     if correlated:
-        strategy = BandedInverse([1.0, -0.6, -0.1])
-        batches = {"max_examples": 90, "expected_batch_size": 30, "epochs": 4, "correlation": strategy}
-    plan = make_plan(clip=1.0, delta=1e-5, noise_multiplier=2.0, **batches)
+        batches = Shuffled(90, 30, epochs=4, order="fixed")
+        noise = BandedInverse([1.0, -0.6, -0.1])
+    plan = make_plan(batches, clip=1.0, delta=1e-5, noise_multiplier=2.0, noise=noise)
     draw = np.random.default_rng(0)
     x = draw.normal(size=(90, 16)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32)

@@ -11,13 +11,12 @@ import pytest
 
 import gdpjax
 from gdpjax.ledger import AllocationEvent
-from gdpjax.sampling import allocation_sample
+from gdpjax.sampling import RandomAllocation
 from gdpjax.training import (
     FINISHED,
     OVERFLOWED,
     Info,
     Plan,
-    _loop,
     _run,
     batch_source,
     group_by_user,
@@ -29,15 +28,11 @@ from gdpjax.training import (
 from tests.training.interrupted import committed, finished, interrupted
 
 N, D = 60, 3
-PLAN = dict(
-    clip=1.0,
-    max_examples=N,
-    expected_batch_size=9,
-    epochs=3,
-    delta=1e-5,
-    noise_multiplier=2.0,
-    sampling="allocation",
-)
+BATCHES = RandomAllocation(N, 9, epochs=3)
+TWICE = RandomAllocation(N, 17, epochs=3, num_selected=2)
+"""Seven steps an epoch, of which every example has two."""
+FOUR_EPOCHS = BATCHES.replace(epochs=4)
+PLAN = dict(clip=1.0, delta=1e-5, noise_multiplier=2.0)
 PARAMS = {"w": jnp.zeros(D)}
 KEY = jax.random.key(1)
 
@@ -54,15 +49,15 @@ def rows(n=N, seed=0):
 
 
 @functools.cache
-def built(**changes):
+def built(batches, **changes):
     """Return a training, which is compiled once for all tests."""
-    return private_training(make_plan(**PLAN | changes), loss, optax.sgd(0.1, momentum=0.9))
+    return private_training(make_plan(batches, **PLAN | changes), loss, optax.sgd(0.1, momentum=0.9))
 
 
 @pytest.fixture(scope="module")
 def training():
-    """Return a training of seven steps an epoch, of which every example has two."""
-    return built(num_selected=2, expected_batch_size=17)
+    """Return a training on batches of which every example has two an epoch."""
+    return built(TWICE)
 
 
 def linear(params, x, y):
@@ -71,9 +66,9 @@ def linear(params, x, y):
 
 
 @functools.cache
-def numbered(**changes):
+def numbered(batches):
     """Return a training, compiled once for all tests, and data whose gradients have the row numbers as norms."""
-    training = private_training(make_plan(**PLAN | changes), linear, optax.sgd(0.1))
+    training = private_training(make_plan(batches, **PLAN), linear, optax.sgd(0.1))
     return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
 
 
@@ -89,13 +84,13 @@ def times_taken(plan, infos, num_rows):
     taken = np.zeros((len(norms), num_rows), int)
     for step in range(len(norms)):
         np.add.at(taken[step], rows_of(norms[step], is_padding[step]), 1)
-    return taken.reshape(-1, plan.steps_per_epoch, num_rows)
+    return taken.reshape(-1, plan.batches.steps_per_epoch, num_rows)
 
 
 def test_the_plan(training):
     """Steps, probability, event and capacity follow from the batch size and the number of selected steps."""
     plan = training.plan
-    assert (plan.steps_per_epoch, plan.max_steps, plan.sampling_prob) == (7, 21, 2 / 7)
+    assert (plan.batches.steps_per_epoch, plan.num_steps, plan.sampling_prob) == (7, 21, 2 / 7)
     expected = AllocationEvent(2.0, 7, 3, 2, overflow=plan.overflow, announced=True)
     assert plan.event == expected
     assert 0 < plan.overflow <= 1e-8
@@ -105,9 +100,6 @@ def test_the_plan(training):
     fixed = plan.replace(bins="fixed")
     assert fixed.event.bins == "fixed"
     assert fixed.epsilon_bounds().upper != plan.epsilon_bounds().upper
-    # Plans of other schemes are written as before.
-    poisson = plan.replace(sampling="poisson", num_selected=1)
-    assert not {"num_selected", "bins"} & set(poisson.to_json().split('"'))
 
 
 def test_the_statement_says_what_is_done(training, monkeypatch):
@@ -119,7 +111,7 @@ def test_the_statement_says_what_is_done(training, monkeypatch):
     assert "of the 7 steps of an epoch" in text
     assert "in each epoch anew; 21 steps in 3 epochs" in text
     assert "in which case training stops" in text
-    one = " ".join(built(unit="user", bins="fixed").plan.statement().split())
+    one = " ".join(built(BATCHES.replace(bins="fixed"), unit="user").plan.statement().split())
     assert "every user takes part in exactly one step of the 7 steps of an epoch" in one
     assert "independently of other users, once for all epochs" in one
     assert "Poisson" not in one.split("Sampling:")[1].split(";")[0]
@@ -129,7 +121,7 @@ def test_the_statement_says_what_is_done(training, monkeypatch):
 def test_a_plan_meets_its_target(target):
     """The upper end is the target, and the lower end is close to it."""
     given = {name: value for name, value in PLAN.items() if name != "noise_multiplier"}
-    plan = make_plan(**given, **target)
+    plan = make_plan(BATCHES, **given, **target)
     found = plan.epsilon_bounds() if "epsilon" in target else plan.mu_bounds()
     (aim,) = target.values()
     assert 0.999 * aim < found.upper <= aim
@@ -140,31 +132,40 @@ def test_a_plan_meets_its_target(target):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 1.5}, "epochs"),
-        ({"epochs": None, "num_steps": 10}, "whole epochs, of 7 steps each"),
         ({"group_size": 2}, "group_size > 1"),
-        ({"capacity": 20}, "no other sampling takes one"),
-        ({"bins": "poisson"}, "bins"),
-        ({"num_selected": 0}, "num_selected"),
-        ({"sampling": "poisson", "num_selected": 2}, "belong to sampling"),
-        ({"sampling": "uniform", "bins": "fixed"}, "belong to sampling"),
         ({"neighboring_relation": gdpjax.NeighboringRelation.REPLACE_ONE}, "proved bound under"),
+        ({"num_steps": 21}, "batches= says how batches are drawn: leave num_steps out"),
+        ({"num_selected": 2}, "no argument 'num_selected'"),
     ],
 )
 def test_bad_plans(changes, message):
-    """A field that random allocation does not have is refused."""
-    given = {name: value for name, value in (PLAN | changes).items() if value is not None}
+    """What random allocation does not have, and what its batches already say, is refused."""
     with pytest.raises(ValueError, match=message):
-        make_plan(**given)
+        make_plan(BATCHES, **PLAN | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 1.5}, "epochs"),
+        ({"num_steps": 10}, "whole epochs, of 7 steps each"),
+        ({"bins": "poisson"}, "bins"),
+        ({"num_selected": 0}, "num_selected"),
+    ],
+)
+def test_bad_batches(changes, message):
+    """Batches of no whole epochs, or with a field out of range, are refused."""
+    length = {} if "num_steps" in changes else {"epochs": 3}
+    with pytest.raises(ValueError, match=message):
+        RandomAllocation(N, 9, **length | changes)
 
 
 def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
     """A batch above the capacity is announced, and nothing of it is trained on."""
-    plan = training.plan
-    drawn = jax.jit(lambda key: allocation_sample(key, 0, N, 7, plan.capacity, num_selected=2))(KEY)
-    too_many = dataclasses.replace(drawn, count=jnp.int32(plan.capacity + 1))
-    monkeypatch.setattr(_loop, "allocation_sample", lambda *_, **__: too_many)
-    other = built(num_selected=2, expected_batch_size=17, noise_multiplier=2.5)
+    drawn = jax.jit(lambda key: TWICE.sample(key, 0))(KEY)
+    too_many = dataclasses.replace(drawn, count=jnp.int32(TWICE.capacity + 1))
+    monkeypatch.setattr(RandomAllocation, "sample", lambda *_, **__: too_many)
+    other = built(TWICE, noise_multiplier=2.5)
     state, _ = other.step(other.init(PARAMS, KEY), other.place(*rows()))
     assert int(state.status) == OVERFLOWED
     np.testing.assert_array_equal(state.params["w"], PARAMS["w"])
@@ -172,20 +173,20 @@ def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
 
 def test_extreme_batch_sizes():
     """A batch may hold all examples, and an epoch may have as many steps as examples."""
-    everyone = make_plan(**PLAN | dict(expected_batch_size=N))
-    assert (everyone.steps_per_epoch, everyone.sampling_prob) == (1, 1.0)
+    everyone = make_plan(BATCHES.replace(expected_batch_size=N, epochs=3), **PLAN)
+    assert (everyone.batches.steps_per_epoch, everyone.sampling_prob) == (1, 1.0)
     assert everyone.capacity > N
-    single = make_plan(**PLAN | dict(expected_batch_size=1, epochs=1))
-    assert single.steps_per_epoch == N
+    single = make_plan(BATCHES.replace(expected_batch_size=1, epochs=1), **PLAN)
+    assert single.batches.steps_per_epoch == N
     assert single.overflow <= 1e-8
 
 
 @pytest.mark.parametrize("n", [N, 41])
 def test_every_example_takes_part_in_exactly_its_steps(n):
     """The loop draws what is accounted for, also of fewer examples than the plan covers."""
-    training, x = numbered(num_selected=2, expected_batch_size=17)
+    training, x = numbered(TWICE)
     plan = training.plan
-    state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x[:n], x[:n, 0]), plan.max_steps)
+    state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x[:n], x[:n, 0]), plan.num_steps)
     assert int(state.status) == FINISHED
     taken = times_taken(plan, [info], n)
     # One step of the first four of an epoch, and one of the other three.
@@ -199,15 +200,15 @@ def test_every_example_takes_part_in_exactly_its_steps(n):
     # A loader draws the same batches on the host.
     norms, paddings = np.asarray(info.norms), np.asarray(info.is_padding)
     source = batch_source(plan, state, n)
-    assert len(source) == plan.max_steps
-    for t in range(plan.max_steps):
+    assert len(source) == plan.num_steps
+    for t in range(plan.num_steps):
         indices, is_padding = source[t]
         np.testing.assert_array_equal(indices[~is_padding], rows_of(norms[t], paddings[t]))
 
 
 def test_fixed_bins_repeat_the_epoch():
     """Every example has the same step in all epochs."""
-    training, x = numbered(bins="fixed")
+    training, x = numbered(BATCHES.replace(bins="fixed"))
     _, info = training.run_steps(training.init(PARAMS, KEY), training.place(x, x[:, 0]), 21)
     taken = times_taken(training.plan, [info], N)
     assert (taken == taken[0]).all()
@@ -216,7 +217,7 @@ def test_fixed_bins_repeat_the_epoch():
 
 def test_users_take_part_whole():
     """A user is an example: all of the user's rows are in one batch of an epoch."""
-    plan = make_plan(**PLAN | dict(unit="user"))
+    plan = make_plan(BATCHES, **PLAN, unit="user")
     ids = np.arange(90) % 30
     x = rows()[0].repeat(2, axis=0)[:90]
     (x,), missing = group_by_user(ids, x, max_per_user=3, key=KEY)
@@ -240,7 +241,7 @@ def test_users_take_part_whole():
 @pytest.fixture(scope="module")
 def parts():
     """Return training, parameters and data of a run of four epochs of seven steps, of numbered rows."""
-    training, x = numbered(epochs=4)
+    training, x = numbered(FOUR_EPOCHS)
     return training, PARAMS, training.place(x, x[:, 0])
 
 
@@ -274,7 +275,7 @@ def lost_batches(training, x, state, steps):
 
 def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(parts, tmp_path, monkeypatch):
     """The lost steps are charged and left out, the noise has a new key, and the steps of the examples stay."""
-    training, x = numbered(epochs=4)
+    training, x = numbered(FOUR_EPOCHS)
     key = jax.random.key(21)
     kept = interrupted(parts, tmp_path / "run", 12, 5, key)
     environment = _run.environment
@@ -299,7 +300,7 @@ def test_with_rows_that_moved_it_does_not_go_on(parts, tmp_path):
     training, params, _ = parts
     run = committed(start_run(tmp_path / "run", *parts, key=jax.random.key(22), scan=False))
     run.advance(5)
-    _, x = numbered(epochs=4)
+    _, x = numbered(FOUR_EPOCHS)
     moved = training.place(x[::-1], x[::-1, 0])
     with pytest.raises(ValueError, match="the step of an example belongs to its row"):
         resume_run(tmp_path / "run", training, params, moved, scan=False)

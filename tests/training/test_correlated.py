@@ -12,6 +12,7 @@ import gdpjax
 from gdpjax import correlated
 from gdpjax.accounting import certified, gdp_epsilon
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, Ledger, ledger_of
+from gdpjax.sampling import CyclicPoisson, Poisson, Shuffled, WithoutReplacement
 from gdpjax.training import (
     FINISHED,
     CheckpointError,
@@ -29,15 +30,19 @@ from tests.training.interrupted import committed, finished, interrupted
 N, D = 60, 3
 PARAMS = {"w": jnp.zeros(D)}
 KEY = jax.random.key(7071)
-COMMON = {"clip": 1.0, "max_examples": N, "expected_batch_size": 6, "epochs": 3, "delta": 1e-5, "noise_multiplier": 2.0}
+COMMON = {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 2.0}
+FIXED = Shuffled(N, 6, epochs=3, order="fixed")
+FRESH = Shuffled(N, 6, epochs=3)
+CYCLIC = CyclicPoisson(N, 6, epochs=3, num_groups=5)
 BANDED = correlated.BandedToeplitz([1.0, 0.5, 0.3])
-SCHEMES = {
-    "fixed": {"correlation": correlated.bisr(3)},
-    "apart": {"correlation": BANDED, "participation": correlated.MinSep(3, 10)},
-    "fresh": {"correlation": correlated.lambda_cgd(0.5), "participation": correlated.MinSep(4, 1)},
-    "buffered": {"correlation": correlated.BufferedToeplitz([0.9], [0.3])},
-    "cyclic": {"correlation": BANDED, "sampling": "cyclic_poisson", "num_groups": 5},
+PLANS = {
+    "fixed": (FIXED, correlated.bisr(3)),
+    "banded": (FIXED, BANDED),
+    "fresh": (FRESH, correlated.lambda_cgd(0.5)),
+    "buffered": (FIXED, correlated.BufferedToeplitz([0.9], [0.3])),
+    "cyclic": (CYCLIC, BANDED),
 }
+"""Batches and noise."""
 
 
 ROWS = np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
@@ -50,9 +55,10 @@ def loss(params, x, y):
 
 
 @functools.cache
-def built(scheme):
-    """Return the training of a scheme, which is compiled once for all tests."""
-    return private_training(make_plan(**COMMON, **SCHEMES[scheme]), loss, optax.sgd(0.1))
+def built(name):
+    """Return the training of a plan, which is compiled once for all tests."""
+    batches, noise = PLANS[name]
+    return private_training(make_plan(batches, **COMMON, noise=noise), loss, optax.sgd(0.1))
 
 
 def placed(training):
@@ -60,7 +66,7 @@ def placed(training):
 
 
 def trained(training, key=KEY):
-    return training.run_steps(training.init(PARAMS, key), placed(training), training.plan.max_steps)
+    return training.run_steps(training.init(PARAMS, key), placed(training), training.plan.num_steps)
 
 
 def begun(folder, training, key):
@@ -72,21 +78,20 @@ def resumed(folder, training):
     return resume_run(folder, training, PARAMS, placed(training), scan=False)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_plan_and_its_json(scheme):
+@pytest.mark.parametrize("name", PLANS)
+def test_the_plan_and_its_json(name):
     """A plan that was written and read is the same one."""
-    plan = built(scheme).plan
+    plan = built(name).plan
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert again.event == plan.event
-    assert hash(again.correlation) == hash(plan.correlation)
+    assert hash(again.noise) == hash(plan.noise)
 
 
 def test_the_events():
     """The event of a plan holds its noise, its steps and what its participation promises."""
     assert built("fixed").plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 10)
-    assert built("apart").plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 10)
-    assert built("fresh").plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 4, 1)
+    assert built("fresh").plan.event == CorrelatedGaussianEvent(2.0, 30, 30, 3, 1)
     plan = built("cyclic").plan
     assert plan.event == CyclicPoissonEvent(2.0, plan.sampling_prob, 30, 5, overflow=plan.overflow, announced=True)
     assert plan.sampling_prob == pytest.approx(6 / 12, abs=1e-9)
@@ -94,7 +99,7 @@ def test_the_events():
 
 def test_a_target_is_met_by_the_noise_of_one_gaussian():
     """The noise that is found for an epsilon is that of one Gaussian release."""
-    plan = make_plan(**{**COMMON, "noise_multiplier": None, "epsilon": 2.0}, correlation=correlated.bisr(3))
+    plan = make_plan(FIXED, clip=1.0, delta=1e-5, epsilon=2.0, noise=correlated.bisr(3))
     assert gdp_epsilon(1e-5, 1 / plan.noise_multiplier) == pytest.approx(2.0, rel=1e-3)
     assert plan.epsilon_bounds().upper <= 2.0
 
@@ -124,93 +129,89 @@ def test_brackets_in_closed_form_agree_with_the_contour_and_hold_mu(noise_multip
 
 
 @pytest.mark.parametrize(
-    ("scheme", "sentence"),
+    ("name", "sentence"),
     [
         ("fixed", "takes part once in each of 3 epochs of 10 steps (30 steps in all), always at the same position"),
-        ("apart", "in at most 3 steps, at least 10 apart"),
+        ("fresh", "in at most 3 steps, at least 1 apart"),
         ("fresh", "the rows are shuffled anew in every epoch"),
         ("cyclic", "the examples are dealt at random into 5 groups"),
     ],
 )
-def test_the_statement_says_what_is_promised(scheme, sentence):
+def test_the_statement_says_what_is_promised(name, sentence):
     """It names the participation, and the sensitivity of the strategy under it."""
-    plan = built(scheme).plan
+    plan = built(name).plan
     text = plan.statement()
-    schema = plan.participation or correlated.SingleParticipation()
-    sensitivity = plan.correlation.sensitivity(plan.max_steps, schema)
+    schema = plan.batches.limits() or correlated.SingleParticipation()
+    sensitivity = plan.noise.sensitivity(plan.num_steps, schema)
     assert sentence in text
     assert "correlated over the steps" in text
     assert f"times {sensitivity:.6g}, the sensitivity of the strategy C" in text
 
 
 @pytest.mark.parametrize(
-    "scheme", ["fixed", "apart", "fresh", "cyclic", pytest.param("buffered", marks=pytest.mark.slow)]
+    "name", ["fixed", "banded", "fresh", "cyclic", pytest.param("buffered", marks=pytest.mark.slow)]
 )
-def test_the_loop_records_the_plan_and_its_batches_keep_the_promise(scheme):
+def test_the_loop_records_the_plan_and_its_batches_keep_the_promise(name):
     """The ledger says what was planned, and every row takes part as often, and as far apart, as is promised."""
-    training = built(scheme)
+    training = built(name)
     plan = training.plan
     state, info = trained(training)
     assert int(state.status) == FINISHED
     event = ledger_of(state.opt_state)[0]
     assert type(event) is type(plan.event)
-    assert event.num_steps == plan.max_steps
+    assert event.num_steps == plan.num_steps
     assert np.all(np.isfinite(state.params["w"]))
 
     # The rows of every step, from the norms of their gradients: as the host draws them.
     source = batch_source(plan, state, N)
     steps_of_row = {row: [] for row in range(N)}
-    for step in range(plan.max_steps):
+    for step in range(plan.num_steps):
         on_device = np.rint(info.norms[step][~np.asarray(info.is_padding[step])]).astype(int) - 1
         indices, is_padding = source[step]
         np.testing.assert_array_equal(on_device, indices[~is_padding])
         for row in on_device:
             steps_of_row[row].append(step)
     for steps in steps_of_row.values():
-        if scheme == "cyclic":
+        if name == "cyclic":
             # Only the steps of its group.
             assert len({step % 5 for step in steps}) <= 1
         else:
-            most, separation = plan.participation.limits(plan.max_steps)
+            most, separation = plan.batches.limits().limits(plan.num_steps)
             assert len(steps) == 3 <= most
             assert np.all(np.diff(steps) >= separation)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("batches", "changes", "message"),
     [
-        ({"participation": correlated.SingleParticipation()}, "not what the participation promises"),
-        ({"participation": correlated.MinSep(2, 1)}, "not what the participation promises"),
-        ({"participation": correlated.MinSep(3, 11)}, "not what the participation promises"),
-        ({"participation": "often"}, "participation must be"),
-        ({"sampling": "poisson"}, "correlated noise goes with"),
-        ({"sampling": "cyclic_poisson"}, "BandedToeplitz of at most"),
-        ({**SCHEMES["cyclic"], "participation": None, "num_groups": 2}, "at most that many bands, got one of 3"),
-        ({"correlation": "bisr"}, "correlation must be"),
-        ({"correlation": None, "participation": correlated.MinSep(3, 1)}, "belongs to correlated noise"),
-        ({"group_size": 2}, "group_size"),
-        ({"num_groups": 2}, "num_groups belongs to"),
+        (Poisson(N, 6, epochs=3), {}, "correlated noise goes with"),
+        (WithoutReplacement(N, 6, epochs=3), {}, "correlated noise goes with"),
+        (CYCLIC, {}, "BandedToeplitz of at most"),
+        (CYCLIC.replace(num_groups=2), {"noise": BANDED}, "of at most 2 bands, got one of 3"),
+        (FIXED, {"noise": "bisr"}, "noise must be"),
+        (FIXED, {"noise": None}, "noise must be"),
+        (FIXED, {"group_size": 2}, "group_size"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changes, message):
-    """A plan whose correlation, participation and sampling disagree is refused."""
+def test_what_does_not_go_together_is_refused(batches, changes, message):
+    """A plan whose noise and batches do not go together is refused."""
     with pytest.raises(ValueError, match=message):
-        make_plan(**{**COMMON, **SCHEMES["fixed"], **changes})
+        make_plan(batches, **COMMON | {"noise": correlated.bisr(3)} | changes)
 
 
 @pytest.mark.parametrize(
-    "scheme",
+    "name",
     [
         pytest.param("fixed", marks=pytest.mark.slow),
-        "apart",
+        "banded",
         pytest.param("buffered", marks=pytest.mark.slow),
         pytest.param("cyclic", marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_goes_on_with_the_same_noise(scheme, tmp_path):
+def test_a_killed_run_goes_on_with_the_same_noise(name, tmp_path):
     """Noise that is kept in the state is resumed, and so is noise that is drawn again from keys of earlier steps."""
-    training = built(scheme)
-    key = jax.random.fold_in(KEY, list(SCHEMES).index(scheme))
+    training = built(name)
+    key = jax.random.fold_in(KEY, list(PLANS).index(name))
     whole = begun(tmp_path / "whole", training, key)
     finished(whole)
     parts = (training, PARAMS, placed(training))
@@ -223,7 +224,7 @@ def test_a_killed_run_goes_on_with_the_same_noise(scheme, tmp_path):
 
 def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
     """It can neither be repeated nor left out."""
-    training = built("apart")
+    training = built("banded")
     parts = (training, PARAMS, placed(training))
     interrupted(parts, tmp_path / "killed", at=7, chunk=5, key=jax.random.key(9301))
     monkeypatch.setattr(_run, "repeats_bits", lambda environment: False)
@@ -233,7 +234,7 @@ def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
 
 def test_a_run_that_lost_nothing_goes_on_only_as_it_began(tmp_path, monkeypatch):
     """It may be a backup: steps that were taken after it would meet the same noise again."""
-    training = built("apart")
+    training = built("banded")
     begun(tmp_path / "run", training, jax.random.key(9306)).advance(5)
     described = _run.environment
     with monkeypatch.context() as patch:
@@ -249,7 +250,7 @@ def test_a_run_that_lost_nothing_goes_on_only_as_it_began(tmp_path, monkeypatch)
 
 def test_a_state_that_was_changed_after_an_interruption_is_refused(tmp_path):
     """The lost chunk cannot be repeated on other parameters, nor be left out under new keys."""
-    run = begun(tmp_path / "run", built("apart"), jax.random.key(9305))
+    run = begun(tmp_path / "run", built("banded"), jax.random.key(9305))
 
     def stop(done):
         raise KeyboardInterrupt
@@ -267,7 +268,7 @@ def test_a_state_that_was_changed_after_an_interruption_is_refused(tmp_path):
 
 def test_a_state_that_was_put_back_is_refused(tmp_path):
     """Its steps would be taken on other parameters, and the noise of later ones takes back that of earlier ones."""
-    run = begun(tmp_path / "run", built("apart"), KEY)
+    run = begun(tmp_path / "run", built("banded"), KEY)
     early = run.state
     run.advance(5)
     run.state = early
@@ -279,8 +280,8 @@ def test_another_number_of_bands_is_named_before_any_array(tmp_path):
     """The plan differs, and so do the arrays that hold the noise."""
     training = built("fixed")
     begun(tmp_path / "run", training, jax.random.key(7072))
-    other = private_training(make_plan(**COMMON, correlation=correlated.bisr(4)), loss, optax.sgd(0.1))
-    with pytest.raises(ValueError, match=r"another plan \(correlation"):
+    other = private_training(make_plan(FIXED, **COMMON, noise=correlated.bisr(4)), loss, optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"another plan \(noise"):
         resumed(tmp_path / "run", other)
 
 
@@ -293,22 +294,22 @@ def test_other_data_are_refused(tmp_path):
         resume_run(tmp_path / "run", training, PARAMS, moved, scan=False)
 
 
-@pytest.mark.parametrize("scheme", ["fixed", "apart", "cyclic", pytest.param("buffered", marks=pytest.mark.slow)])
-def test_two_calls_of_run_steps_compile_once(scheme):
+@pytest.mark.parametrize("name", ["fixed", "banded", "cyclic", pytest.param("buffered", marks=pytest.mark.slow)])
+def test_two_calls_of_run_steps_compile_once(name):
     """A run that goes on, and a run with another key, are the same program."""
-    training = built(scheme)
+    training = built(name)
     state, _ = trained(training)
     with Compilations() as compilations:
-        training.run_steps(state, placed(training), training.plan.max_steps)
+        training.run_steps(state, placed(training), training.plan.num_steps)
         again, _ = trained(training, jax.random.key(76))
     assert compilations.count == 0
     assert np.all(np.isfinite(state.params["w"]))
     assert not np.array_equal(again.params["w"], state.params["w"])
 
 
-def swept_parameters(scheme, strategy_of, noise_multiplier, coefficient, key):
+def swept_parameters(name, strategy_of, noise_multiplier, coefficient, key):
     """Return the parameters of a whole run, of which noise multiplier, strategy and key may be traced."""
-    plan = built(scheme).plan.replace(noise_multiplier=noise_multiplier, correlation=strategy_of(coefficient))
+    plan = built(name).plan.replace(noise_multiplier=noise_multiplier, noise=strategy_of(coefficient))
     training = private_training(plan, loss, optax.sgd(0.1))
     return trained(training, key)[0].params["w"]
 
@@ -363,32 +364,32 @@ def buffered_toeplitz(scale):
 )
 def test_a_sweep_over_noise_and_coefficients_is_one_program(strategy_of):
     """Other coefficients are another argument, and a run of the sweep is that of numbers that are known."""
-    sweep = jax.jit(jax.vmap(functools.partial(swept_parameters, "apart", strategy_of)))
+    sweep = jax.jit(jax.vmap(functools.partial(swept_parameters, "banded", strategy_of)))
     noise, coefficients, keys = jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0]), jax.random.split(KEY, 2)
     swept = sweep(noise, coefficients, keys)
     sweep(2 * noise, 0.9 * coefficients, keys)
     assert sweep._cache_size() == 1
     if strategy_of is banded_toeplitz:
         # With these numbers it is a training whose steps are compiled for other tests.
-        alone = trained(built("apart"), keys[1])[0].params["w"]
+        alone = trained(built("banded"), keys[1])[0].params["w"]
     else:
-        alone = swept_parameters("apart", strategy_of, noise[1], coefficients[1], keys[1])
+        alone = swept_parameters("banded", strategy_of, noise[1], coefficients[1], keys[1])
     np.testing.assert_allclose(swept[1], alone, rtol=1e-4, atol=1e-4)
 
 
 def test_correlation_takes_noise_back():
     """The sum of all steps, as a constant learning rate makes it, has less noise than with independent draws."""
-    plan = make_plan(**{**COMMON, "epochs": 1, "max_examples": 600}, correlation=correlated.bisr(8))
+    plan = make_plan(Shuffled(600, 6, epochs=1, order="fixed"), **COMMON, noise=correlated.bisr(8))
     training = private_training(plan, lambda params, x, y: 0.0 * jnp.sum(params), optax.sgd(1.0))
     data = training.place(np.zeros((600, 1)), np.zeros(600))
-    state, _ = training.run_steps(training.init(jnp.zeros(4000), KEY), data, plan.max_steps)
+    state, _ = training.run_steps(training.init(jnp.zeros(4000), KEY), data, plan.num_steps)
     # A hundred independent draws, each of standard deviation 2, divided by the expected batch size.
-    independent = np.sqrt(plan.max_steps) * 2.0 / 6
+    independent = np.sqrt(plan.num_steps) * 2.0 / 6
     assert np.std(state.params) < 0.5 * independent
     assert certified(plan.event).epsilon(1e-5).upper == pytest.approx(gdp_epsilon(1e-5, 0.5), rel=1e-6)
 
 
 def test_users_are_the_unit_as_everywhere():
-    plan = make_plan(**COMMON, **SCHEMES["fixed"], unit="user")
+    plan = make_plan(FIXED, **COMMON, noise=correlated.bisr(3), unit="user")
     assert "every user takes part" in plan.statement()
     assert plan.neighboring_relation is gdpjax.NeighboringRelation.REPLACE_SPECIAL

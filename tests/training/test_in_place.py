@@ -148,7 +148,7 @@ def test_more_steps_than_one_call_of_the_loop_takes(small, tmp_path):
     def loss(weight, x):
         return jnp.sum(weight * x)
 
-    plan = PLAN.replace(max_steps=1000)
+    plan = PLAN.replace(num_steps=1000)
     training = private_training(plan, loss, optax.adam(0.1), num_arrays=1)
     data = training.place(jnp.ones(50))
     start = training.init(jnp.zeros(3), KEY)

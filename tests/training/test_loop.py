@@ -8,14 +8,14 @@ import pytest
 
 import gdpjax
 from gdpjax import NeighboringRelation
-from gdpjax.sampling import BatchOverflowError
+from gdpjax.ledger import UniformEvent
+from gdpjax.sampling import BatchOverflowError, PoissonNumbers, TruncatedPoisson, WithoutReplacement
 from gdpjax.training import (
     FINISHED,
     OVERFLOWED,
     RUNNING,
     Data,
     _loop,
-    _plan,
     batch_source,
     check_status,
     group_by_user,
@@ -25,14 +25,8 @@ from gdpjax.training import (
 )
 
 N, D = 60, 3
-PLAN = dict(
-    clip=1.0,
-    max_examples=N,
-    expected_batch_size=8,
-    num_steps=6,
-    delta=1e-5,
-    noise_multiplier=2.0,
-)
+PRIVATE = dict(clip=1.0, delta=1e-5, noise_multiplier=2.0)
+PLAN = dict(max_examples=N, expected_batch_size=8, num_steps=6) | PRIVATE
 KEY = jax.random.key(1)
 PARAMS = {"w": jnp.zeros(D)}
 
@@ -102,10 +96,8 @@ def by_hand(plan, key, steps):
     private = gdpjax.privatize(
         grad_fn,
         noise_multiplier=plan.noise_multiplier,
-        sampling_prob=plan.sampling_prob,
-        expected_batch_size=plan.expected_batch_size,
+        batches=plan.batches,
         key=noise_key,
-        overflow_per_step=plan.overflow_per_step,
         announced=True,
     )
     tx = optax.chain(private, optax.sgd(0.1, momentum=0.9))
@@ -278,10 +270,11 @@ def test_neighbours_differ_by_one_clipped_gradient(training):
     assert max(distances) >= 1.0 / 8 * (1 - 1e-3), "the example was in one of the batches"
 
 
-def test_a_batch_that_does_not_fit_stops_the_run(monkeypatch):
+def test_a_batch_that_does_not_fit_stops_the_run():
     """Traps 15 and 33: a batch above the capacity is never truncated or trained on; it is charged for, and said."""
     plan = make_plan(**PLAN)
-    monkeypatch.setattr(_plan.Plan, "capacity", property(lambda self: 8))
+    # Nobody can plan with so small a capacity.
+    object.__setattr__(plan.batches, "capacity", 8)
     training = _loop.private_training(plan, loss, optax.sgd(0.1))
     data = training.place(*rows())
     states = [training.init(PARAMS, jax.random.key(0))]
@@ -332,7 +325,7 @@ def test_a_sweep_is_one_program(training):
 
 def test_uniform_batches_and_example_keys():
     """Every batch is full, the ledger says how it was drawn, and each example and step has a dropout of its own."""
-    plan = make_plan(**PLAN | dict(sampling="uniform", num_steps=4))
+    plan = make_plan(WithoutReplacement(N, 8, num_steps=4), **PRIVATE)
 
     def dropped(params, x, y, key):
         is_kept = jax.random.bernoulli(key, 0.5, x.shape)
@@ -342,7 +335,7 @@ def test_uniform_batches_and_example_keys():
     data = training.place(*rows())
     state, info = training.run_steps(training.init(PARAMS, jax.random.key(0)), data, 4)
     (event,) = gdpjax.ledger_of(state.opt_state).events
-    assert event.sampling == "uniform"
+    assert isinstance(event, UniformEvent)
     assert event.neighboring_relation is NeighboringRelation.REPLACE_ONE
     assert not info.is_padding.any()
     assert info.losses.shape == (4, 8)
@@ -437,14 +430,7 @@ def test_a_public_number_must_be_met():
 
 def test_an_optimizer_that_is_private_itself(training):
     """An optimizer that adds noise itself is refused, as noise is added once."""
-    inner = gdpjax.dpsgd(
-        0.1,
-        clipped_by=training.grad_fn,
-        noise_multiplier=1.0,
-        sampling_prob=0.1,
-        expected_batch_size=6,
-        key=jax.random.key(0),
-    )
+    inner = gdpjax.dpsgd(0.1, training.grad_fn, 1.0, PoissonNumbers(0.1, 6), jax.random.key(0))
     twice = private_training(training.plan, loss, inner)
     with pytest.raises(ValueError, match="give it the plain optimizer"):
         twice.init(PARAMS, jax.random.key(0))
@@ -459,14 +445,14 @@ def test_running_statistics_of_nnx(training):
         training.init(nnx.state(model), jax.random.key(0))
 
 
-TRUNCATED = PLAN | dict(sampling="truncated_poisson", capacity=7)
+TRUNCATED = TruncatedPoisson(N, 8, num_steps=6, capacity=7)
 """Batches that often lose a part."""
 
 
 @pytest.fixture(scope="module")
 def truncated():
     """Return a training on truncated batches."""
-    return private_training(make_plan(**TRUNCATED), loss, optax.sgd(0.1, momentum=0.9))
+    return private_training(make_plan(TRUNCATED, **PRIVATE), loss, optax.sgd(0.1, momentum=0.9))
 
 
 def test_truncated_batches_are_trained_on_and_recorded(truncated):
@@ -476,7 +462,7 @@ def test_truncated_batches_are_trained_on_and_recorded(truncated):
     plan = truncated.plan
     assert plan.capacity == 7
     assert plan.overflow == 0.0
-    assert plan.overflow_per_step == 0.0
+    assert plan.release.overflow_per_step == 0.0
     assert plan.announces_overflow is False
     state = truncated.init(PARAMS, jax.random.key(5))
     source = batch_source(plan, state, 50)
@@ -502,14 +488,14 @@ def test_truncated_batches_are_trained_on_and_recorded(truncated):
 
 def test_the_statement_says_that_users_are_drawn_for_truncated_batches():
     """The unit of the plan is the unit of the sentence."""
-    plan = make_plan(**TRUNCATED | dict(unit="user"))
+    plan = make_plan(TRUNCATED, **PRIVATE, unit="user")
     assert "every user is drawn for each batch" in plan.statement()
 
 
 @pytest.mark.slow
 def test_users_are_drawn_whole_in_truncated_batches():
     """A plan per user takes the rows of users."""
-    plan = make_plan(**TRUNCATED | dict(unit="user"))
+    plan = make_plan(TRUNCATED, **PRIVATE, unit="user")
     ids = np.arange(90) % 30
     x = rows()[0].repeat(2, axis=0)[:90]
     (x,), missing = group_by_user(ids, x, max_per_user=3, key=jax.random.key(0))

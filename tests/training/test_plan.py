@@ -14,10 +14,22 @@ from scipy import stats
 
 import gdpjax
 from gdpjax import NeighboringRelation, accounting
+from gdpjax.correlated import MinSep, bisr
 from gdpjax.ledger import TruncatedPoissonEvent
+from gdpjax.sampling import (
+    Poisson,
+    PoissonNumbers,
+    Promised,
+    RandomAllocation,
+    Shuffled,
+    TruncatedPoisson,
+    WithoutReplacement,
+)
 from gdpjax.training import Plan, _plan, make_plan, private_training
 
-BASE = dict(clip=1.0, max_examples=60_000, expected_batch_size=256, delta=1e-5)
+SIZES = (60_000, 256)
+OTHER = dict(clip=1.0, delta=1e-5)
+BASE = dict(max_examples=60_000, expected_batch_size=256) | OTHER
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +64,19 @@ def test_the_divisor_and_the_probability_are_public_constants():
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("scheme", "options"),
     [
-        dict(epsilon=2.0),
-        dict(epsilon=1.0, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL),
-        dict(epsilon=2.0, group_size=3),
-        dict(epsilon=2.0, sampling="uniform"),
-        pytest.param(dict(mu=0.5), marks=pytest.mark.slow),
+        (Poisson, dict(epsilon=2.0)),
+        (Poisson, dict(epsilon=1.0, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)),
+        (Poisson, dict(epsilon=2.0, group_size=3)),
+        (WithoutReplacement, dict(epsilon=2.0)),
+        pytest.param(Poisson, dict(mu=0.5), marks=pytest.mark.slow),
     ],
     ids=["epsilon", "public-n", "groups", "uniform", "mu"],
 )
-def test_calibrated_then_verified(options):
+def test_calibrated_then_verified(scheme, options):
     """Trap 30: the plan itself meets its target, and a little less noise does not."""
-    plan = make_plan(**BASE, num_steps=1000, **options)
+    plan = make_plan(scheme(*SIZES, num_steps=1000), **OTHER, **options)
     less_noise = plan.replace(noise_multiplier=plan.noise_multiplier * (1 - 1e-5))
     if "epsilon" in options:
         target, measure = options["epsilon"], Plan.epsilon_bounds
@@ -90,7 +102,7 @@ def test_round_trip_through_json(mnist):
         assert again.event == plan.event
 
 
-@pytest.mark.parametrize(("name", "value"), [("sampling_prob", 0.01), ("capacity", 100), ("overflow", 0.0)])
+@pytest.mark.parametrize(("name", "value"), [("sampling_prob", 0.01), ("overflow", 0.0)])
 def test_pieces_that_disagree_are_refused(mnist, name, value):
     """Trap 4, 33: what follows was edited without what it follows from; both numbers are named."""
     text = json.dumps(json.loads(mnist.to_json()) | {name: value})
@@ -100,14 +112,26 @@ def test_pieces_that_disagree_are_refused(mnist, name, value):
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [("capacity", 360), ("num_steps", 3000), ("expected_batch_size", 200.0), ("num_examples", 70_000)],
+)
+def test_batches_that_were_edited_are_refused(mnist, name, value):
+    """Trap 4, 33: what was written of them no longer follows."""
+    content = json.loads(mnist.to_json())
+    content["batches"][name] = value
+    with pytest.raises(ValueError, match=r"disagree: (sampling_prob|overflow) is"):
+        Plan.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("not json", "expected JSON, got other text"),
         ("[]", "expected `object`, got `array`"),
         ("{}", "other JSON"),
         ("[" * 100_000, "levels of nesting"),
-        ('{"gdpjax_plan": 99}', "version 1"),
-        ('{"gdpjax_plan": 1, "delta": 1e-5}', "missing or unknown"),
+        ('{"gdpjax_plan": 99}', "version 2"),
+        ('{"gdpjax_plan": 2, "delta": 1e-5}', "missing or unknown"),
     ],
 )
 def test_text_that_is_no_plan(text, message):
@@ -120,9 +144,12 @@ def test_text_that_is_no_plan(text, message):
 def test_a_plan_with_a_value_of_another_shape(mnist, value):
     """A value of another shape is a ValueError in every field, but for a few that make a plan."""
     content = json.loads(mnist.to_json())
-    for name in content:
+    changed = {name: content | {name: value} for name in content}
+    for name in content["batches"]:
+        changed[f"batches.{name}"] = content | {"batches": content["batches"] | {name: value}}
+    for name, other in changed.items():
         try:
-            plan = Plan.from_json(json.dumps(content | {name: value}))
+            plan = Plan.from_json(json.dumps(other))
         except ValueError:
             continue
         assert isinstance(plan, Plan), name
@@ -160,13 +187,14 @@ def test_statement_of_other_plans(monkeypatch):
     """Its words follow the relation, the unit and the sampling."""
     # Certified mu of groups and of uniform batches takes a minute; the words are what is tested here.
     monkeypatch.setattr(Plan, "mu_bounds", lambda self: gdpjax.Bounds(0.1, 0.2))
-    short = BASE | dict(num_steps=10, noise_multiplier=2.0)
-    public = make_plan(**short, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
+    short = OTHER | dict(noise_multiplier=2.0)
+    poisson = Poisson(*SIZES, num_steps=10)
+    public = make_plan(poisson, **short, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
     assert "The number of examples, 60000, is public" in public.statement()
-    users = make_plan(**short, unit="user", group_size=2)
+    users = make_plan(poisson, **short, unit="user", group_size=2)
     assert "adding or removing one group of up to 2 users" in users.statement()
     assert "per-user gradients" in users.statement()
-    uniform = make_plan(**short, sampling="uniform")
+    uniform = make_plan(WithoutReplacement(*SIZES, num_steps=10), **short)
     assert "drawn uniformly without replacement" in uniform.statement()
     assert "by replacing one example by any other (REPLACE_ONE)" in uniform.statement()
 
@@ -274,12 +302,10 @@ def test_names_from_elsewhere_are_answered(name, meant):
         (dict(delta=0.0), "delta"),
         (dict(delta=1e-320), "delta must exceed"),
         (dict(clip=-1.0), "l2_clip_norm"),
-        (dict(expected_batch_size=70_000), "at most max_examples"),
-        (dict(max_examples=0), "max_examples"),
-        (dict(num_steps=1.5), "max_steps"),
-        (dict(sampling="shuffle"), "sampling must be one of .*, shuffled, .*got"),
-        (dict(sampling="uniform", expected_batch_size=2.5), "one whole size"),
-        (dict(sampling="uniform", group_size=2), "Poisson"),
+        (dict(expected_batch_size=70_000), "expected_batch_size must be at most num_examples=60000"),
+        (dict(max_examples=0), "num_examples"),
+        (dict(num_steps=1.5), "num_steps"),
+        (dict(sampling="uniform"), "no argument 'sampling'; did you mean 'batches'"),
         (dict(neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound"),
         (dict(unit=""), "unit"),
     ],
@@ -289,6 +315,30 @@ def test_bad_input(changes, message):
     options = BASE | dict(num_steps=10, noise_multiplier=1.0) | changes
     with pytest.raises(ValueError, match=message):
         make_plan(**options)
+
+
+@pytest.mark.parametrize("name", ["max_examples", "expected_batch_size"])
+def test_batches_of_unknown_size_are_refused(name):
+    options = BASE | dict(num_steps=10, noise_multiplier=1.0)
+    del options[name]
+    with pytest.raises(ValueError, match=f"give batches=, or of Poisson batches .*; no {name}"):
+        make_plan(**options)
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "message"),
+    [
+        (Poisson(*SIZES, num_steps=10), dict(epochs=3), "batches= says how batches are drawn: leave epochs out"),
+        (WithoutReplacement(*SIZES, num_steps=10), dict(group_size=2), "Poisson"),
+        ("shuffled", {}, "batches must be .*; got 'shuffled'"),
+        (PoissonNumbers(0.1, 10), {}, "a plan's batches are drawn by their scheme"),
+        (Promised(10, 100, MinSep(2, 50)), dict(noise=bisr(4)), "a plan's batches are drawn by their scheme"),
+    ],
+)
+def test_bad_batches(batches, options, message):
+    """Batches that a run cannot draw, that are given twice, or without a proved bound are refused."""
+    with pytest.raises(ValueError, match=message):
+        make_plan(batches, **OTHER, noise_multiplier=1.0, **options)
 
 
 def test_a_target_that_cannot_be_met_or_asks_for_nothing():
@@ -301,41 +351,40 @@ def test_a_target_that_cannot_be_met_or_asks_for_nothing():
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("scheme", "options"),
     [
-        dict(epsilon=1e9),
-        dict(epsilon=80.4, group_size=3),
-        dict(epsilon=1000.0, sampling="uniform"),
-        dict(mu=100.0, sampling="shuffled"),
+        (Poisson, dict(epsilon=1e9)),
+        (Poisson, dict(epsilon=80.4, group_size=3)),
+        (WithoutReplacement, dict(epsilon=1000.0)),
+        (Shuffled, dict(mu=100.0)),
     ],
-    ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_no_plan_has_silently_another_epsilon(options):
+def test_no_plan_has_silently_another_epsilon(scheme, options):
     """Trap 87: noise has a largest value, so that some targets cannot be had; the largest that is named can."""
     (name, *_) = options
+    batches = scheme(*SIZES, epochs=4)
     with pytest.raises(ValueError, match="cannot be reached") as refused:
-        make_plan(**BASE, epochs=4, **options)
+        make_plan(batches, **OTHER, **options)
     largest = float(re.search(r"the largest is ([\d.]+),", str(refused.value))[1])
     assert largest < options[name]
-    plan = make_plan(**BASE, epochs=4, **options | {name: largest})
+    plan = make_plan(batches, **OTHER, **options | {name: largest})
     bounds = plan.epsilon_bounds() if name == "epsilon" else plan.mu_bounds()
     assert 0.999 * largest < bounds.upper <= largest
 
 
 @pytest.mark.parametrize(
-    ("options", "same_as"),
+    ("batches", "options", "same_as"),
     [
-        (dict(group_size=2), 40),
-        (dict(sampling="uniform"), 40),
-        (dict(sampling="allocation"), 50),
-        (dict(sampling="shuffled"), 50),
-        (dict(correlation=gdpjax.correlated.bisr(4)), None),
-        (dict(noise_multiplier=0.0), None),
+        (Poisson(1000, 20, epochs=2), dict(group_size=2), 40),
+        (WithoutReplacement(1000, 20, epochs=2), {}, 40),
+        (RandomAllocation(1000, 20, epochs=2), {}, 50),
+        (Shuffled(1000, 20, epochs=2), {}, 50),
+        (Shuffled(1000, 20, epochs=2, order="fixed"), dict(noise=bisr(4)), None),
+        (Poisson(1000, 20, epochs=2), dict(noise_multiplier=0.0), None),
     ],
 )
-def test_the_steps_that_were_made_are_whole_epochs_or_the_whole_run(options, same_as):
-    common = dict(clip=1.0, max_examples=1000, expected_batch_size=20, delta=1e-5, noise_multiplier=4.0, epochs=2)
-    plan = make_plan(**common | options)
+def test_the_steps_that_were_made_are_whole_epochs_or_the_whole_run(batches, options, same_as):
+    plan = make_plan(batches, **OTHER | dict(noise_multiplier=4.0) | options)
     assert plan.statement(100) == plan.statement()
     with pytest.raises(ValueError, match="steps_made must be a whole number"):
         plan.statement(101)
@@ -346,30 +395,19 @@ def test_the_steps_that_were_made_are_whole_epochs_or_the_whole_run(options, sam
     if same_as is None:
         assert not shown
     else:
-        upper = plan.replace(max_steps=same_as).epsilon_bounds().upper
+        upper = plan.replace(num_steps=same_as).epsilon_bounds().upper
         assert upper <= float(shown[0]) < 1.001 * upper
 
 
-TRUNCATED = dict(
-    clip=1.0,
-    max_examples=1000,
-    expected_batch_size=50,
-    num_steps=20,
-    delta=1e-5,
-    sampling="truncated_poisson",
-    capacity=64,
-)
+TRUNCATED = TruncatedPoisson(1000, 50, num_steps=20, capacity=64)
 
 
 def test_a_truncated_plan():
     """It is accounted for and worded as batches of which a random part is kept."""
-    plan = make_plan(**TRUNCATED, noise_multiplier=2.0)
+    plan = make_plan(TRUNCATED, **OTHER, noise_multiplier=2.0)
     assert plan.event == TruncatedPoissonEvent(2.0, plan.sampling_prob, 20, 1000, 64)
     assert Plan.from_json(plan.to_json()).event == plan.event
-    # Plans of other schemes read as they always did.
-    poisson = plan.replace(sampling="poisson", truncate_at=None)
-    assert "truncate_at" not in poisson.to_json()
-    assert Plan.from_json(poisson.to_json()).event == poisson.event
+    poisson = plan.replace(batches=Poisson(1000, 50, num_steps=20))
     assert plan.epsilon_bounds().upper > poisson.epsilon_bounds().upper
     sentence = "of more than 64 drawn examples a uniformly random 64 are kept"
     assert sentence in plan.statement()
@@ -378,14 +416,14 @@ def test_a_truncated_plan():
 
 def test_a_truncated_plan_meets_its_target():
     """By the upper end."""
-    plan = make_plan(**TRUNCATED, epsilon=1.0)
+    plan = make_plan(TRUNCATED, **OTHER, epsilon=1.0)
     assert 0.999 < plan.epsilon_bounds().upper <= 1.0
 
 
 def test_a_truncated_plan_needs_more_noise_for_its_finite_range():
     """One example in the place of another moves the sum twice as far."""
-    tight = make_plan(**TRUNCATED | {"capacity": 10}, noise_multiplier=0.35)
-    roomy = make_plan(**TRUNCATED | {"capacity": 200}, noise_multiplier=0.35)
+    tight = make_plan(TRUNCATED.replace(capacity=10), **OTHER, noise_multiplier=0.35)
+    roomy = make_plan(TRUNCATED.replace(capacity=200), **OTHER, noise_multiplier=0.35)
     assert not tight.is_private
     assert roomy.is_private
 
@@ -393,17 +431,21 @@ def test_a_truncated_plan_needs_more_noise_for_its_finite_range():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"capacity": None}, "needs a capacity"),
-        ({"sampling": "poisson"}, "no other sampling takes one"),
-        ({"capacity": 0}, "capacity"),
         ({"group_size": 2}, "group_size > 1"),
         ({"neighboring_relation": gdpjax.NeighboringRelation.REPLACE_SPECIAL}, "proved bound under ADD_OR_REMOVE_ONE"),
     ],
 )
 def test_bad_truncated_plans(changes, message):
-    """A plan of truncated batches without what they need, or with what they do not have, is refused."""
+    """A plan of truncated batches with what they do not have is refused."""
     with pytest.raises(ValueError, match=message):
-        make_plan(**TRUNCATED | changes, noise_multiplier=2.0)
+        make_plan(TRUNCATED, **OTHER, **changes, noise_multiplier=2.0)
+
+
+@pytest.mark.parametrize(("capacity", "message"), [(None, "needs capacity="), (0, "capacity")])
+def test_bad_truncated_batches(capacity, message):
+    """Truncated batches have room for a given number of rows."""
+    with pytest.raises(ValueError, match=message):
+        TRUNCATED.replace(capacity=capacity)
 
 
 def test_a_change_that_a_plan_does_not_hold_is_refused(mnist):
@@ -432,7 +474,7 @@ def test_the_range_of_the_noise_counts_all_coordinates(shift):
     """A shift that is spread over many coordinates leaves the range of more of them."""
     largest = mpmath.mpf(_plan.LARGEST_NOISE)
     plan = make_plan(**BASE, num_steps=100, noise_multiplier=1.0)
-    bound = plan._beyond(shift) / (plan.sampling_prob * plan.max_steps)
+    bound = plan._beyond(shift) / (plan.sampling_prob * plan.num_steps)
     with mpmath.workdps(40):
         for num_coordinates in 4 ** np.arange(16):
             share = shift / mpmath.sqrt(int(num_coordinates))

@@ -76,8 +76,8 @@ def interrupted(small, folder, at):
 def test_the_final_ledger_is_the_plan(small, whole):
     """Ledger, plan and journal of a finished run say the same number of steps."""
     (event,) = whole.ledger.events
-    assert event.num_steps == small[0].plan.max_steps == killed.NUM_STEPS
-    assert json.loads((whole.folder / "plan.json").read_text())["max_steps"] == killed.NUM_STEPS
+    assert event.num_steps == small[0].plan.num_steps == killed.NUM_STEPS
+    assert json.loads((whole.folder / "plan.json").read_text())["batches"]["num_steps"] == killed.NUM_STEPS
     lines = [json.loads(line) for line in whole.journal.read_text().splitlines()]
     assert [(line["first"], line["num_steps"]) for line in lines] == [(0, 7), (7, 7), (14, 6)]
 
@@ -283,7 +283,7 @@ def test_every_damaged_file_is_detected(small, seven):
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        ({"version": 9}, "version 9, and this gdpjax reads version 2"),
+        ({"version": 9}, "version 9, and this gdpjax reads version 3"),
         ({"step": 6}, "the folder of its own step and saves"),
         ({"journal": None}, "field `journal`"),
     ],

@@ -10,6 +10,7 @@ import pytest
 
 import gdpjax
 from gdpjax import correlated
+from gdpjax.sampling import Shuffled
 from gdpjax.training import adam_scale, make_plan, private_training, resume_run, start_run
 from gdpjax.transforms import PrivatizeState
 from tests.training.interrupted import committed, finished
@@ -403,9 +404,9 @@ def sgd_with_spread():
 
 def test_correlated_noise_is_that_of_the_scaled_space():
     """On data without gradient the steps, times their factors, are those of the same run without factors."""
-    arguments = PLAN | {"epochs": 2, "correlation": correlated.bisr(3)}
-    del arguments["num_steps"]
-    plan = make_plan(**arguments)
+    batches = Shuffled(PLAN["max_examples"], PLAN["expected_batch_size"], epochs=2, order="fixed")
+    others = {name: PLAN[name] for name in ("clip", "delta", "noise_multiplier")}
+    plan = make_plan(batches, **others, noise=correlated.bisr(3))
 
     def scale(state):
         return 1.0 + state["spread"] * (state["count"] % 2)
@@ -421,13 +422,13 @@ def test_correlated_noise_is_that_of_the_scaled_space():
 
         # The differences of the weights are what was released.
         weights = [np.zeros(D)]
-        for _ in range(plan.max_steps):
+        for _ in range(plan.num_steps):
             state, _ = training.step(state, data)
             weights.append(np.asarray(state.params["w"]))
         released.append(np.diff(weights, axis=0))
 
     # The factors of every second step are 10.
-    is_odd = np.arange(plan.max_steps) % 2
+    is_odd = np.arange(plan.num_steps) % 2
     factors = np.where(is_odd, 10.0, 1.0)[:, None]
     np.testing.assert_allclose(released[1] * factors, released[0], rtol=1e-3, atol=1e-4)
 

@@ -9,6 +9,7 @@ import pytest
 import gdpjax
 from gdpjax.accounting import gdp_epsilon
 from gdpjax.ledger import ShuffledEvent
+from gdpjax.sampling import Shuffled
 from gdpjax.training import (
     FINISHED,
     Info,
@@ -24,30 +25,22 @@ from gdpjax.training import (
 from tests.training.interrupted import committed, finished, interrupted
 
 N, D = 60, 3
-PLAN = dict(
-    clip=1.0,
-    max_examples=N,
-    expected_batch_size=9,
-    epochs=3,
-    delta=1e-5,
-    noise_multiplier=2.0,
-    sampling="shuffled",
-)
+BATCHES = Shuffled(N, 9, epochs=3)
+PLAN = dict(clip=1.0, delta=1e-5, noise_multiplier=2.0)
 PARAMS = {"w": jnp.zeros(D)}
 KEY = jax.random.key(71)
 RELATION = gdpjax.NeighboringRelation
 
 
-def built(**changes):
-    """A training whose gradients do not depend on the parameters, and data whose norms are the numbers of rows."""
-    training = private_training(make_plan(**PLAN | changes), lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
-    return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
-
-
 @pytest.fixture(scope="module")
 def padded():
-    """Seven steps an epoch, of a private number of examples."""
-    return built(neighboring_relation=RELATION.ADD_OR_REMOVE_ONE, epochs=4)
+    """A training of seven steps an epoch, of a private number of examples, and data that it is given.
+
+    Gradients do not depend on the parameters, and their norms are the numbers of the rows.
+    """
+    plan = make_plan(BATCHES.replace(epochs=4), **PLAN, neighboring_relation=RELATION.ADD_OR_REMOVE_ONE)
+    training = private_training(plan, lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
+    return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
 
 
 def rows_of(norms, is_padding):
@@ -68,8 +61,8 @@ def times_taken(infos, num_rows, steps=7):
 @pytest.mark.parametrize("relation", [None, RELATION.REPLACE_ONE, RELATION.ADD_OR_REMOVE_ONE])
 def test_the_plan(relation):
     """Steps, batch size and event follow from the expected batch size and the relation."""
-    plan = make_plan(**PLAN, neighboring_relation=relation)
-    assert (plan.steps_per_epoch, plan.max_steps, plan.sampling_prob, plan.capacity) == (7, 21, 1 / 7, 9)
+    plan = make_plan(BATCHES, **PLAN, neighboring_relation=relation)
+    assert (BATCHES.steps_per_epoch, plan.num_steps, plan.sampling_prob, plan.capacity) == (7, 21, 1 / 7, 9)
     assert plan.event == ShuffledEvent(2.0, 7, 3, relation or RELATION.REPLACE_SPECIAL, overflow=plan.overflow)
     assert 0 < plan.overflow < 1e-30
     assert plan.num_examples_is_public == (relation is not RELATION.ADD_OR_REMOVE_ONE)
@@ -79,19 +72,20 @@ def test_the_plan(relation):
 
 def test_the_statement_says_what_is_done_and_what_is_not_known():
     """By its sentences about sampling; the figures are those of the plan."""
-    text = gdpjax.training._statement._sampling(make_plan(**PLAN))
-    assert "in each epoch the 60 examples are permuted anew and cut into 7 batches of 8 or 9" in text
+    text = BATCHES.describe("example", RELATION.REPLACE_SPECIAL, is_correlated=False)
+    assert text in make_plan(BATCHES, **PLAN).statement().splitlines()
+    assert "the 60 examples are permuted, in each epoch anew, and cut into 7 batches of 8 or 9" in text
     assert "every example takes part in exactly one step of an epoch; 21 steps in 3 epochs" in text
     assert "without amplification by sampling, one release an epoch; no better ones are proved" in text
-    users = make_plan(**PLAN | dict(unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE))
-    assert "the 60 users, null users among them, are permuted" in gdpjax.training._statement._sampling(users)
+    users = make_plan(BATCHES, **PLAN, unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE)
+    assert "the 60 users, null users among them, are permuted" in users.statement()
 
 
 @pytest.mark.parametrize("target", [{"epsilon": 3.0}, {"mu": 0.5}])
 def test_a_plan_meets_its_target_by_the_upper_end(target):
     """A run of epochs is one Gaussian release an epoch."""
     given = {name: value for name, value in PLAN.items() if name != "noise_multiplier"}
-    plan = make_plan(**given, **target)
+    plan = make_plan(BATCHES, **given, **target)
     mu = np.sqrt(3) / plan.noise_multiplier
     (aim,) = target.values()
     found = gdp_epsilon(1e-5, mu) if "epsilon" in target else mu
@@ -104,18 +98,20 @@ def test_a_plan_meets_its_target_by_the_upper_end(target):
     [
         ({"epochs": 1.5}, "epochs"),
         ({"epochs": None, "num_steps": 10}, "whole epochs, of 7 steps each"),
-        ({"group_size": 2}, "group_size > 1"),
-        ({"capacity": 20}, "no other sampling takes one"),
-        ({"bins": "fixed"}, 'belong to sampling="allocation"'),
-        ({"num_selected": 2}, 'belong to sampling="allocation"'),
+        ({"capacity": 20}, "every batch has at most 9 rows: leave capacity out"),
+        ({"order": "random"}, "order"),
         ({"expected_batch_size": 0.5}, r"is that the sampling probability\?"),
     ],
 )
-def test_bad_plans(changes, message):
-    """A field that shuffled batches do not have is refused."""
-    given = {name: value for name, value in (PLAN | changes).items() if value is not None}
+def test_bad_batches(changes, message):
+    """Batches of no whole epochs, or with a field out of range, are refused."""
     with pytest.raises(ValueError, match=message):
-        make_plan(**given)
+        Shuffled(**dict(num_examples=N, expected_batch_size=9, epochs=3) | changes)
+
+
+def test_groups_are_refused():
+    with pytest.raises(ValueError, match="group_size > 1"):
+        make_plan(BATCHES, **PLAN, group_size=2)
 
 
 @pytest.mark.parametrize("n", [N, 41])
@@ -144,7 +140,7 @@ def test_every_example_takes_part_once_an_epoch(padded, n):
 @pytest.mark.slow
 def test_users_take_part_whole():
     """A user is an example: all of the user's rows are in one batch of an epoch."""
-    plan = make_plan(**PLAN | dict(unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE))
+    plan = make_plan(BATCHES, **PLAN, unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE)
     x = np.ones((90, D), np.float32)
     (x,), missing = group_by_user(np.arange(90) % 30, x, max_per_user=3, key=KEY)
 

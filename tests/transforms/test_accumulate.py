@@ -12,9 +12,10 @@ import gdpjax
 from gdpjax._core.provenance import RecordedSum, current_trace
 from gdpjax.clipping import accumulation_charge, charge_of_sum
 from gdpjax.clipping._rounding_budget import rounding_budget
+from gdpjax.sampling import PoissonNumbers
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
-PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 24.0, "key": jax.random.key(0)}
+PRIVATE = {"noise_multiplier": 1.3, "batches": PoissonNumbers(0.01, 24.0), "key": jax.random.key(0)}
 ROWS = np.random.default_rng(1).normal(size=(24, 3)).astype(np.float32) * 2
 PARAMS = {"w": jnp.ones(3), "frozen": jnp.ones(2)}
 TRAINABLE = {"w": True, "frozen": False}
@@ -48,7 +49,7 @@ def test_any_number_of_microbatches_gives_the_step_of_one_big_batch(parts):
     """Trap 20; and that the inner optimizer, its schedule and its moments see logical batches only."""
     rate = optax.exponential_decay(0.1, 1, 0.5)
     grad_fn = clipped(max_batch_size=24)
-    private = gdpjax.dpadam(rate, clipped_by=grad_fn, **PRIVATE)
+    private = gdpjax.dpadam(rate, clip=grad_fn, **PRIVATE)
     _, expected, plain = run(private, grad_fn, 1, num_logical=3)
     _, params, state = run(gdpjax.accumulate_clipped(private, parts), grad_fn, parts, num_logical=3)
     np.testing.assert_allclose(params["w"], expected["w"], rtol=1e-5, atol=1e-6)
@@ -58,7 +59,7 @@ def test_any_number_of_microbatches_gives_the_step_of_one_big_batch(parts):
 
 def test_in_between_nothing_moves_and_nothing_is_recorded():
     grad_fn = clipped()
-    tx = gdpjax.accumulate_clipped(gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE), 3)
+    tx = gdpjax.accumulate_clipped(gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE), 3)
     step = jax.jit(lambda rows, state: tx.update(grad_fn(PARAMS, rows), state, PARAMS))
     state = tx.init(PARAMS)
     for call in range(1, 8):
@@ -79,7 +80,7 @@ def test_the_sum_of_many_is_rounded_once():
     sums = np.random.default_rng(0).uniform(0.5, 1.5, (1000, 4)).astype(np.float32) * 777
     exact = sums.astype(np.float64).sum(0)
     clip = gdpjax.Sensitivity(1.0)
-    tiny = {**PRIVATE, "noise_multiplier": 1e-20, "expected_batch_size": 1.0}  # what is released is the sum
+    tiny = {**PRIVATE, "noise_multiplier": 1e-20, "batches": PoissonNumbers(0.01, 1.0)}  # what is released is the sum
     tx = gdpjax.accumulate_clipped(gdpjax.privatize(clip, **tiny), 1000)
     params = jnp.zeros(4)
 
@@ -263,7 +264,7 @@ def test_an_added_row_that_moves_all_others_keeps_the_bound(options):
     normal = np.random.default_rng(1).normal(size=(4096, 3))
     rows = np.float32(np.abs(normal) + np.array([8.0, 0.0, 0.0]))
     grad_fn = gdpjax.clipped_grad(lambda w, row: jnp.vdot(w, row), 1.0, **options)
-    tiny = {**PRIVATE, "noise_multiplier": 1e-20, "expected_batch_size": 1.0}
+    tiny = {**PRIVATE, "noise_multiplier": 1e-20, "batches": PoissonNumbers(0.01, 1.0)}
     tx = gdpjax.accumulate_clipped(gdpjax.privatize(grad_fn, **tiny), 64)
     params = jnp.zeros(3)
 
@@ -290,7 +291,7 @@ def test_mapped_is_a_loop_and_a_shared_key_is_refused():
 
     def train(multiplier, key, rows):
         options = {**PRIVATE, "noise_multiplier": multiplier, "key": key}
-        tx = gdpjax.accumulate_clipped(gdpjax.dpsgd(0.1, clipped_by=grad_fn, **options), 2)
+        tx = gdpjax.accumulate_clipped(gdpjax.dpsgd(0.1, clip=grad_fn, **options), 2)
 
         def step(carry, part):
             params, state = carry
@@ -314,7 +315,7 @@ def test_mapped_is_a_loop_and_a_shared_key_is_refused():
 
 def test_donated_and_restored_states_go_on():
     grad_fn = clipped()
-    tx = gdpjax.accumulate_clipped(gdpjax.dpadam(0.1, clipped_by=grad_fn, **PRIVATE), 2)
+    tx = gdpjax.accumulate_clipped(gdpjax.dpadam(0.1, clip=grad_fn, **PRIVATE), 2)
 
     def step(params, state):
         return tx.update(grad_fn(params, ROWS), state, params)
@@ -402,7 +403,7 @@ def test_a_sum_wider_than_the_accumulator_is_refused():
 def test_optax_multisteps_is_refused_with_advice():
     """Trap 43: around the private transform it averages sums, and takes the noise's divisor for its own."""
     grad_fn = called()
-    state = optax.MultiSteps(gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE), 2).init(PARAMS)
+    state = optax.MultiSteps(gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE), 2).init(PARAMS)
     with pytest.raises(ValueError, match=r"gdpjax\.accumulate_clipped"):
         gdpjax.ledger_of(state)
 
@@ -413,8 +414,7 @@ def test_a_state_of_another_transformation_is_refused(name):
     private = gdpjax.privatize(
         gdpjax.Sensitivity(1.0),
         noise_multiplier=1.0,
-        expected_batch_size=2.0,
-        sampling_prob=0.1,
+        batches=PoissonNumbers(0.1, 2.0),
         key=jax.random.key(0),
     )
     transformations = {
@@ -423,8 +423,7 @@ def test_a_state_of_another_transformation_is_refused(name):
             initial_l2_clip_norm=1.0,
             count_stddev=1.0,
             noise_multiplier=1.0,
-            expected_batch_size=2.0,
-            sampling_prob=0.1,
+            batches=PoissonNumbers(0.1, 2.0),
             key=jax.random.key(0),
         ),
         "plain noise": gdpjax.add_gaussian_noise(1.0, jax.random.key(0)),

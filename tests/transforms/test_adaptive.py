@@ -1,5 +1,6 @@
 """Adaptive clipping: the clip norm finds its quantile, both releases are noised, and what they cost is recorded."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -14,7 +15,8 @@ from flax.training.train_state import TrainState
 from scipy import stats
 
 import gdpjax
-from gdpjax.ledger import Event
+from gdpjax.ledger import Event, UniformEvent
+from gdpjax.sampling import PoissonNumbers
 from gdpjax.transforms import _adaptive
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
@@ -22,11 +24,10 @@ PRIVATE = {
     "initial_l2_clip_norm": 1.5,
     "noise_multiplier": 1.0,
     "count_stddev": 0.5,
-    "sampling_prob": 0.01,
-    "expected_batch_size": 8.0,
     "key": jax.random.key(0),
     "learning_rate": 1.0,
 }
+NUMBERS = {"sampling_prob": 0.01, "expected_batch_size": 8.0, "overflow_per_step": 0.0}
 PARAMS = jnp.zeros(2)
 ROWS = np.array([[3.0, 4.0], [0.1, 0.1], [1.0, 1.0], [0.0, 0.0]], np.float32)
 """Most tests take four rows of two numbers, so that what was compiled for one of them serves the others."""
@@ -35,11 +36,30 @@ RELATIONS = list(gdpjax.NeighboringRelation)
 
 
 def make(**changes):
-    return gdpjax.privatize_adaptive(**{**PRIVATE, **changes})
+    numbers = {name: changes.pop(name, number) for name, number in NUMBERS.items()}
+    return gdpjax.privatize_adaptive(**{**PRIVATE, "batches": PoissonNumbers(**numbers), **changes})
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSize(PoissonNumbers, static=False):
+    """Batches without replacement that are drawn elsewhere, of any number of rows."""
+
+    def step_event(self, neighboring_relation=None):
+        return UniformEvent(1.0, 1.0, 1, neighboring_relation)
 
 
 def under(relation):
-    return {"neighboring_relation": relation, "sampling": "uniform" if relation is REPLACE else "poisson"}
+    """The options under which a relation has a bound."""
+    if relation is REPLACE:
+        return {"neighboring_relation": relation, "batches": FixedSize(**NUMBERS)}
+    return {"neighboring_relation": relation}
+
+
+def joint_event(relation, noise_multiplier, count_stddev):
+    """The event of one step of both releases."""
+    event_type = UniformEvent if relation is REPLACE else Event
+    options = {"sampling_prob": 0.01, "num_steps": 1, "neighboring_relation": relation}
+    return event_type.quantile_clipping(noise_multiplier, count_stddev, **options)
 
 
 def dot(w, x):
@@ -95,14 +115,14 @@ def noisy_count(old, new, options=PRIVATE):
     """The count that led from one clip norm to the next."""
     growth = np.log(np.float64(new) / np.float64(old))
     fraction = options.get("target_quantile", 0.5) - growth / options["learning_rate"]
-    return (fraction - 0.5) * options["expected_batch_size"]
+    return (fraction - 0.5) * NUMBERS["expected_batch_size"]
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_ledger_holds_the_joint_event(relation):
     (event,) = recorded(make(**under(relation)), 4).events
-    expected = Event.quantile_clipping(1.0, 0.5, sampling_prob=0.01, num_steps=4, **under(relation))
-    assert (event.num_steps, event.sampling) == (4, expected.sampling)
+    expected = joint_event(relation, 1.0, 0.5)
+    assert (event.num_steps, type(event)) == (4, type(expected))
     assert event.neighboring_relation is relation
     assert 0 <= expected.noise_multiplier - event.noise_multiplier < 1e-7
     assert 0 <= event.sampling_prob - 0.01 < 1e-9
@@ -121,7 +141,7 @@ def test_a_traced_noise_multiplier_is_recorded_from_below(relation):
     rng = np.random.default_rng(0)
     for z, s in np.exp(rng.uniform(-3, 6, size=(40, 2))).astype(np.float32):
         (event,) = gdpjax.ledger_of(compiled(z, s)).events
-        exact = Event.quantile_clipping(float(z), float(s), sampling_prob=0.1, num_steps=1, **under(relation))
+        exact = joint_event(relation, float(z), float(s))
         assert 0 <= 1 - event.noise_multiplier / exact.noise_multiplier < 4e-6
 
 
@@ -259,7 +279,7 @@ def movements(way, relation, step=one_step):
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_no_neighbour_moves_both_releases_by_more_than_is_recorded(way, relation):
     """In units of the noise; the row that comes or goes takes the place of a padding row, which is not marked."""
-    joint = Event.quantile_clipping(1.0, 0.5, sampling_prob=0.01, num_steps=1, **under(relation)).noise_multiplier
+    joint = joint_event(relation, 1.0, 0.5).noise_multiplier
     moves = movements(way, relation)
     assert moves[:, 0].max() <= 1 + 1e-6
     assert moves[:, 1].max() <= relation.sensitivity_factor + 1e-5
@@ -493,7 +513,7 @@ def test_traced_nonsense_gives_nan_not_a_number():
         return released, state.l2_clip_norm
 
     names = ["initial_l2_clip_norm", "noise_multiplier", "count_stddev", "learning_rate", "target_quantile"]
-    good = {name: float(PRIVATE.get(name, 0.5)) for name in [*names, "expected_batch_size"]}
+    good = {name: float((PRIVATE | NUMBERS).get(name, 0.5)) for name in [*names, "expected_batch_size"]}
     assert np.isfinite(once(good)[0]).all()
     for name in ["initial_l2_clip_norm", "noise_multiplier", "expected_batch_size"]:
         assert np.isnan(once({**good, name: -1.0})[0]).all(), name

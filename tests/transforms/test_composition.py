@@ -10,12 +10,12 @@ import optax
 import pytest
 
 import gdpjax
+from gdpjax.sampling import PoissonNumbers
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
 PRIVATE = {
     "noise_multiplier": 1.0,
-    "sampling_prob": 0.25,
-    "expected_batch_size": 8.0,
+    "batches": PoissonNumbers(0.25, 8.0),
     "key": jax.random.key(0),
 }
 X = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
@@ -53,7 +53,7 @@ def test_an_optax_schedule_scales_what_is_released():
     schedule = optax.warmup_cosine_decay_schedule(0.1, 0.5, 2, 6)
     params = jnp.ones(4)
     private = gdpjax.privatize(grad_fn, **PRIVATE)
-    tx = gdpjax.dpsgd(schedule, clipped_by=grad_fn, **PRIVATE)
+    tx = gdpjax.dpsgd(schedule, clip=grad_fn, **PRIVATE)
     private_state = private.init(params)
     state = tx.init(params)
 
@@ -73,7 +73,7 @@ def test_an_optax_schedule_scales_what_is_released():
 def test_an_average_of_the_parameters_is_postprocessing():
     """An exponential moving average of the parameters is its formula, and no step of the ledger."""
     grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
-    tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE)
+    tx = gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE)
     history, state = trained(tx, grad_fn, jnp.ones(4), (X,), 5)
     average = np.ones(4, np.float32)
     for params in np.asarray(history):
@@ -86,12 +86,12 @@ def test_an_average_of_the_parameters_is_postprocessing():
 
 def test_a_sweep_over_an_injected_noise_multiplier():
     """One program runs all configurations, each with its key, and every ledger has the steps of its own."""
-    static = ("clipped_by", "key", "nesterov")
+    static = ("clip", "key", "nesterov")
     factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=static)
 
     def train(noise_multiplier, key):
         options = {**PRIVATE, "noise_multiplier": noise_multiplier, "key": key}
-        tx = factory(0.1, clipped_by=gdpjax.Sensitivity(1.0), **options)
+        tx = factory(0.1, clip=gdpjax.Sensitivity(1.0), **options)
         params = jnp.ones(4)
         first, state = tx.update(clipped_sum, tx.init(params), params)
         # A hyperparameter is set by hand between the steps.
@@ -127,7 +127,7 @@ def test_equinox_model():
         return cross_entropy(model(x), y)
 
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
-    tx = gdpjax.dpadam(1e-2, clipped_by=grad_fn, **PRIVATE)
+    tx = gdpjax.dpadam(1e-2, clip=grad_fn, **PRIVATE)
     history, state = trained(tx, grad_fn, params, (X, Y), 3)
     trained_params = jax.tree.map(lambda leaf: np.asarray(leaf)[-1], history)
     for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(trained_params), strict=True):
@@ -224,7 +224,7 @@ def test_frozen_parameters_stay_as_they_are_and_weight_decay_is_masked():
     grad_fn = gdpjax.clipped_grad(loss, 1.0, trainable=trainable)
     adamw = optax.adamw(1e-2, weight_decay=0.1, mask=trainable)
     decayed = optax.chain(gdpjax.privatize(grad_fn, **PRIVATE), adamw)
-    for tx in (gdpjax.dpadam(1e-2, clipped_by=grad_fn, **PRIVATE), decayed):
+    for tx in (gdpjax.dpadam(1e-2, clip=grad_fn, **PRIVATE), decayed):
         history, _ = trained(tx, grad_fn, params, (X,), 3)
         assert (np.asarray(history["frozen"]) == 1).all()
         assert (np.asarray(history["w"])[-1] != 1).all()
@@ -241,7 +241,7 @@ def test_bfloat16_model_with_float32_parameters():
 
     params = {"in": jnp.ones((4, 5)) / 2, "out": jnp.eye(5, 3)}
     grad_fn = gdpjax.clipped_grad(loss, 0.1, batch_argnums=(1, 2))
-    sgd = gdpjax.dpsgd(1e-4, clipped_by=grad_fn, **PRIVATE)
+    sgd = gdpjax.dpsgd(1e-4, clip=grad_fn, **PRIVATE)
     tx = gdpjax.accumulate_clipped(sgd, 2)
 
     # One example moves the sum by at most the clip norm.
@@ -264,7 +264,7 @@ def test_bfloat16_model_with_float32_parameters():
 def test_bfloat16_parameters_are_accumulated_in_float32():
     """The sum of eight microbatches has bits that bfloat16 does not hold, and the parameters stay bfloat16."""
     params = jnp.ones(4, jnp.bfloat16)
-    options = {**PRIVATE, "noise_multiplier": 1e-20, "expected_batch_size": 1.0}
+    options = {**PRIVATE, "noise_multiplier": 1e-20, "batches": PoissonNumbers(0.25, 1.0)}
     private = gdpjax.privatize(gdpjax.Sensitivity(1.0), **options)
     tx = gdpjax.accumulate_clipped(private, 8)
     state = tx.init(params)

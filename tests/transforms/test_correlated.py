@@ -13,6 +13,7 @@ from gdpjax import correlated
 from gdpjax.accounting import certified, gdp_epsilon, gdp_tradeoff
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, ledger_of
+from gdpjax.sampling import CyclicPoisson, Poisson, Promised
 from tests.transforms.recorded import recorded
 
 SUM = gdpjax.Sensitivity(1.0)
@@ -31,14 +32,9 @@ STRATEGIES = {
 
 
 def make(strategy, **changes):
-    options = {
-        "noise_multiplier": 1.0,
-        "expected_batch_size": 1.0,
-        "key": jax.random.key(3),
-        "correlation": strategy,
-        "participation": PROMISE,
-        "num_steps": STEPS,
-    }
+    sizes = {"expected_batch_size": 1.0, "num_steps": STEPS, "participation": PROMISE}
+    sizes = {name: changes.pop(name, value) for name, value in sizes.items()}
+    options = {"noise_multiplier": 1.0, "batches": Promised(**sizes), "key": jax.random.key(3), "noise": strategy}
     return gdpjax.privatize(SUM, **{**options, **changes})
 
 
@@ -143,11 +139,9 @@ def test_frozen_and_integer_leaves_leave_as_zeros():
     tx = gdpjax.privatize(
         grad_fn,
         noise_multiplier=1.0,
-        expected_batch_size=4.0,
+        batches=Promised(4.0, STEPS, PROMISE),
         key=jax.random.key(0),
-        correlation=STRATEGIES["banded"],
-        participation=PROMISE,
-        num_steps=STEPS,
+        noise=STRATEGIES["banded"],
     )
     state = tx.init(params)
     assert [leaf.shape for leaf in jax.tree.leaves(state.past_noise)] == [(2, 3)]
@@ -189,21 +183,13 @@ def test_only_an_upper_bound_is_not_called_exact():
 
 
 def test_cyclic_poisson_is_recorded_with_its_groups():
-    tx = gdpjax.privatize(
-        SUM,
-        noise_multiplier=1.5,
-        expected_batch_size=10.0,
-        key=jax.random.key(0),
-        sampling="cyclic_poisson",
-        sampling_prob=0.25,
-        scheme={"num_groups": 3},
-        correlation=STRATEGIES["banded"],
-        num_steps=STEPS,
-    )
+    batches = CyclicPoisson(120, 10, STEPS, num_groups=3, capacity=41)
+    tx = gdpjax.privatize(SUM, 1.5, batches, jax.random.key(0), noise=STRATEGIES["banded"])
     (event,) = recorded(tx, ZEROS, 10)
-    assert event == CyclicPoissonEvent(1.5, 0.25, 10, 3)
+    assert event == CyclicPoissonEvent(1.5, 0.25, 10, 3, overflow=event.overflow)
+    assert event.overflow < 1e-30
     bracket = certified(event).epsilon(1e-5)
-    assert bracket.upper == certified(1.5, 0.25, 4).epsilon(1e-5).upper
+    assert bracket.upper == pytest.approx(certified(1.5, 0.25, 4).epsilon(1e-5).upper, rel=1e-12)
     assert certified(1.5, 0.25, 3).epsilon(1e-5).lower * 0.999 <= bracket.lower <= bracket.upper
 
 
@@ -246,17 +232,14 @@ def test_a_shared_key_under_vmap_is_refused():
     ("changes", "message"),
     [
         ({"num_steps": None}, "num_steps"),
-        ({"participation": None}, "participation="),
-        ({"participation": "single"}, "participation="),
-        ({"correlation": "bisr"}, "correlation must be a strategy"),
-        ({"correlation": None}, "belong to correlated noise"),
-        ({"sampling_prob": 0.1}, "leave sampling_prob out"),
-        ({"sampling": "poisson"}, "takes no sampling"),
-        ({"scheme": {"steps_per_epoch": 4}}, "leave scheme= out"),
+        ({"participation": None}, "participation must be"),
+        ({"participation": "single"}, "participation must be"),
+        ({"noise": "bisr"}, "noise must be gdpjax.IndependentGaussian"),
+        ({"noise": gdpjax.IndependentGaussian()}, "only correlated noise is accounted for"),
+        ({"batches": Poisson(100, 10, 20)}, "correlated noise goes with batches that promise how often"),
         ({"noise_multiplier": lambda step: 1.0 + step}, "one noise_multiplier"),
         ({"num_steps": 0}, "num_steps"),
         ({"participation": correlated.FixedEpochs(5)}, "multiple of num_epochs"),
-        ({"sampling": "cyclic_poisson", "scheme": {"num_groups": 3}, "sampling_prob": 0.1}, "leave participation= out"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes, message):
@@ -270,20 +253,7 @@ def test_what_does_not_go_together_is_refused(changes, message):
 )
 def test_noise_that_reaches_over_a_cycle_is_refused(strategy, got):
     with pytest.raises(ValueError, match=f"do not overlap.*got {got}"):
-        make(
-            strategy,
-            participation=None,
-            sampling="cyclic_poisson",
-            sampling_prob=0.1,
-            scheme={"num_groups": 3},
-        )
-
-
-@pytest.mark.parametrize("overflow_per_step", [1e-3, 0.1])
-def test_batches_that_may_not_fit_are_refused(overflow_per_step):
-    """The ledger's event of a participation has no place for them, so that epsilon would leave them out."""
-    with pytest.raises(ValueError, match="the event of correlated sampling holds no overflow"):
-        make(correlated.lambda_cgd(0.5), overflow_per_step=overflow_per_step)
+        make(strategy, batches=CyclicPoisson(100, 10, STEPS, num_groups=3))
 
 
 @pytest.mark.parametrize("strategy", [correlated.BandedToeplitz([1.0, 2.0]), correlated.BufferedToeplitz([0.5], [2.5])])

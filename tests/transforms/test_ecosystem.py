@@ -10,9 +10,10 @@ from flax import nnx, serialization
 from flax.training.train_state import TrainState
 
 import gdpjax
+from gdpjax.sampling import PoissonNumbers
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
-PRIVATE = {"noise_multiplier": 1.0, "sampling_prob": 0.25, "expected_batch_size": 8.0, "key": jax.random.key(0)}
+PRIVATE = {"noise_multiplier": 1.0, "batches": PoissonNumbers(0.25, 8.0), "key": jax.random.key(0)}
 X = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
 Y = np.arange(8) % 3
 
@@ -23,8 +24,8 @@ def cross_entropy(logits, label):
 
 def test_inject_hyperparams_with_a_schedule_and_a_hand_set_value():
     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) ** 2, 1.0)
-    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clipped_by", "nesterov"))
-    tx = factory(optax.linear_schedule(0.1, 0.0, 10), clipped_by=grad_fn, **PRIVATE)
+    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clip", "nesterov"))
+    tx = factory(optax.linear_schedule(0.1, 0.0, 10), clip=grad_fn, **PRIVATE)
     params = jnp.ones(4)
     state = tx.init(params)
     update = jax.jit(tx.update)
@@ -40,9 +41,8 @@ def test_inject_hyperparams_with_a_schedule_and_a_hand_set_value():
 
 
 NAIVE = {
-    "dpsgd": (gdpjax.dpsgd, {"clipped_by": True}, 'static_args=\\("clipped_by"'),
+    "dpsgd": (gdpjax.dpsgd, {"clip": True}, 'static_args=\\("clip"'),
     "privatize": (gdpjax.privatize, {"clip": True}, 'for gdpjax.privatize: "clip"'),
-    "rows": (gdpjax.dpsgd, {"l2_clip_norm": 1.0, "max_batch_size": 8}, "list max_batch_size in static_args"),
 }
 
 
@@ -75,9 +75,7 @@ def test_flax_train_state_and_its_serialization():
         return cross_entropy(model.apply(params, x), y)
 
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
-    state = TrainState.create(
-        apply_fn=model.apply, params=params, tx=gdpjax.dpadam(1e-2, clipped_by=grad_fn, **PRIVATE)
-    )
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=gdpjax.dpadam(1e-2, clip=grad_fn, **PRIVATE))
 
     @jax.jit
     def step(state):
@@ -100,7 +98,7 @@ def test_nnx_optimizer():
         return cross_entropy(nnx.merge(graph, params)(x), y)
 
     grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
-    optimizer = nnx.Optimizer(model, gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE), wrt=nnx.Param)
     before = [np.array(leaf) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
 
     @nnx.jit
@@ -117,7 +115,7 @@ def test_nnx_optimizer():
 def test_bfloat16_model_trains_with_float32_noise():
     params = jnp.ones(4, jnp.bfloat16)
     grad_fn = gdpjax.clipped_grad(lambda w, x: (w @ x.astype(w.dtype)) ** 2, 1.0)
-    tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE)
+    tx = gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE)
     state = tx.init(params)
     updates, _ = jax.eval_shape(lambda params: tx.update(grad_fn(params, X), state, params), params)
     assert updates.dtype == jnp.float32
@@ -126,7 +124,7 @@ def test_bfloat16_model_trains_with_float32_noise():
 
 def test_donated_state():
     grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) ** 2, 1.0)
-    tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE)
+    tx = gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE)
 
     def step(params, state):
         updates, state = tx.update(grad_fn(params, X), state, params)
@@ -146,7 +144,7 @@ def test_whole_step_works_with_and_without_x64(x64):
     with jax.enable_x64(x64):
         params = jnp.ones(4)
         grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x.astype(w.dtype)) ** 2, 1.0)
-        tx = gdpjax.dpsgd(0.1, clipped_by=grad_fn, **PRIVATE)
+        tx = gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE)
         step = jax.jit(lambda state: tx.update(grad_fn(params, X), state, params))
         updates, state = step(tx.init(params))
         assert updates.dtype == params.dtype

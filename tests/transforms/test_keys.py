@@ -16,19 +16,18 @@ from gdpjax._core.keys import bits, check_key, fold_in, split
 from gdpjax._core.noise import standard_normal
 from gdpjax._core.trees import keys_of_leaves
 from gdpjax.mechanisms import LaplaceMechanism, RandomizedResponse
-from gdpjax.sampling import PoissonBatches, poisson_sample, uniform_sample
+from gdpjax.sampling import Poisson, PoissonNumbers, WithoutReplacement, poisson_sample
 from gdpjax.training import make_plan, private_training
 
 KEY = jax.random.key(0)
 PARAMS = {"w": jnp.zeros(50)}
 CLIP = gdpjax.Sensitivity(1.0)
+BATCHES = PoissonNumbers(0.1, 1.0)
 SHAPE = (4, 50)
 
 
 def make(key=KEY, noise_multiplier=1.0):
-    return gdpjax.privatize(
-        CLIP, noise_multiplier=noise_multiplier, sampling_prob=0.1, expected_batch_size=1.0, key=key
-    )
+    return gdpjax.privatize(CLIP, noise_multiplier, BATCHES, key)
 
 
 def make_adaptive(key=KEY, noise_multiplier=1.0):
@@ -36,8 +35,7 @@ def make_adaptive(key=KEY, noise_multiplier=1.0):
         initial_l2_clip_norm=1.0,
         noise_multiplier=noise_multiplier,
         count_stddev=1.0,
-        sampling_prob=0.1,
-        expected_batch_size=1.0,
+        batches=BATCHES,
         key=key,
     )
 
@@ -92,7 +90,7 @@ DRAWS = {
     "accumulate_clipped": release_accumulated,
     "add_gaussian_noise": release_bare,
     "poisson_sample": lambda key: poisson_sample(key, 1000, 0.1, 160).indices,
-    "uniform_sample": lambda key: uniform_sample(key, 1000, 100),
+    "without replacement": lambda key: WithoutReplacement(1000, 100, 2).sample(key, 0).indices,
     "init of a training": keys_of_a_run,
     "laplace": lambda key: LaplaceMechanism(1.0).sample(key, jnp.zeros(SHAPE), 1.0),
     "randomized response": lambda key: RandomizedResponse(1.0, 5).sample(key, jnp.zeros(SHAPE, int)),
@@ -264,7 +262,7 @@ SHARED = {
     "adaptive": lambda s: release_adaptive(KEY),
     "state": lambda s: make().update({"w": PARAMS["w"] + s}, STATE, PARAMS)[0]["w"],
     "batch": lambda s: poisson_sample(KEY, 100, 0.1, 30).count,
-    "uniform batch": lambda s: uniform_sample(KEY, 100, 10),
+    "uniform batch": lambda s: WithoutReplacement(100, 10, 2).sample(KEY, 0).indices,
     "laplace": lambda s: LaplaceMechanism(1.0).sample(KEY, s, 1.0),
     "training": lambda s: make_training(s).init(jnp.zeros(3), KEY).status,
 }
@@ -404,8 +402,8 @@ NO_KEYS = {
     [
         lambda key: gdpjax.add_gaussian_noise(1.0, key),
         lambda key: poisson_sample(key, 10, 0.5, 10),
-        lambda key: uniform_sample(key, 10, 5),
-        lambda key: PoissonBatches(key, 10, 0.5, num_steps=2),
+        lambda key: WithoutReplacement(10, 5, 2).sample(key, 0),
+        lambda key: Poisson(10, 5, 2).on_host(key),
         lambda key: make_training().init(jnp.zeros(3), key),
         lambda key: LaplaceMechanism(1.0).sample(key, 0.0, 1.0),
         lambda key: gdpjax.auditing.flip_coins(key, 5),
@@ -421,6 +419,6 @@ def test_a_legacy_pair_is_a_threefry_key_and_a_typed_key_keeps_its_implementatio
     data, impl = check_key(np.array([1, 2], np.uint32))
     assert (data.tolist(), impl) == ([1, 2], "threefry2x32")
     assert check_key(jax.random.key(0, impl="rbg"))[1] == "rbg"
-    np.testing.assert_array_equal(
-        uniform_sample(jax.random.PRNGKey(3), 100, 10), uniform_sample(jax.random.key(3), 100, 10)
-    )
+    batches = WithoutReplacement(100, 10, 2)
+    legacy, typed = (batches.sample(key, 1).indices for key in (jax.random.PRNGKey(3), jax.random.key(3)))
+    np.testing.assert_array_equal(legacy, typed)

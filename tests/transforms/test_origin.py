@@ -13,9 +13,10 @@ import pytest
 
 import gdpjax
 from gdpjax._core.provenance import current_trace
+from gdpjax.sampling import PoissonNumbers
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
-PRIVATE = {"noise_multiplier": 1.0, "sampling_prob": 0.25, "expected_batch_size": 8.0, "key": jax.random.key(0)}
+PRIVATE = {"noise_multiplier": 1.0, "batches": PoissonNumbers(0.25, 8.0), "key": jax.random.key(0)}
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
 ROWS = jnp.asarray(np.random.default_rng(1).normal(size=(8, 3)), jnp.float32)
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import gdpjax
-from gdpjax.sampling import Poisson
+from gdpjax.sampling import Poisson, PoissonNumbers
 
 BATCHES = Poisson(num_examples=100, expected_batch_size=2, num_steps=5, capacity=4)
-NUMBERS = dict(sampling_prob=0.02, expected_batch_size=2.0)
+NUMBERS = PoissonNumbers(sampling_prob=0.02, expected_batch_size=2.0)
 PARAMS = jnp.zeros(3)
 ROWS = jnp.ones((4, 3))
 PADDING = jnp.array([False, False, True, True])
@@ -43,8 +43,8 @@ def test_a_mask_is_enough(mask):
 
 
 def test_batches_that_the_user_draws_need_none():
-    """With the numbers in the place of ``batches`` nothing is known of their padding."""
-    assert released(private(**NUMBERS)).shape == (3,)
+    """Of the numbers alone nothing is known of their padding."""
+    assert released(private(batches=NUMBERS)).shape == (3,)
 
 
 def test_adaptive_clipping_needs_it_too():

@@ -11,18 +11,20 @@ import pytest
 from scipy import stats
 
 import gdpjax
-from gdpjax import mechanisms, sampling, training
+from gdpjax import correlated, mechanisms, sampling, training
 from gdpjax.accounting import epsilon_bounds, moments_accountant_epsilon
 from gdpjax.ledger import LedgerState
+from gdpjax.sampling import PoissonNumbers, WithoutReplacement
 from tests.transforms.recorded import recorded
 
 SUM = gdpjax.Sensitivity(1.0)
-PRIVATE = {"noise_multiplier": 1.3, "sampling_prob": 0.01, "expected_batch_size": 50.0, "key": jax.random.key(0)}
+NUMBERS = {"sampling_prob": 0.01, "expected_batch_size": 50.0, "overflow_per_step": 0.0}
+PRIVATE = {"noise_multiplier": 1.3, "batches": PoissonNumbers(**NUMBERS), "key": jax.random.key(0)}
 
 
 def make(**changes):
-    options = {"clip": SUM, **PRIVATE, **changes}
-    return gdpjax.privatize(options.pop("clip"), **options)
+    numbers = {name: changes.pop(name, number) for name, number in NUMBERS.items()}
+    return gdpjax.privatize(**{"clip": SUM, **PRIVATE, "batches": PoissonNumbers(**numbers), **changes})
 
 
 def first_release(tx, params, total=None):
@@ -74,8 +76,9 @@ def released_under_each_relation():
     def release():
         released = {}
         for relation in gdpjax.NeighboringRelation:
-            sampling = "uniform" if relation is gdpjax.NeighboringRelation.REPLACE_ONE else "poisson"
-            tx = make(clip=gdpjax.Sensitivity(0.5), neighboring_relation=relation, sampling=sampling)
+            replaces = relation is gdpjax.NeighboringRelation.REPLACE_ONE
+            batches = WithoutReplacement(5000, 50, 10) if replaces else PRIVATE["batches"]
+            tx = make(clip=gdpjax.Sensitivity(0.5), neighboring_relation=relation, batches=batches)
             params = {"w": jnp.zeros(LARGE)}
             released[relation.name] = first_release(tx, params, {"w": jnp.full(LARGE, LARGE_TOTAL)})["w"]
         return released
@@ -144,11 +147,10 @@ NEED_A_KEY = [
     gdpjax.dpsgd,
     gdpjax.dpadam,
     gdpjax.add_gaussian_noise,
-    gdpjax.poisson_batches,
     sampling.poisson_sample,
-    sampling.uniform_sample,
-    sampling.PoissonBatches,
-    sampling.UniformBatches,
+    sampling.Poisson.sample,
+    sampling.Poisson.on_host,
+    sampling.HostBatches,
     training.start_run,
     training.group_by_user,
     mechanisms.GaussianMechanism.sample,
@@ -191,36 +193,49 @@ def test_frozen_and_integer_leaves_leave_as_exact_zeros():
     assert not np.any(released["n"])
 
 
-SCHEMES = {
-    "poisson": None,
-    "uniform": None,
-    "truncated_poisson": {"max_examples": 1000, "capacity": 20},
-    "allocation": {"steps_per_epoch": 100},
-    "shuffled": {"steps_per_epoch": 100},
-    "cyclic_poisson": {"num_groups": 5},
-}
+SCHEMES = [
+    sampling.Poisson(1000, 10, 100, capacity=20),
+    sampling.WithoutReplacement(1000, 10, 100),
+    sampling.TruncatedPoisson(1000, 10, 100, capacity=20),
+    sampling.RandomAllocation(1000, 10, epochs=1, capacity=20),
+    sampling.Shuffled(1000, 10, epochs=1),
+    sampling.CyclicPoisson(1000, 10, 100, num_groups=5, capacity=20),
+]
+each_scheme = pytest.mark.parametrize("batches", SCHEMES, ids=lambda batches: type(batches).__name__)
 
 
-@pytest.mark.parametrize("stated", [{"overflow_per_step": 1e-3}, {"announced": True}], ids=str)
-@pytest.mark.parametrize("sampling", SCHEMES)
-def test_what_is_said_of_overflow_is_recorded_or_refused(sampling, stated):
-    """Trap 83: TruncatedPoissonEvent has no overflow, and a stated one was dropped."""
-    options = {"sampling": sampling, "scheme": SCHEMES[sampling], **stated}
-    event = recorded(make(sampling=sampling, scheme=SCHEMES[sampling]), jnp.zeros(1), 1)[0]
-    name = "announced" if "announced" in stated else "overflow"
-    if not hasattr(event, name) or (sampling, name) == ("uniform", "announced"):
-        with pytest.raises(ValueError, match=f"the event of {sampling} sampling .* {name}"):
-            make(**options)
+@each_scheme
+def test_the_overflow_of_every_step_is_recorded(batches):
+    """Trap 83: what a scheme may lose is in the event of its steps, and where that has no place for it it is 0."""
+    (event,) = recorded(make(batches=batches), jnp.zeros(1), 50)
+    assert event == batches.event(event.noise_multiplier, 50).of_steps(
+        event.noise_multiplier,
+        getattr(event, "sampling_prob", 1.0),
+        50,
+        overflow=getattr(event, "overflow", 0.0),
+    )
+    if hasattr(event, "overflow"):
+        assert batches.overflow / 2 <= event.overflow <= batches.overflow / 2 * (1 + 1e-5) + 1e-36
+    else:
+        assert batches.overflow == 0.0
+
+
+@each_scheme
+def test_an_announcement_is_recorded_or_refused(batches):
+    """Trap 83: an event that does not hold it would drop it."""
+    if not hasattr(batches.step_event(), "announced"):
+        with pytest.raises(ValueError, match="does not hold whether an overflow is announced"):
+            make(batches=batches, announced=True)
         return
-    event = recorded(make(**options), jnp.zeros(1), 2)[0]
-    assert event.announced if name == "announced" else event.overflow == pytest.approx(2e-3)
+    assert recorded(make(batches=batches, announced=True), jnp.zeros(1), 2)[0].announced
+    assert not recorded(make(batches=batches), jnp.zeros(1), 2)[0].announced
 
 
 def test_independent_noise_is_not_recorded_as_that_of_a_strategy():
     """Trap 83: eight participations with independent noise are eight releases, not one."""
-    scheme = {"planned_steps": 100, "max_participations": 8, "min_separation": 1}
-    with pytest.raises(ValueError, match="this noise is independent"):
-        make(sampling="correlated", scheme=scheme, sampling_prob=None)
+    batches = sampling.Promised(50.0, 100, correlated.MinSep(8, 1))
+    with pytest.raises(ValueError, match="only correlated noise is accounted for"):
+        make(batches=batches)
 
 
 def test_every_row_of_an_embedding_is_noised():
@@ -238,7 +253,8 @@ def test_every_row_of_an_embedding_is_noised():
 
 def test_ledger_records_what_was_run_and_merges_equal_steps():
     (event,) = recorded(make(overflow_per_step=1e-9), {"w": jnp.zeros(3)}, 5).events
-    assert (event.num_steps, event.sampling, event.neighboring_relation.name) == (5, "poisson", "ADD_OR_REMOVE_ONE")
+    assert (type(event), event.num_steps) == (gdpjax.Event, 5)
+    assert event.neighboring_relation.name == "ADD_OR_REMOVE_ONE"
     assert 0 <= 1.3 - event.noise_multiplier < 3e-7
     assert 0 <= event.sampling_prob - 0.01 < 1e-9
     np.testing.assert_allclose(event.overflow, 5e-9, rtol=1e-5)
@@ -371,7 +387,7 @@ def test_unclipped_or_per_example_gradients_are_refused():
 def test_masks_around_the_private_transform_are_refused(wrap):
     """Trap 40: optax.masked would pass the masked leaf's sum through without noise."""
     params = {"a": jnp.zeros(3), "b": jnp.zeros(3)}
-    inner = gdpjax.dpsgd(0.1, clipped_by=SUM, **PRIVATE)
+    inner = gdpjax.dpsgd(0.1, clip=SUM, **PRIVATE)
     if wrap == "masked":
         tx = optax.masked(inner, {"a": True, "b": False})
     else:
@@ -420,14 +436,16 @@ REFUSALS = {
     "number for clip": (dict(clip=1.0), "Sensitivity"),
     "poisson and replace-one": (dict(neighboring_relation=gdpjax.NeighboringRelation.REPLACE_ONE), "proved bound"),
     "string": (dict(noise_multiplier="1.0"), "noise_multiplier must be"),
-    "nothing": (dict(sampling_prob=None), "got None"),
+    "nothing": (dict(sampling_prob=None), "sampling_prob must be"),
+    "no batches": (dict(batches=None), "batches must be a sampling scheme, such as"),
+    "host batches": (dict(batches=sampling.Poisson(20, 4, 3).on_host(jax.random.key(0))), "batches must be a sampling"),
     "vector noise": (dict(noise_multiplier=jnp.ones(2)), "noise_multiplier must be one number"),
     "vector probability": (dict(sampling_prob=jnp.ones(1)), "sampling_prob must be one number"),
     "vector divisor": (dict(expected_batch_size=jnp.ones(3)), "expected_batch_size must be one number"),
     "bfloat16 noise": (dict(noise_multiplier=jnp.bfloat16(1.3)), "hyperparam_dtype=jnp.float32"),
     "float16 probability": (dict(sampling_prob=jnp.float16(0.1)), "float32 or wider"),
     "certain overflow": (dict(overflow_per_step=1.0), "overflow_per_step must be"),
-    "unknown sampling": (dict(sampling="shuffle"), "sampling must be one of"),
+    "unknown noise": (dict(noise="gaussian"), "noise must be gdpjax.IndependentGaussian"),
     "overflow": (dict(overflow_per_step=-1.0), "overflow_per_step must be"),
 }
 
@@ -465,18 +483,18 @@ BAD_PARAMS = {
 def test_init_checks_the_parameters(case):
     params, message = BAD_PARAMS[case]
     adaptive = gdpjax.privatize_adaptive(initial_l2_clip_norm=1.0, count_stddev=1.0, **PRIVATE)
-    for tx in (make(), adaptive, gdpjax.dpsgd(0.1, clipped_by=SUM, **PRIVATE)):
+    for tx in (make(), adaptive, gdpjax.dpsgd(0.1, clip=SUM, **PRIVATE)):
         with pytest.raises(ValueError, match=message):
             tx.init(params)
 
 
 @pytest.mark.parametrize("optimizer", [gdpjax.dpsgd, gdpjax.dpadam])
-def test_optimizers_take_exactly_one_way_of_clipping(optimizer):
-    for ways in [{}, {"l2_clip_norm": 1.0, "clipped_by": SUM}]:
-        with pytest.raises(ValueError, match="exactly one"):
-            optimizer(0.1, **ways, **PRIVATE)
-    with pytest.raises(ValueError, match=r"belong to the gdpjax\.clipped_grad"):
-        optimizer(0.1, clipped_by=SUM, trainable=True, **PRIVATE)
+def test_optimizers_say_what_clips(optimizer):
+    for old in ("l2_clip_norm", "clipped_by"):
+        with pytest.raises(ValueError, match=f"has no argument '{old}'; did you mean 'clip'"):
+            optimizer(0.1, **{old: 1.0}, **PRIVATE)
+    with pytest.raises(ValueError, match="missing a required argument: 'clip'"):
+        optimizer(0.1, **PRIVATE)
 
 
 def test_both_ways_of_clipping_give_the_same_step():
@@ -493,7 +511,7 @@ def test_both_ways_of_clipping_give_the_same_step():
         total, rows = grad_fn(params, x), gdpjax.per_example_grad(loss)(params, x)
         updates = []
         for optimizer in (gdpjax.dpsgd, gdpjax.dpadam):
-            by_sum = first_release(optimizer(0.1, clipped_by=grad_fn, **PRIVATE), params, total)
+            by_sum = first_release(optimizer(0.1, clip=grad_fn, **PRIVATE), params, total)
             by_rows = first_release(optimizer(0.1, 0.7, **PRIVATE), params, rows)
             updates.append((by_sum, by_rows))
         return updates
@@ -504,7 +522,7 @@ def test_both_ways_of_clipping_give_the_same_step():
 
 def test_dpsgd_trainable_freezes():
     params = {"a": jnp.ones(3), "b": jnp.ones(3)}
-    tx = gdpjax.dpsgd(0.1, 1.0, trainable={"a": True, "b": False}, **PRIVATE)
+    tx = gdpjax.dpsgd(0.1, gdpjax.clip_and_sum(1.0, trainable={"a": True, "b": False}), **PRIVATE)
     rows = {"a": np.ones((4, 3), np.float32), "b": np.ones((4, 3), np.float32)}
     updates = jax.jit(lambda rows: first_release(tx, params, rows))(rows)
     assert np.all(updates["a"])

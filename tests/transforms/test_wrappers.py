@@ -11,6 +11,7 @@ import pytest
 
 import gdpjax
 from gdpjax import correlated
+from gdpjax.sampling import PoissonNumbers, Promised
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
 PARAMS = {"w": jnp.ones((2, 3))}
@@ -139,8 +140,8 @@ def test_after_the_noise_such_wrappers_are_read():
 
 def private(name, **changes):
     """Return a private transform."""
-    options = {"noise_multiplier": 1.0, "expected_batch_size": 1.0, "key": jax.random.key(0)} | changes
-    sampled = {**options, "sampling_prob": 0.1}
+    options = {"noise_multiplier": 1.0, "key": jax.random.key(0)} | changes
+    sampled = {**options, "batches": PoissonNumbers(0.1, 1.0)}
     if name == "add_gaussian_noise":
         return gdpjax.add_gaussian_noise(1.0, options["key"])
     if name == "privatize_adaptive":
@@ -149,7 +150,7 @@ def private(name, **changes):
     if name == "correlated":
         strategy = correlated.BandedInverse([1.0, -0.5], memory="buffer")
         keeps = correlated.MinSep(max_participations=2, min_separation=2)
-        return gdpjax.privatize(clip, correlation=strategy, participation=keeps, num_steps=4, **options)
+        return gdpjax.privatize(clip, batches=Promised(1.0, 4, keeps), noise=strategy, **options)
     tx = gdpjax.privatize(clip, **sampled)
     return gdpjax.accumulate_clipped(tx, 2) if name == "accumulate_clipped" else tx
 
@@ -226,8 +227,7 @@ def test_a_sweep_begins_once_for_each_configuration():
         tx = factory(
             gdpjax.Sensitivity(1.0),
             noise_multiplier=noise_multiplier,
-            sampling_prob=0.1,
-            expected_batch_size=1.0,
+            batches=PoissonNumbers(0.1, 1.0),
             key=key,
         )
         state = tx.init(PARAMS)

@@ -7,18 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gdpjax import sampling
-from gdpjax.sampling._uniform import order_statistic
+from gdpjax.sampling import WithoutReplacement
+from gdpjax.sampling._ranks import order_statistic
 from tests.sampling.frequencies import check_distribution, check_frequencies, included
 
 
 def draw(rounds, num_examples, batch_size):
     """Draw a batch with each of many keys; int[rounds, batch_size]."""
 
+    batches = WithoutReplacement(num_examples, batch_size, 10)
+
     @jax.jit
     @jax.vmap
     def draw_one(key):
-        return sampling.uniform_sample(key, num_examples, batch_size)
+        return batches.sample(key, 0).indices
 
     keys = jax.random.split(jax.random.key(0), rounds)
     return np.asarray(draw_one(keys))
@@ -50,7 +52,10 @@ def test_marginal_and_pairwise_inclusion(num_examples, batch_size):
 def test_batches_are_whole_and_in_range():
     """No row is twice in a batch."""
     for num_examples, batch_size in [(7, 7), (60_000, 256)]:
-        rows = np.asarray(sampling.uniform_sample(jax.random.key(1), num_examples, batch_size))
+        sample = WithoutReplacement(num_examples, batch_size, 10).sample(jax.random.key(1), 3)
+        assert int(sample.count) == batch_size
+        assert not sample.is_padding.any()
+        rows = np.asarray(sample.indices)
         assert rows.dtype == np.int32
         assert len(np.unique(rows)) == batch_size
         assert rows.min() >= 0
@@ -59,7 +64,7 @@ def test_batches_are_whole_and_in_range():
 
 @pytest.mark.parametrize("few", [1, 3, 2**32], ids=["all equal", "many ties", "no ties"])
 def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
-    """The rows are those of a sort by (high, low), also where words tie in the high, the low, or both."""
+    """The rows are those of a sort by (high, low); where words tie in both at the boundary the batch does not fit."""
     bits = jax.random.bits
 
     def with_ties(key, shape, dtype):
@@ -74,11 +79,16 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
     num_examples = 50 + few % 7
     batch_size = 20
     key = jax.random.key(few % 7)
-    high, low = np.asarray(with_ties(key, (2, num_examples), jnp.uint32))
+    high, low = np.asarray(with_ties(jax.random.fold_in(key, 1), (2, num_examples), jnp.uint32))
     words = high.astype(np.uint64) << np.uint64(32) | low
     largest_taken = np.sort(words)[batch_size - 1]
-    expected = np.flatnonzero(words <= largest_taken)[:batch_size]
-    np.testing.assert_array_equal(sampling.uniform_sample(key, num_examples, batch_size), expected)
+    expected = np.flatnonzero(words <= largest_taken)
+    sample = WithoutReplacement(num_examples, batch_size, 10).sample(key, 1)
+    assert int(sample.count) == len(expected)
+    if len(expected) == batch_size:
+        np.testing.assert_array_equal(sample.indices, expected)
+    else:
+        assert sample.is_padding.all()
 
 
 def test_order_statistic_of_marked_words():
@@ -119,11 +129,10 @@ def test_the_bound_on_ties_and_on_the_distance_to_uniform():
 
 def test_sampling_error():
     """The sampling error is an upper bound on the formula, and never above one."""
-    error = sampling.uniform_sampling_error(60_000, 3516)
+    error = WithoutReplacement(60_000, 256, 3516).overflow
     formula = 60_000 * 3516 / 2**64
     assert error >= formula
     np.testing.assert_allclose(error, formula, rtol=1e-12)
-    assert sampling.uniform_sampling_error(2**40, 2**40) == 1.0
 
 
 def test_same_eagerly_compiled_mapped_and_scanned():
@@ -131,7 +140,7 @@ def test_same_eagerly_compiled_mapped_and_scanned():
     keys = jax.random.split(jax.random.key(2), 4)
 
     def draw_one(key):
-        return sampling.uniform_sample(key, 100, 9)
+        return WithoutReplacement(100, 9, 10).sample(key, 2).indices
 
     eager = np.stack([draw_one(key) for key in keys])
     np.testing.assert_array_equal(jax.jit(jax.vmap(draw_one))(keys), eager)
@@ -148,12 +157,12 @@ def test_same_eagerly_compiled_mapped_and_scanned():
     ("num_examples", "batch_size", "message"),
     [
         (0, 1, "num_examples"),
-        (5, 6, "batch_size must be a whole number >= 1, at most 5, got 6"),
+        (5, 6, "expected_batch_size must be at most num_examples=5, got 6"),
         (5, 0, "batch_size"),
-        (5, 1.5, "batch_size"),
+        (5, 1.5, "batches without replacement have one whole size, got 1.5"),
     ],
 )
 def test_bad_input(num_examples, batch_size, message):
     """A wrong size is refused, and the message names the argument."""
     with pytest.raises(ValueError, match=message):
-        sampling.uniform_sample(jax.random.key(0), num_examples, batch_size)
+        WithoutReplacement(num_examples, batch_size, 10)

@@ -1,0 +1,181 @@
+"""What a step of a private transform adds and records: from its batches, its noise and its relation.
+
+    privatize(grad_fn, 1.3, Poisson(60_000, 256, epochs=15), key)                               # independent noise
+    privatize(grad_fn, 1.0, Shuffled(60_000, 256, epochs=15, order="fixed"), key, noise=bisr(16))
+
+With a strategy C of `gdpjax.correlated` the noise of step t is sigma Delta sens(C) w_t with
+w_t = sum_s C^-1[t, s] z_s. Delta is the sensitivity of one sum, and sens(C) that of the strategy under the
+participation that the batches promise. The standard normal z_s of a leaf is a function of the noise key, the step s and
+the leaf's path alone, so a strategy that keeps no state draws those of earlier steps again, and a run that is resumed
+goes on with the same noise.
+
+The derivation is in docs/theory/matrix_mechanism.md.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gdpjax._core.arguments import check_flag
+from gdpjax._core.checks import is_traced
+from gdpjax._core.keys import fold_in
+from gdpjax._core.noise import standard_normals
+from gdpjax._core.shown import shown
+from gdpjax._core.trees import is_floating, keys_of_leaves, leaf_names, num_elements, wide_dtype
+from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation, AbstractWorkload
+from gdpjax.ledger import StepEvent
+from gdpjax.sampling import AbstractBatches
+
+
+@dataclasses.dataclass(frozen=True)
+class IndependentGaussian:
+    """Noise that is drawn anew at each step.
+
+    >>> IndependentGaussian()
+    IndependentGaussian()
+    """
+
+
+INDEPENDENT = IndependentGaussian()
+
+
+class Release(NamedTuple):
+    """What every step of a private transform adds and records.
+
+    Attributes:
+      batches: where the sum comes from.
+      step: the event of one step with noise multiplier 1.
+      sampling_prob, overflow_per_step: the numbers that the ledger is given of each step.
+      strategy: the strategy C; None where the noise is independent.
+      sensitivity: sens(C), an upper bound; traced where the coefficients of C are; 1 for independent noise.
+      promise: the participation that it is for.
+    """
+
+    batches: AbstractBatches
+    step: StepEvent
+    sampling_prob: Any
+    overflow_per_step: Any
+    strategy: AbstractNoiseStrategy | None = None
+    sensitivity: Any = 1.0
+    promise: AbstractParticipation | None = None
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """Return the neighbouring relation that the steps are private under."""
+        assert self.step.neighboring_relation is not None
+        return self.step.neighboring_relation
+
+
+def release_of(
+    batches: Any,
+    noise: Any = INDEPENDENT,
+    neighboring_relation: NeighboringRelation | None = None,
+    announced: bool = False,
+) -> Release:
+    """Return what a step adds and records; ValueError where batches, noise and relation do not go together."""
+    if not isinstance(batches, AbstractBatches):
+        raise ValueError(
+            "batches must be a sampling scheme, such as gdpjax.sampling.Poisson(num_examples=60_000, "
+            "expected_batch_size=256, num_steps=3516), or gdpjax.sampling.PoissonNumbers(sampling_prob, "
+            f"expected_batch_size) of batches that are drawn elsewhere; got {shown(batches)}"
+        )
+    strategy = promise = None
+    sensitivity = 1.0
+    if isinstance(noise, IndependentGaussian):
+        step = batches.step_event(neighboring_relation)
+    elif isinstance(noise, AbstractNoiseStrategy):
+        strategy = noise
+        promise, step = batches.correlated_event(strategy, neighboring_relation)
+        _refuse_unstable(strategy, batches.num_steps)
+        sensitivity = strategy.sensitivity(batches.num_steps, promise)
+    else:
+        raise ValueError(
+            "noise must be gdpjax.IndependentGaussian() or a strategy of gdpjax.correlated, such as "
+            f"gdpjax.correlated.bisr(16), got {shown(noise)}"
+        )
+
+    # Whatever the event cannot hold would not be accounted for. Correlated noise assumes nothing of the draws.
+    fields = {field.name for field in dataclasses.fields(step)}
+    overflow = batches.overflow_per_step
+    if "overflow" not in fields:
+        if strategy is None and (is_traced(overflow) or overflow > 0):
+            raise ValueError(f"a {type(step).__name__} holds no overflow, and these batches have one: {shown(batches)}")
+        overflow = 0.0
+    if check_flag("announced", announced):
+        if "announced" not in fields:
+            raise ValueError(f"a {type(step).__name__} does not hold whether an overflow is announced: leave it out")
+        step = dataclasses.replace(step, announced=True)  # pyright: ignore[reportCallIssue]
+    return Release(
+        batches=batches,
+        step=step,
+        sampling_prob=batches.sampling_prob if "sampling_prob" in fields or "steps_per_epoch" in fields else 1.0,
+        overflow_per_step=overflow,
+        strategy=strategy,
+        sensitivity=sensitivity,
+        promise=promise,
+    )
+
+
+def _refuse_unstable(strategy: AbstractNoiseStrategy, num_steps: int) -> None:
+    """Raise ValueError where the noise of late steps leaves float32 no digits for the fresh draw in it.
+
+    The noise of step t has the variance sum_s C^-1[t, s]^2. Its last draw alone is what hides the step's own sum.
+    """
+    if is_traced(strategy):
+        return
+    largest = strategy.error(num_steps, "max", workload=_NOISE)
+    first = strategy.error(1, "max", workload=_NOISE)
+    if not largest <= _LARGEST_GROWTH**2 * first:
+        raise ValueError(
+            f"the noise of {shown(strategy)} grows more than {_LARGEST_GROWTH:g} times in {num_steps} steps, since its "
+            "inverse is unstable: in float32 nothing would be left of the newest draw. Choose a strategy by its "
+            "`error`, or with the optimize_ functions of gdpjax.correlated"
+        )
+
+
+class _NoiseItself(AbstractWorkload):
+    """The workload whose outputs are the noise of single steps."""
+
+    def apply(self, series: np.ndarray) -> np.ndarray:
+        """Return the series as it is."""
+        return series
+
+
+_NOISE = _NoiseItself()
+_LARGEST_GROWTH = 1e5
+"""Beyond it the rounding of float32, 6e-8, is more than about a hundredth of the newest draw."""
+
+
+def is_noised(leaf: Array, trained: bool) -> bool:
+    """Return whether a leaf gets noise: it is trained, floating, and not empty."""
+    return trained and is_floating(leaf) and num_elements(leaf) > 0
+
+
+def noised_leaves(tree: PyTree, trainable: PyTree) -> dict[str, Array]:
+    """Return the leaves that get noise, by their paths."""
+    leaves = {}
+    marks = jax.tree.leaves(trainable)
+    for name, leaf, trained in zip(leaf_names(tree), jax.tree.leaves(tree), marks, strict=True):
+        if is_noised(leaf, trained):
+            leaves[name] = leaf
+    return leaves
+
+
+def draws_of(key: Array, leaves: dict[str, Array]) -> Callable[[Array], dict[str, Array]]:
+    """Return the function from a step to its standard normal draws, of the shapes of ``leaves``.
+
+    It is called in loops over earlier steps, so the key is looked at before.
+    """
+
+    def draw(step: Array) -> dict[str, Array]:
+        step_key = fold_in(key, step)
+        keys = keys_of_leaves(step_key, list(leaves))
+        shapes = [leaf.shape for leaf in leaves.values()]
+        dtypes = [wide_dtype(leaf) for leaf in leaves.values()]
+        return dict(zip(leaves, standard_normals(keys, shapes, dtypes), strict=True))
+
+    return draw
