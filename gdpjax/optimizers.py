@@ -10,8 +10,6 @@ from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.sampling import AbstractBatches
 from gdpjax.transforms import ClipAndSum, clip_and_sum, privatize
 
-_ELSEWHERE = {"l2_clip_norm": "clip", "clipped_by": "clip", "seed": "key", "rng": "key", "sigma": "noise_multiplier"}
-
 
 def _private_front(clip: Any, *private: Any, **options: Any) -> list[optax.GradientTransformation]:
     """Return the transforms of what ``update`` is given: a clipped sum, or gradients that are clipped here."""
@@ -26,7 +24,7 @@ def _check_learning_rate(learning_rate: Any) -> None:
         check_scalar("learning_rate", learning_rate, REAL)
 
 
-@keyword_checked(**_ELSEWHERE)
+@keyword_checked()
 def dpsgd(
     learning_rate: Any,
     clip: Any,
@@ -67,7 +65,7 @@ def dpsgd(
     return optax.chain(*front, optax.sgd(learning_rate, momentum, check_flag("nesterov", nesterov)))
 
 
-@keyword_checked(**_ELSEWHERE)
+@keyword_checked()
 def dpadam(
     learning_rate: Any,
     clip: Any,

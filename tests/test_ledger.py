@@ -26,6 +26,7 @@ from gdpjax.ledger import (
     record_step,
     round_toward,
 )
+from gdpjax.sampling import Poisson
 from gdpjax.tradeoff import PiecewiseLinear
 
 STEP = Event(1.0, 0.1, 1)
@@ -159,6 +160,20 @@ def test_ledgers_join():
     assert sum([first, second], Ledger()) == first + second
     with pytest.raises(ValueError, match="a Ledger joins another Ledger, got"):
         first + Event(2.0, 0.1, 5)
+
+
+def test_unknown_sampling_of_an_older_ledger_is_refused():
+    """It was read as Poisson sampling."""
+    text = Ledger([Event(1.0, 0.5, 3)]).to_json()
+    saved = json.loads(text) | {"gdpjax_ledger": 1}
+    saved["events"][0]["sampling"] = "shuffled"
+    with pytest.raises(ValueError, match="sampling of an event must be one of poisson, uniform, got 'shuffled'"):
+        Ledger.from_json(json.dumps(saved))
+
+
+def test_batches_without_noise_are_no_event():
+    with pytest.raises(ValueError, match=r"batches\.event\(noise_multiplier\)"):
+        Ledger([Poisson(100, 10, 5)])
 
 
 def test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read():

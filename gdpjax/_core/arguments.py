@@ -281,17 +281,39 @@ def _is_nested_numbers(node: Any) -> bool:
     return all(isinstance(leaf, bool | int | float | complex) for leaf in jax.tree.leaves(node))
 
 
+_ELSEWHERE = {
+    "batch_argnums": ("num_arrays",),
+    "batch_size": ("expected_batch_size",),
+    "clipped_by": ("clip",),
+    "correlation": ("noise",),
+    "l2_clip_norm": ("clip",),
+    "max_examples": ("num_examples",),
+    "max_grad_norm": ("clip",),
+    "num_examples": ("max_examples",),
+    "noise": ("noise_multiplier",),
+    "relation": ("neighboring_relation",),
+    "rng": ("key",),
+    "sample_rate": ("sampling_prob", "batches"),
+    "sampling": ("batches",),
+    "sampling_prob": ("batches",),
+    "seed": ("key",),
+    "sigma": ("noise_multiplier",),
+}
+"""What other functions, other versions and other libraries call an argument, and what it may be here."""
+
+
 def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **renamed: str) -> None:
     """ValueError with a guess where a keyword that is given is none of those that are known.
 
-    ``renamed`` are names from elsewhere, each with what is meant, for which no spelling is close.
+    ``renamed`` are names from elsewhere, each with what is meant, beside those of `_ELSEWHERE`.
     """
     known = tuple(known)
     for name in given:
         if name in known:
             continue
-        if name in renamed:
-            advice = f"; did you mean {renamed[name]!r}?"
+        meant = [other for other in (renamed.get(name), *_ELSEWHERE.get(name, ())) if other in known]
+        if meant:
+            advice = f"; did you mean {meant[0]!r}?"
         else:
             advice = did_you_mean(name, known) or f"; it takes {', '.join(known)}"
         raise ValueError(f"{title} has no argument {name!r}{advice}")
@@ -300,8 +322,8 @@ def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **ren
 def keyword_checked(*also: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that a keyword it does not know, or one that is missing, is a ValueError with a guess.
 
-    ``also`` are the keywords that a ``**`` parameter takes. ``renamed`` maps names of other libraries to those that are
-    meant, where no spelling is close. An ``__init__`` is called by the name of its class.
+    ``also`` are the keywords that a ``**`` parameter takes, ``renamed`` as in `check_keywords`. An ``__init__`` is
+    called by the name of its class.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

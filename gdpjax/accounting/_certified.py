@@ -33,7 +33,7 @@ def _curve(
     return curve_of(run, sampling_prob, num_steps, *options)
 
 
-@keyword_checked(sigma="noise_multiplier", noise="noise_multiplier", sample_rate="sampling_prob")
+@keyword_checked()
 def epsilon_bounds(
     noise_multiplier: Array | Ledger | AnyEvent,
     sampling_prob: Array | None = None,

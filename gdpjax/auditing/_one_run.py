@@ -83,7 +83,7 @@ def count_correct(scores: Array, included: Array, num_guesses: int, key: Array) 
     return int(coins[highest].sum()) + int((~coins[lowest]).sum())
 
 
-@keyword_checked(seed="key")
+@keyword_checked()
 def audit_one_run(
     scores: Array,
     included: Array,

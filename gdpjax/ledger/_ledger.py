@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gdpjax._core import interop
+from gdpjax._core.arguments import check_choice
 from gdpjax._core.documents import DocumentError, parse_document
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
@@ -43,8 +44,10 @@ def _event_from_dict(description: dict[str, Any], version: int) -> AnyEvent:
     later = set()
     if version == 1:
         # Batches without replacement were a field of the first event, and two fields came later.
-        if fields.pop("sampling", "poisson") == "uniform":
-            kind = "uniform"
+        kinds = {"poisson": kind, "uniform": "uniform"}
+        drawn = check_choice("the sampling of an event", fields.pop("sampling", "poisson"), kinds)
+        kind = kinds[drawn]
+        if kind == "uniform":
             fields.pop("announced", None)
         later = {"announced"} if kind == "correlated" else {"announced", "is_exact"}
     if kind not in EVENT_TYPES:
@@ -95,6 +98,8 @@ def _described(event: AnyEvent, form: str) -> dict[str, Any]:
 def _event_of(given: Any) -> AnyEvent:
     """Return an event, or that of a plan or a mechanism."""
     event = getattr(given, "event", given)
+    if hasattr(given, "step_event"):
+        raise ValueError("a Ledger holds what batches release with their noise: batches.event(noise_multiplier)")
     if callable(event) and not isinstance(given, type):
         event = event()
     if getattr(given, "group_size", 1) > 1:

@@ -61,7 +61,9 @@ class AbstractBatches(abc.ABC):
       num_steps: the length of the run, for which ``capacity`` and ``overflow`` are.
       capacity: slots of a batch; None: any number of rows is believed.
       sampling_prob: the probability that an example is in a batch, as it is recorded.
-      overflow: the probability that some batch of the run does not fit, or that a draw is not uniform; upper bound.
+      overflow_per_step: the probability that the batch of a step does not fit ``capacity``, or that a draw is not
+        uniform; upper bound. The default of 0 is a promise that neither happens.
+      lost_per_step: the part of it that is for batches that do not fit.
       draws_together: whether the batches of several steps come from one draw, as those of an epoch do.
     """
 
@@ -70,7 +72,7 @@ class AbstractBatches(abc.ABC):
     num_steps: int
     capacity: int | None
     sampling_prob: Any
-    overflow: float = 0.0
+    overflow_per_step: Any = 0.0
     draws_together: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, static: bool = True, **options: Any) -> None:
@@ -79,13 +81,20 @@ class AbstractBatches(abc.ABC):
         if known.__module__ != cls.__module__:
             raise ValueError(f"{cls.__name__} is the name of other batches, of {known.__module__}: choose another one")
         _CLASSES[cls.__name__] = cls
+        if "overflow" in vars(cls) and "overflow_per_step" not in vars(cls):
+            raise ValueError(f"{cls.__name__} has to state overflow_per_step; overflow follows from it")
         if static:
             jax.tree_util.register_static(cls)
 
     @property
-    def overflow_per_step(self) -> Any:
-        """Return the share of one step in ``overflow``, rounded up."""
-        return self.overflow / self.num_steps * (1 + 1e-15)
+    def overflow(self) -> float:
+        """Return the probability that a batch of the run does not fit, or that a draw is not uniform; upper bound."""
+        return min(1.0, self.num_steps * self.overflow_per_step * (1 + 1e-15))
+
+    @property
+    def lost_per_step(self) -> Any:
+        """Return the part of ``overflow_per_step`` that is for batches that do not fit."""
+        return self.overflow_per_step
 
     @abc.abstractmethod
     def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
@@ -130,11 +139,10 @@ class AbstractBatches(abc.ABC):
         Raises:
           ValueError: values out of range, a relation without a proved bound.
         """
-        step = self.step_event(neighboring_relation)
-        if num_steps is None:
-            return step.of_steps(noise_multiplier, self.sampling_prob, self.num_steps, overflow=self.overflow)
-        overflow = min(1.0, check_count("num_steps", num_steps) * self.overflow_per_step)
-        return step.of_steps(noise_multiplier, self.sampling_prob, num_steps, overflow=overflow)
+        step = step_of(self, neighboring_relation)
+        length = check_count("num_steps", self.num_steps if num_steps is None else num_steps)
+        overflow = self.overflow if num_steps is None else min(1.0, length * self.overflow_per_step)
+        return step.of_steps(noise_multiplier, self.sampling_prob, length, overflow=overflow)
 
     @abc.abstractmethod
     def describe(self, unit: str, neighboring_relation: NeighboringRelation, *, is_correlated: bool) -> str:
@@ -219,12 +227,23 @@ class AbstractBatches(abc.ABC):
         return 0.0
 
 
+def step_of(batches: AbstractBatches, neighboring_relation: NeighboringRelation | None) -> StepEvent:
+    """Return the event of a step; ValueError where it has an overflow, which would be dropped for that of the class."""
+    step = batches.step_event(neighboring_relation)
+    overflow = getattr(step, "overflow", 0.0)
+    if overflow:
+        raise ValueError(
+            f"the step_event of {type(batches).__name__} holds an overflow of {overflow:.3g}: leave it 0 there, and "
+            "state it as overflow_per_step of the class, from which that of any number of steps follows"
+        )
+    return step
+
+
 @typing.dataclass_transform(frozen_default=True)
 def scheme(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass, whose wrong keywords are a ValueError with a guess."""
     made = dataclasses.dataclass(frozen=True)(cls)
-    checked = keyword_checked(batch_size="expected_batch_size", max_examples="num_examples")
-    made.__init__ = checked(made.__init__)
+    made.__init__ = keyword_checked()(made.__init__)
     return made
 
 
@@ -330,6 +349,11 @@ class DrawnBatches(AbstractBatches):
         law = self._law_of_sizes()
         too_large = 0.0 if law is None else overflow_probability(*law, self.num_steps, self.capacity)
         return min(1.0, too_large + self._not_uniform)
+
+    @property
+    def overflow_per_step(self) -> float:
+        """Return the share of one step in ``overflow``, rounded up."""
+        return self.overflow / self.num_steps * (1 + 1e-15)
 
     def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
         """Draw the batch of one step on the device, as `AbstractBatches.sample` says."""

@@ -43,6 +43,12 @@ class IndexBatch(NamedTuple):
     is_padding: np.ndarray
 
 
+UNLESS_STATED = (
+    "Where the overflow that the batches state is 0 this cannot happen: then their overflow_per_step, or the count of "
+    "their sample, is wrong, and the epsilon does not hold"
+)
+
+
 class BatchOverflowError(RuntimeError):
     """A batch has more examples than the capacity, so that it cannot be run as sampled.
 
@@ -101,7 +107,8 @@ class HostBatches:
                 raise BatchOverflowError(
                     f"step {number} drew {count} examples and the capacity is {self.scheme.capacity}; the probability "
                     f"of that over the run is at most {self.scheme.overflow:.3g}. The batch must be neither truncated "
-                    "nor redrawn: start another run with a larger capacity and a new key, and account for both"
+                    "nor redrawn: start another run with a larger capacity and a new key, and account for both. "
+                    + UNLESS_STATED
                 )
             return IndexBatch(np.array(batch.indices), np.array(batch.is_padding))
 

@@ -82,6 +82,11 @@ class Shuffled(BatchesInEpochs):
         return 1 / self.steps_per_epoch
 
     @property
+    def lost_per_step(self) -> float:
+        """Return 0: every batch fits."""
+        return 0.0
+
+    @property
     def _not_uniform(self) -> float:
         return permutation_error(self.num_examples, self.num_epochs)
 

@@ -50,6 +50,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
 from gdpjax.sampling import BatchOverflowError
+from gdpjax.sampling._host import UNLESS_STATED
 from gdpjax.training._data import Data, check_data, place
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._plan import Plan
@@ -125,7 +126,7 @@ class Training(NamedTuple):
         return statement if self.scale is None else with_scale(statement)
 
 
-@keyword_checked(batch_argnums="num_arrays")
+@keyword_checked()
 def private_training(
     plan: Plan,
     loss_fn: Callable[..., Any],
@@ -471,8 +472,9 @@ def check_status(state: State) -> None:
     check_instance("state", state, State, "of the run")
     if int(check_array("state.status", state.status)) == OVERFLOWED:
         raise BatchOverflowError(
-            "a Poisson batch exceeded the planned capacity, so the run stopped before training on it. The plan's "
-            "epsilon accounts for this event, and the parameters before it may be released; start a new run to go on"
+            "a batch exceeded the planned capacity, so the run stopped before training on it. The plan's epsilon "
+            "accounts for this event, and the parameters before it may be released; start a new run to go on. "
+            + UNLESS_STATED
         )
 
 

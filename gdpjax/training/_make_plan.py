@@ -27,16 +27,6 @@ _ALLOWED_OVERFLOW = 1e-12
 _SHORT_OF_TARGET = 1e-4
 """The part of a target by which the search may miss it."""
 _TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
-_ELSEWHERE = {
-    "l2_clip_norm": "clip",
-    "max_grad_norm": "clip",
-    "num_examples": "max_examples",
-    "batch_size": "expected_batch_size",
-    "sigma": "noise_multiplier",
-    "sampling": "batches",
-    "correlation": "noise",
-}
-"""What other functions, the command line and other libraries call the arguments of `make_plan`."""
 
 
 class _PoissonNumbers(TypedDict, total=False):
@@ -48,7 +38,7 @@ class _PoissonNumbers(TypedDict, total=False):
     epochs: float
 
 
-@keyword_checked("max_examples", "expected_batch_size", "num_steps", "epochs", **_ELSEWHERE)
+@keyword_checked("max_examples", "expected_batch_size", "num_steps", "epochs")
 def make_plan(
     batches: AbstractBatches | None = None,
     *,

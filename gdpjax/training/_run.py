@@ -534,7 +534,7 @@ def _refuse_used_key(key: Array, run: Run) -> None:
         )
 
 
-@keyword_checked(seed="key")
+@keyword_checked()
 def start_run(
     folder: str | Path,
     training: Training,

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_instance, check_static_size
+from gdpjax._core.arguments import check_instance, check_static_size, keyword_checked
 from gdpjax._core.checks import (
     CLIP_NORM,
     NONNEGATIVE,
@@ -91,6 +91,7 @@ class AdaptiveState(NamedTuple):
     ledger: LedgerState
 
 
+@keyword_checked(clip="initial_l2_clip_norm", l2_clip_norm="initial_l2_clip_norm")
 def privatize_adaptive(
     *,
     initial_l2_clip_norm: Array,

@@ -368,7 +368,7 @@ def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformatio
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-@keyword_checked(seed="key", rng="key", sigma="noise_multiplier", sampling="batches", correlation="noise")
+@keyword_checked()
 def privatize(
     clip: Any,
     noise_multiplier: Any,

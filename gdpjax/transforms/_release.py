@@ -29,6 +29,7 @@ from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation, AbstractWorkload
 from gdpjax.ledger import StepEvent
 from gdpjax.sampling import AbstractBatches
+from gdpjax.sampling._abstract import step_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ def release_of(
     strategy = promise = None
     sensitivity = 1.0
     if isinstance(noise, IndependentGaussian):
-        step = batches.step_event(neighboring_relation)
+        step = step_of(batches, neighboring_relation)
     elif isinstance(noise, AbstractNoiseStrategy):
         strategy = noise
         promise, step = batches.correlated_event(strategy, neighboring_relation)
@@ -98,11 +99,13 @@ def release_of(
             f"gdpjax.correlated.bisr(16), got {shown(noise)}"
         )
 
-    # Whatever the event cannot hold would not be accounted for. Correlated noise assumes nothing of the draws.
+    # Whatever the event cannot hold would not be accounted for. Correlated noise assumes nothing of the draws, or under
+    # ADD_OR_REMOVE_ONE a secret order: that it is not uniform is far less likely than what noise of floats may show.
     fields = {field.name for field in dataclasses.fields(step)}
     overflow = batches.overflow_per_step
     if "overflow" not in fields:
-        if strategy is None and (is_traced(overflow) or overflow > 0):
+        lost = overflow if strategy is None else batches.lost_per_step
+        if is_traced(lost) or lost > 0:
             raise ValueError(f"a {type(step).__name__} holds no overflow, and these batches have one: {shown(batches)}")
         overflow = 0.0
     if check_flag("announced", announced):

@@ -11,8 +11,9 @@ import pytest
 import gdpjax
 from gdpjax import NeighboringRelation
 from gdpjax.accounting import epsilon_bounds
-from gdpjax.ledger import CyclicPoissonEvent, TruncatedPoissonEvent
-from gdpjax.sampling import AbstractBatches, padded
+from gdpjax.correlated import FixedEpochs
+from gdpjax.ledger import CyclicPoissonEvent, Event, TruncatedPoissonEvent
+from gdpjax.sampling import AbstractBatches, BatchOverflowError, padded
 from gdpjax.training import batch_source, private_training
 
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -93,22 +94,80 @@ def test_what_is_not_said_of_it_is_refused():
 class SometimesLost(EveryThird):
     """Batches that may not fit, charged as what never fails to."""
 
-    overflow = 1e-3
+    overflow_per_step = 1e-3
+
+    def limits(self):
+        return FixedEpochs(2)
 
     def step_event(self, neighboring_relation=None):
         return TruncatedPoissonEvent(1.0, 1.0, 1, self.num_examples, self.capacity, neighboring_relation)
 
 
 def test_an_overflow_that_the_event_cannot_hold_is_refused():
-    """Trap 83: it would not be accounted for."""
+    """Trap 83: it would not be accounted for, with correlated noise either."""
     batches = SometimesLost(20, 6)
+    with pytest.raises(ValueError, match="TruncatedPoissonEvent holds no overflow"):
+        batches.event(1.0)
+    for noise in (gdpjax.IndependentGaussian(), gdpjax.correlated.bisr(2)):
+        with pytest.raises(ValueError, match="Event holds no overflow"):
+            gdpjax.privatize(gdpjax.Sensitivity(1.0), 1.0, batches, jax.random.key(0), noise=noise)
+        with pytest.raises(ValueError, match="Event holds no overflow"):
+            gdpjax.make_plan(batches, clip=1.0, delta=1e-2, noise_multiplier=4.0, noise=noise)
+
+
+@dataclasses.dataclass(frozen=True)
+class MayNotFit(EveryThird):
+    """Batches that may not fit, and say so once."""
+
+    overflow_per_step: float = 1e-7
+
+    def step_event(self, neighboring_relation=None):
+        return Event(1.0, 1.0, 1, neighboring_relation)
+
+
+def test_the_overflow_of_a_step_is_that_of_the_run():
+    """Trap 91: stated in two places, one of them was 0, which a plan or a ledger read."""
+    batches = MayNotFit(20, 6)
+    plan = gdpjax.make_plan(batches, clip=1.0, delta=1e-2, noise_multiplier=4.0)
+    assert plan.overflow == batches.event(1.0).overflow == pytest.approx(6e-7, rel=1e-12)
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
+    tx = gdpjax.privatize(grad_fn, 1.0, batches, jax.random.key(0))
+    params = jnp.zeros(())
+    total = grad_fn(params, jnp.ones(7), is_padding=jnp.zeros(7, bool))
+    _, state = tx.update(total, tx.init(params), params)
+    assert gdpjax.ledger_of(state)[0].overflow == pytest.approx(1e-7, rel=1e-6)
+
+    with pytest.raises(ValueError, match="Half has to state overflow_per_step"):
+        type("Half", (EveryThird,), {"overflow": 1e-3})
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedElsewhere(MayNotFit):
+    """Batches whose event of a step states an overflow that is not the class's."""
+
+    def step_event(self, neighboring_relation=None):
+        return Event(1.0, 1.0, 1, neighboring_relation, overflow=1e-3)
+
+
+def test_an_overflow_of_the_step_event_is_refused():
+    """It would be dropped for that of the class."""
+    batches = StatedElsewhere(20, 6)
     for make in (
         lambda: batches.event(1.0),
-        lambda: gdpjax.privatize(gdpjax.Sensitivity(1.0), 1.0, batches, jax.random.key(0)),
         lambda: gdpjax.make_plan(batches, clip=1.0, delta=1e-2, noise_multiplier=4.0),
     ):
-        with pytest.raises(ValueError, match="TruncatedPoissonEvent holds no overflow"):
+        with pytest.raises(ValueError, match=r"step_event of StatedElsewhere holds an overflow of 0\.001"):
             make()
+
+
+def test_a_batch_too_large_of_a_scheme_that_never_has_one():
+    """The epsilon does not account for it, so the message does not say so."""
+
+    class Larger(EveryThird):
+        capacity = 1
+
+    with pytest.raises(BatchOverflowError, match=r"their overflow_per_step.* is wrong, and the epsilon does not hold"):
+        Larger(20, 6).on_host(jax.random.key(0))[0]
 
 
 def test_a_name_that_is_taken_is_refused():

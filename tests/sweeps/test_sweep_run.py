@@ -178,7 +178,7 @@ def test_a_batch_that_does_not_fit_is_a_failure(tmp_path, small_digits, monkeypa
     run_small(SMALL + "learning_rate = [0.5, 0.25]\n", small_digits, tmp_path / "0")
     good, stopped = rows_of(tmp_path / "0")
     assert good["error"] is None
-    assert "BatchOverflowError: a Poisson batch exceeded the planned capacity" in stopped["error"]
+    assert "BatchOverflowError: a batch exceeded the planned capacity" in stopped["error"]
     assert stopped["num_steps"] == 8, "the planned maximum is charged, whenever it stopped"
 
 

@@ -490,8 +490,14 @@ def test_init_checks_the_parameters(case):
 
 @pytest.mark.parametrize("optimizer", [gdpjax.dpsgd, gdpjax.dpadam])
 def test_optimizers_say_what_clips(optimizer):
-    for old in ("l2_clip_norm", "clipped_by"):
-        with pytest.raises(ValueError, match=f"has no argument '{old}'; did you mean 'clip'"):
+    renamed = {
+        "l2_clip_norm": "clip",
+        "clipped_by": "clip",
+        "sampling_prob": "batches",
+        "relation": "neighboring_relation",
+    }
+    for old, new in renamed.items():
+        with pytest.raises(ValueError, match=f"has no argument '{old}'; did you mean '{new}'"):
             optimizer(0.1, **{old: 1.0}, **PRIVATE)
     with pytest.raises(ValueError, match="missing a required argument: 'clip'"):
         optimizer(0.1, **PRIVATE)
