@@ -592,8 +592,6 @@ def _accounting_cases() -> dict[str, Case]:
         "steps_of_epochs": case(accounting.steps_of_epochs, 1.0, 1000, 16),
         "mu_bounds": case(accounting.mu_bounds, *RUN, failure=1e-3),
         "tradeoff_bounds": case(accounting.tradeoff_bounds, *RUN, 0.1),
-        "edgeworth_delta": case(accounting.edgeworth_delta, *RUN, 1.0, order=2),
-        "edgeworth_epsilon": case(accounting.edgeworth_epsilon, *RUN, 1e-3, order=2),
         "gamma_for_mean_num_runs": case(accounting.gamma_for_mean_num_runs, 10.0, 0.5),
         "gdp_compose": case(accounting.gdp_compose, np.ones(3), axis=-1),
         "gdp_delta": case(accounting.gdp_delta, 1.0, 1.0),

@@ -83,7 +83,6 @@ def _accounting() -> Iterator[Program]:
         "clt_mu_uniform": (accounting.clt_mu_uniform, 3),
         "clt_epsilon": (accounting.clt_epsilon, 4),
         "clt_epsilon_uniform": (functools.partial(accounting.clt_epsilon, sampling="uniform"), 4),
-        "edgeworth_epsilon": (accounting.edgeworth_epsilon, 4),
         "moments_accountant_epsilon": (accounting.moments_accountant_epsilon, 4),
         "Gaussian": (lambda mu, alpha: tradeoff.Gaussian(mu)(alpha), 2),
         "subsample": (lambda mu, p, alpha: tradeoff.subsample(tradeoff.Gaussian(mu), p)(alpha), 3),

@@ -116,12 +116,6 @@ def log_and_density(xp: Any, hi: Array, lo: Array) -> tuple[Array, Array]:
     return log_density, density
 
 
-def mills_ratio(y: Array) -> Array:
-    """Return M(y) = Phi(-y) / phi(y) for y >= -1, with a relative error of about 1e-15."""
-    value, _slope = _clenshaw(_map(y), _map(y))
-    return value / (y + _SHIFT)
-
-
 def mills_difference(x: Array, gap: Array, y: Array) -> tuple[Array, Array, Array]:
     """Return (M(x), M(y), M(x) - M(y)) for x >= -1 and y = x + gap >= x, each to a relative error of about 1e-15."""
     u = _map(x)

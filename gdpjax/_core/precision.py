@@ -508,5 +508,5 @@ def _not_differentiable(value: Array) -> Array:
 def _refuse(primals: Any, tangents: Any) -> Any:
     raise ValueError(
         "certified bounds have no derivative: their ends move with the search that found them. Differentiate "
-        "clt_epsilon or edgeworth_epsilon instead, or take differences of brackets with rtol=1e-5"
+        "clt_epsilon instead, or take differences of brackets with rtol=1e-5"
     )

@@ -8,7 +8,6 @@ from gdpjax._core.epochs import steps_of_epochs
 from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps, calibrate_sampling_prob
 from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
 from gdpjax.accounting._clt import clt_epsilon, clt_mu_poisson, clt_mu_uniform
-from gdpjax.accounting._edgeworth import edgeworth_delta, edgeworth_epsilon
 from gdpjax.accounting._gdp import (
     gdp_compose,
     gdp_delta,
@@ -36,8 +35,6 @@ __all__ = [
     "clt_mu_uniform",
     "delta_after_overflow",
     "delta_bounds",
-    "edgeworth_delta",
-    "edgeworth_epsilon",
     "epsilon_bounds",
     "gamma_for_mean_num_runs",
     "gdp_compose",
