@@ -52,7 +52,6 @@ COSTLY = {
     "tradeoff_curves",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
-    "calibrate_sampling_prob",
     "tuning_epsilon",
     "moments_accountant_epsilon",
     "compose",

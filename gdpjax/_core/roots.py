@@ -1,8 +1,8 @@
 r"""Batched bracketed search for the edge of a monotone condition.
 
-Calibration asks for the smallest noise, the largest number of steps or the largest sampling probability that *meets a
-target*. That is not quite a root: the accountant's epsilon can jump, and the answer must lie on the safe side of the
-edge, not within a tolerance of it. So both searches here keep one end that holds and one that does not,
+Calibration asks for the smallest noise or the largest number of steps that *meets a target*. That is not quite a root:
+the accountant's epsilon can jump, and the answer must lie on the safe side of the edge, not within a tolerance of it.
+So both searches here keep one end that holds and one that does not,
 
     invariant: condition(holds) is true, condition(fails) is false, all elements at once,
 

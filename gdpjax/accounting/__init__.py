@@ -5,7 +5,7 @@ estimate that may understate the truth.
 """
 
 from gdpjax._core.epochs import steps_of_epochs
-from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps, calibrate_sampling_prob
+from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps
 from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
 from gdpjax.accounting._clt import clt_epsilon, clt_mu_poisson, clt_mu_uniform
 from gdpjax.accounting._gdp import (
@@ -28,7 +28,6 @@ from gdpjax.accounting._tuning import tuning_epsilon, tuning_rdp
 __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
-    "calibrate_sampling_prob",
     "certified",
     "clt_epsilon",
     "clt_mu_poisson",

@@ -1,10 +1,10 @@
-r"""Calibration: the noise multiplier, number of steps or sampling probability that meets a privacy target.
+r"""Calibration: the noise multiplier or the number of steps that meets a privacy target.
 
     noise_multiplier = calibrate_noise_multiplier(epsilon=2.0, delta=1e-5, sampling_prob=0.01, num_steps=1000)
 
-epsilon decreases in the noise multiplier and increases in num_steps and sampling_prob, so "the best value that meets
-the target" is the edge of a monotone condition. This module checks the target; `_search` finds the edge, for each
-accountant by its own method:
+epsilon decreases in the noise multiplier and increases in num_steps, so "the best value that meets the target" is the
+edge of a monotone condition. This module checks the target; `_search` finds the edge, for each accountant by its own
+method:
 
 * ``accountant="numeric"``, the default: secant steps on the upper end of the certified bracket, for epsilon, for mu, or
   for what an attacker can do: membership advantage, true positive rate at a false positive rate, success of a Bayesian
@@ -157,67 +157,6 @@ def calibrate_num_steps(
         accountant,
         noise_multiplier=noise_multiplier,
         sampling_prob=sampling_prob,
-    )
-
-
-def calibrate_sampling_prob(
-    *,
-    epsilon: Array | None = None,
-    delta: Array | None = None,
-    mu: Array | None = None,
-    failure: Array | None = None,
-    advantage: Array | None = None,
-    tpr: Array | None = None,
-    fpr: Array | None = None,
-    bayes_success: Array | None = None,
-    prior: Array | None = None,
-    noise_multiplier: Array,
-    num_steps: Array,
-    accountant: str = "numeric",
-) -> Array:
-    """Return the largest sampling probability that meets a privacy target.
-
-    Formula: max { p in (0, 1] : epsilon(noise_multiplier, p, num_steps, delta) <= epsilon }.
-
-    Args:
-        epsilon: target epsilon > 0 in nats, with delta; instead of mu.
-        delta: probability strictly between 0 and 1.
-        mu: target mu > 0: the (mu, failure) statement of `mu_bounds` for "numeric", the limiting mu for "clt".
-        failure: failure probability of a certified mu statement, default 1e-10; only with accountant "numeric".
-        advantage: target membership advantage, in (0, 1), instead of the others; this and the next only with "numeric".
-        tpr: target true positive rate at ``fpr``, in (fpr, 1): no attack reaches more.
-        fpr: the false positive rate, in (0, 1), of a target tpr.
-        bayes_success: target success of an attacker with ``prior``, above max(prior, 1 - prior) and below 1.
-        prior: probability of membership, in (0, 1), of a target bayes_success; default 1/2.
-        noise_multiplier: stddev of the noise / sensitivity, > 0.
-        num_steps: whole number >= 1 of steps.
-        accountant: "numeric" (certified), "rdp" (the moments accountant's upper bound) or "clt" (an estimate).
-
-    Returns:
-        sampling_prob in (0, 1], of the broadcast shape; 1 where the target allows every example in every batch. With
-        "numeric" certified: the upper end of `epsilon_bounds` (or of what the target names) at this very value is at
-        most the target, and exceeds it at a value larger by 2e-6 of it. With "rdp" safe: the true epsilon is at most
-        the target. With "clt" asymptotic: it may exceed the target. NaN where traced and infeasible.
-
-    Raises:
-        ValueError: an argument outside its range, an incomplete target, an accountant that cannot serve it, or a target
-            that no sampling probability meets.
-
-    Reference: Gopi, Lee and Wutschitz, arXiv:2106.02848 (numeric); Mironov, Talwar and Zhang, arXiv:1908.10530 (rdp);
-    Bu, Dong, Long and Su, arXiv:1911.11607, Section 3 (clt).
-
-    >>> p = calibrate_sampling_prob(mu=0.5, noise_multiplier=1.0, num_steps=1000, accountant="clt")
-    >>> print(f"{p:.6f}")
-    0.012062
-    """
-    attack = _AttackTarget(advantage, tpr, fpr, bayes_success, prior)
-    target = _checked_target(accountant, epsilon, delta, mu, failure, attack)
-    return _calibrate(
-        "sampling_prob",
-        target,
-        accountant,
-        noise_multiplier=noise_multiplier,
-        num_steps=num_steps,
     )
 
 
@@ -377,7 +316,7 @@ def _calibrate(
             f"the target {target.description} cannot be met: even {unknown} = {axis.safest:.4g} exceeds it "
             f"by the accountant {accountant!r}"
         )
-    if unknown != "sampling_prob" and answer.too_lax.any():
+    if answer.too_lax.any():
         raise ValueError(
             f"the target {target.description} asks for nothing: even {unknown} = {axis.riskiest:.4g} meets it"
         )

@@ -1,8 +1,8 @@
 r"""The searches for the edge of a privacy target, one method for each accountant; `_calibration` calls them.
 
 A target is a number, an epsilon, a mu, a delta or a rate, that an accountant's upper bound must not exceed. The bound
-decreases in the noise multiplier and increases in num_steps and sampling_prob. Each method here returns a
-`CalibratedValue`, which lies on the safe side of the edge.
+decreases in the noise multiplier and increases in num_steps. Each method here returns a `CalibratedValue`, which lies
+on the safe side of the edge.
 
 * *Closed form* ("clt"): mu = p sqrt(T (e^{1/s^2} - 1)), solved for the unknown in logarithms.
 * *Bisection* ("rdp"): `gdpjax._core.roots.bisect` on the moments accountant, all elements side by side, to rounding.
@@ -14,9 +14,9 @@ decreases in the noise multiplier and increases in num_steps and sampling_prob. 
       y = log mu,    or    y = log(sqrt(z^2 + 2 epsilon) - z + d sqrt(2 pi))
 
   for a target (epsilon, d). This is the mu whose epsilon that roughly is; the last term matters where epsilon is nearly
-  0. Against the logarithm of the unknown, y has slope 1/2 for num_steps, 1 for sampling_prob and
-  -h^2 / (1 - e^{-h^2}), h = 1/s, for the noise multiplier, as far as the limit theorem holds. The certified upper end
-  alone decides whether the target is met, at the very value that is returned.
+  0. Against the logarithm of the unknown, y has slope 1/2 for num_steps and -h^2 / (1 - e^{-h^2}), h = 1/s, for the
+  noise multiplier, as far as the limit theorem holds. The certified upper end alone decides whether the target is met,
+  at the very value that is returned.
 
 "numeric" runs on the host, where each round evaluates the elements that are not finished. In traced code it is a call
 back to the host, as the accountant is.
@@ -45,9 +45,8 @@ _CLOSED_MARGIN = 1 - 1e-12
 AXES = {
     "noise_multiplier": Axis(2.0**60, 2.0**-10),
     "num_steps": Axis(1.0, 2.0**40, whole=True),
-    "sampling_prob": Axis(2.0**-100, 1.0),
 }
-_ROUNDING = {"noise_multiplier": "up", "num_steps": "down", "sampling_prob": "down"}
+_ROUNDING = {"noise_multiplier": "up", "num_steps": "down"}
 _RUN: dict[str, Any] = {"noise_multiplier": POSITIVE, "sampling_prob": UNIT, "num_steps": COUNT}
 
 
@@ -67,15 +66,12 @@ class CalibratedValue(NamedTuple):
 
 def _calibrated(
     xp: Any,
-    unknown: str,
     value: Array,
     too_strict: Array,
     too_lax: Array,
 ) -> CalibratedValue:
-    """Return the value where there is one. Every example in every batch is a value, too: sampling_prob = 1."""
-    lax_value = 1.0 if unknown == "sampling_prob" else xp.nan
-    value = xp.where(too_lax, lax_value, value)
-    value = xp.where(too_strict, xp.nan, value)
+    """Return the value where there is one."""
+    value = xp.where(too_strict | too_lax, xp.nan, value)
     return CalibratedValue(value, too_strict, too_lax)
 
 
@@ -96,11 +92,8 @@ def _clt_inverse(
     # The logarithm of mu / sqrt(e^{h^2} - 1), which is p sqrt(T).
     squared = noise_multiplier**-2.0
     log_scale = log_mu - 0.5 * squared - 0.5 * xp.log(-xp.expm1(-squared))
-    if unknown == "num_steps":
-        value = xp.exp(2 * (log_scale - xp.log(sampling_prob)))
-        return value, xp.full_like(log_scale, 0.5)
-    value = xp.exp(log_scale - 0.5 * xp.log(num_steps))
-    return value, xp.ones_like(log_scale)
+    value = xp.exp(2 * (log_scale - xp.log(sampling_prob)))
+    return value, xp.full_like(log_scale, 0.5)
 
 
 def _closed_form(unknown: str) -> Callable[..., CalibratedValue]:
@@ -121,7 +114,7 @@ def _closed_form(unknown: str) -> Callable[..., CalibratedValue]:
             value = jnp.floor(value)
         too_strict = axis.sign * (value - axis.safest) < 0
         too_lax = axis.sign * (value - axis.riskiest) > 0
-        return _calibrated(jnp, unknown, value, too_strict, too_lax)
+        return _calibrated(jnp, value, too_strict, too_lax)
 
     return closed_form
 
@@ -164,7 +157,7 @@ def _bisection(unknown: str) -> Callable[..., CalibratedValue]:
             midpoint=midpoint,
             num_iterations=num_iterations,
         )
-        return _calibrated(jnp, unknown, root.holds, ~root.first_held, root.last_held)
+        return _calibrated(jnp, root.holds, ~root.first_held, root.last_held)
 
     return search
 
@@ -278,7 +271,7 @@ class _SecantSearch(NamedTuple):
         """Return what a finished search says."""
         is_riskiest = state.holds == AXES[self.unknown].riskiest
         too_lax = np.logical_and(state.held, is_riskiest)
-        return _calibrated(np, self.unknown, state.holds, ~state.held, too_lax)
+        return _calibrated(np, state.holds, ~state.held, too_lax)
 
     def on_host(self, goal: Array, condition: Array, *run: Array) -> CalibratedValue:
         """Return the answer for many elements; each round evaluates the unfinished ones."""

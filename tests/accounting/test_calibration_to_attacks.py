@@ -8,7 +8,6 @@ from scipy.special import ndtr
 from gdpjax.accounting import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
-    calibrate_sampling_prob,
     certified,
 )
 
@@ -16,7 +15,6 @@ RUN = {"noise_multiplier": 1.0, "sampling_prob": 0.01, "num_steps": 1000}
 CALIBRATIONS = {
     "noise_multiplier": (calibrate_noise_multiplier, lambda value: 0.999 * value),
     "num_steps": (calibrate_num_steps, lambda value: value + 1),
-    "sampling_prob": (calibrate_sampling_prob, lambda value: 1.001 * value),
 }
 TARGETS = {
     "advantage": ({"advantage": 0.1}, lambda curve: curve.advantage().upper),
