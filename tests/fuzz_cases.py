@@ -588,10 +588,8 @@ def _accounting_cases() -> dict[str, Case]:
         "gdp_compose": case(accounting.gdp_compose, np.ones(3), axis=-1),
         "gdp_delta": case(accounting.gdp_delta, 1.0, 1.0),
         "gdp_epsilon": case(accounting.gdp_epsilon, 1e-3, 1.0),
-        "gdp_group": case(accounting.gdp_group, 1.0, 2),
         "gdp_log_delta": case(accounting.gdp_log_delta, 1.0, 1.0),
         "gdp_mu": case(accounting.gdp_mu, 1.0, 1e-3),
-        "gdp_tradeoff": case(accounting.gdp_tradeoff, 0.1, 1.0),
         "mean_num_runs": case(accounting.mean_num_runs, 0.5, 0.1),
         "moments_accountant_epsilon": case(accounting.moments_accountant_epsilon, *RUN, 1e-3, "tight"),
         "rdp_allocation": case(

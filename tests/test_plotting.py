@@ -10,11 +10,11 @@ import pytest
 
 from gdpjax import Event, Ledger, plotting
 from gdpjax._core.types import Bounds
-from gdpjax.accounting import epsilon_bounds, gdp_tradeoff
+from gdpjax.accounting import epsilon_bounds
 from gdpjax.cli import main
 from gdpjax.ledger import GaussianEvent
 from gdpjax.plotting import _curves, _draw
-from gdpjax.tradeoff import Laplace, NoGuarantee, compose
+from gdpjax.tradeoff import Gaussian, Laplace, NoGuarantee, compose
 
 # The central limit theorem is far off for this run, on either side.
 MNIST_RUN = (0.6, 256 / 60_000, 100)
@@ -65,7 +65,7 @@ def test_tradeoff_curves_are_where_their_standing_puts_them(tradeoff):
     inside = (alpha > 1e-6) & (alpha < 0.999)
     width = curve.upper - curve.lower
     assert width[inside].max() < 0.02
-    np.testing.assert_array_equal(tradeoff.gaussian_clt, gdp_tradeoff(alpha, tradeoff.mu_clt))
+    np.testing.assert_array_equal(tradeoff.gaussian_clt, Gaussian(tradeoff.mu_clt)(alpha))
     assert tradeoff.epsilon == epsilon_bounds(*MNIST_RUN, 1e-5)
     assert tradeoff.mu_clt < tradeoff.mu_upper
 

@@ -78,7 +78,6 @@ def _accounting() -> Iterator[Program]:
         "gdp_log_delta": (accounting.gdp_log_delta, 2),
         "gdp_epsilon": (accounting.gdp_epsilon, 2),
         "gdp_mu": (accounting.gdp_mu, 2),
-        "gdp_tradeoff": (accounting.gdp_tradeoff, 2),
         "clt_mu_poisson": (accounting.clt_mu_poisson, 3),
         "clt_mu_uniform": (accounting.clt_mu_uniform, 3),
         "clt_epsilon": (accounting.clt_epsilon, 4),

@@ -79,7 +79,7 @@ def _measure_function(name: str, function: ours.Function, points: Points, repeti
 def _whole_array_peers(points: Points) -> dict[str, Callable[[], Any]]:
     """Return the papers' formula beside each function of ours that it computes for arrays."""
     return {
-        "gdp_tradeoff": lambda: paper.tradeoff(points.alpha, points.mu),
+        "Gaussian": lambda: paper.tradeoff(points.alpha, points.mu),
         "clt_mu_poisson": lambda: paper.clt_mu(points.noise_multiplier, points.sampling_prob, points.num_steps),
         "gdp_delta": lambda: paper.delta(points.epsilon, points.mu),
     }
@@ -184,7 +184,7 @@ def _relative_error(mp: Any, name: str, points: Points, i: int, value: float) ->
         return above - mp.exp(epsilon) * below
 
     match name:
-        case "gdp_tradeoff":
+        case "Gaussian":
             quantile = mp.sqrt(2) * mp.erfinv(1 - 2 * at["alpha"])
             exact = mp.ncdf(quantile - at["mu"])
         case "clt_mu_poisson":

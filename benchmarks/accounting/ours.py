@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.accounting.grid import make_grid, make_points
-from gdpjax import accounting
+from gdpjax import accounting, tradeoff
 
 FIRST_CALL_TARGET = 2.0
 MEMORY_TARGET = 2e9
@@ -34,7 +34,7 @@ FUNCTIONS = {
     "epsilon_bounds": _runs(accounting.epsilon_bounds, 500),
     "moments_accountant_epsilon": _runs(accounting.moments_accountant_epsilon, 1_000),
     "clt_epsilon": _runs(accounting.clt_epsilon, None),
-    "gdp_tradeoff": _points(accounting.gdp_tradeoff, "alpha mu", 1e6),
+    "Gaussian": _points(lambda alpha, mu: tradeoff.Gaussian(mu)(alpha), "alpha mu", 1e6),
     "clt_mu_poisson": _points(accounting.clt_mu_poisson, "noise_multiplier sampling_prob num_steps", 1e6),
     "gdp_delta": _points(accounting.gdp_delta, "epsilon mu", 1e6),
     "gdp_epsilon": _points(accounting.gdp_epsilon, "delta mu", 2e5),

@@ -21,6 +21,7 @@ from experiments.paper.tables import path_of, read_rows
 from gdpjax import accounting
 from gdpjax.sweeps import records
 from gdpjax.sweeps.rounding import upper as rounded_up
+from gdpjax.tradeoff import Gaussian
 
 # The accountants that choose the noise of figure 4, with the colour and the line of each.
 CERTIFIED = "certified"
@@ -273,7 +274,7 @@ def _draw_power(axes: Axes, row: dict[str, Any], title: str) -> None:
     bounds = accounting.tradeoff_bounds(*run, alpha)
     least = 1 - np.asarray(bounds.upper)
     most = 1 - np.asarray(bounds.lower)
-    estimated = 1 - np.asarray(accounting.gdp_tradeoff(alpha, cost["mu_clt"]))
+    estimated = 1 - np.asarray(Gaussian(cost["mu_clt"])(alpha))
 
     # The band is so narrow that its edge is what is seen of it, also in the gaps of a thin dashed line above it.
     axes.plot(alpha, alpha, ":", color="0.4", linewidth=1, label="perfect privacy")

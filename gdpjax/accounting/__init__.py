@@ -12,10 +12,8 @@ from gdpjax.accounting._gdp import (
     gdp_compose,
     gdp_delta,
     gdp_epsilon,
-    gdp_group,
     gdp_log_delta,
     gdp_mu,
-    gdp_tradeoff,
 )
 from gdpjax.accounting._moments_accountant import moments_accountant_epsilon
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
@@ -39,10 +37,8 @@ __all__ = [
     "gdp_compose",
     "gdp_delta",
     "gdp_epsilon",
-    "gdp_group",
     "gdp_log_delta",
     "gdp_mu",
-    "gdp_tradeoff",
     "mean_num_runs",
     "moments_accountant_epsilon",
     "mu_and_regret",

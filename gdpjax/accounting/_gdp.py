@@ -1,4 +1,4 @@
-r"""Exact Gaussian differential privacy: duality with (epsilon, delta), composition and groups.
+r"""Exact Gaussian differential privacy: duality with (epsilon, delta), and composition.
 
 A mechanism is mu-GDP when telling two neighbouring data sets apart is at least as hard as telling N(0, 1) from
 N(mu, 1), i.e. its trade-off curve lies above G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu). The Gaussian mechanism with
@@ -7,22 +7,22 @@ stddev = sensitivity / mu attains it. The conjugate of G_mu gives the equivalent
     delta(epsilon) = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2),        epsilon >= 0,
 
 so that every function here is an equality, not a bound. Composition adds squares because the log-likelihood ratio of a
-product of Gaussians is again Gaussian, and a group of k people shifts the mean k times as far. How the formula is
-computed without cancellation, and inverted, is derived in `gdpjax._core.gdp` and `gdpjax._core.normal`.
+product of Gaussians is again Gaussian. A group of k people shifts the mean k times as far: its mu is k mu. How the
+formula is computed without cancellation, and inverted, is derived in `gdpjax._core.gdp` and `gdpjax._core.normal`.
 
 In a program compiled for a TPU it is computed in float32: relative errors are below 1e-5, for epsilon below that plus
-1e-6 mu. A delta or beta below 1e-36 may come out as 0, a beta below 1e-15 is good to 2e-5.
+1e-6 mu. A delta below 1e-36 may come out as 0.
 """
 
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtr, ndtri
 
 from gdpjax._core import gdp
 from gdpjax._core.arguments import check_count
-from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, NONNEGATIVE, UNIT, Domain, is_traced
+from gdpjax._core.checks import EXTENDED_NONNEGATIVE, NONNEGATIVE, Domain, is_traced
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
+from gdpjax.tradeoff import Gaussian
 
 _TINY = float(np.finfo(np.float64).tiny)
 DELTA = Domain(f"a number in [{_TINY:.4g}, 1)", lambda x: (x > 0) & (x >= _TINY) & (x < 1))
@@ -129,36 +129,9 @@ def gdp_mu(epsilon: Array, delta: Array) -> Array:
     return gdp.gdp_mu(epsilon, delta)
 
 
-@float64_function(has_float32=True, alpha=UNIT, mu=EXTENDED_NONNEGATIVE)
 def gdp_tradeoff(alpha: Array, mu: Array) -> Array:
-    """Return the Gaussian trade-off curve G_mu: the least type II error of a test with type I error alpha.
-
-    Formula: G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu).
-
-    Args:
-        alpha: type I error in [0, 1].
-        mu: Gaussian privacy parameter >= 0.
-
-    Returns:
-        beta in [0, 1], of the broadcast shape; exact. At mu = inf it is 0, the curve of no privacy.
-
-    Raises:
-        ValueError: an argument outside its range, or shapes that do not broadcast.
-
-    Reference: Dong, Roth and Su, arXiv:1905.02383, Section 2.2.
-
-    >>> print(f"{gdp_tradeoff(0.5, 1.0):.10f}")
-    0.1586552539
-    """
-    is_inside = (alpha > 0) & (alpha < 1)
-    is_finite = mu < jnp.inf
-    inner_alpha = jnp.where(is_inside, alpha, 0.5)
-    finite_mu = jnp.where(is_finite, mu, 0.0)
-    beta = jnp.where(is_finite, ndtr(-ndtri(inner_alpha) - finite_mu), 0.0)
-
-    # The ends: f(0) = 1 unless nothing is private, and f(1) = 0.
-    beta_at_ends = jnp.where((alpha == 0) & is_finite, 1.0, 0.0)
-    return jnp.where(is_inside, beta, beta_at_ends)
+    """Return Gaussian(mu)(alpha), as a function like the others here."""
+    return Gaussian(mu)(alpha)
 
 
 def gdp_compose(mu: Array, axis: int = -1) -> Array:
@@ -205,27 +178,3 @@ def _composed(mu: Array, axis: int) -> Array:
     root = jnp.sqrt(jnp.where(is_positive, squares, 1.0))
     root = jnp.where(is_positive, root, 0.0)
     return jnp.squeeze(scale, axis) * root
-
-
-@float64_function(has_float32=True, mu=EXTENDED_NONNEGATIVE, k=COUNT)
-def gdp_group(mu: Array, k: Array) -> Array:
-    """Return the mu that a mu-GDP mechanism gives a group of k people.
-
-    Formula: mu_k = k mu.
-
-    Args:
-        mu: Gaussian privacy parameter >= 0 for one person.
-        k: size of the group, a whole number >= 1.
-
-    Returns:
-        mu for the group, of the broadcast shape; exact for the Gaussian mechanism, an upper bound for any other.
-
-    Raises:
-        ValueError: an argument outside its range, or shapes that do not broadcast.
-
-    Reference: Dong, Roth and Su, arXiv:1905.02383, Theorem 2.14.
-
-    >>> print(gdp_group(0.5, 3))
-    1.5
-    """
-    return k * mu

@@ -13,10 +13,10 @@ import scipy
 from gdpjax._core.arguments import check_count, check_flag, check_number
 from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, check, check_scalar
 from gdpjax._core.types import FAILURE, Bounds
-from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, gdp_tradeoff, moments_accountant_epsilon
+from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.ledger import AnyEvent, Event, Ledger
-from gdpjax.tradeoff import CertifiedCurve
+from gdpjax.tradeoff import CertifiedCurve, Gaussian
 
 
 class TradeoffCurves(NamedTuple):
@@ -109,8 +109,8 @@ def tradeoff_curves(
         alpha=alpha,
         curve=curve.tradeoff(alpha),
         approximate_dp=approximate_dp_tradeoff(alpha, epsilon.upper, delta),
-        gaussian_certified=(1 - FAILURE) * _gaussian(inside, mu_upper),
-        gaussian_clt=None if mu_clt is None else gdp_tradeoff(alpha, mu_clt),
+        gaussian_certified=(1 - FAILURE) * Gaussian(mu_upper)(inside),
+        gaussian_clt=None if mu_clt is None else Gaussian(mu_clt)(alpha),
         epsilon=epsilon,
         delta=delta,
         mu_upper=mu_upper,
@@ -133,11 +133,6 @@ def _curve_and_clt(run: Any, sampling_prob: Any, num_steps: Any) -> tuple[Certif
     check_scalar("sampling_prob", sampling_prob, UNIT)
     check_scalar("num_steps", num_steps, COUNT)
     return certified(run, sampling_prob, num_steps), float(clt_mu_poisson(run, sampling_prob, num_steps))
-
-
-def _gaussian(alpha: np.ndarray, mu: float) -> np.ndarray:
-    """G_mu(alpha), also for a mu that says nothing."""
-    return gdp_tradeoff(alpha, mu) if mu < np.inf else np.zeros_like(alpha)
 
 
 def epsilon_curves(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from gdpjax.accounting import gdp_compose, gdp_delta, gdp_epsilon, gdp_group, gdp_log_delta, gdp_mu, gdp_tradeoff
+from gdpjax.accounting import gdp_compose, gdp_delta, gdp_epsilon, gdp_log_delta, gdp_mu
 from tests.data import REFERENCE
 
 ROWS = REFERENCE["gdp"]
@@ -115,30 +115,12 @@ def test_epsilon_round_trip(mu, delta):
         assert gdp_delta(0.0, mu) <= delta * (1 + 1e-14)
 
 
-def test_tradeoff_curve():
-    """It is the normal distribution function, its own inverse, and its conjugate is delta."""
-    alpha = np.array([0.0, 1e-12, 0.05, 0.5, 0.9, 1.0])
-    beta = gdp_tradeoff(alpha, 1.5)
-    np.testing.assert_allclose(beta, norm.sf(norm.ppf(alpha) + 1.5), rtol=1e-13)
-    np.testing.assert_allclose(gdp_tradeoff(beta, 1.5)[2:-1], alpha[2:-1], rtol=1e-12)
-    np.testing.assert_allclose(gdp_tradeoff(alpha, 0.0), 1 - alpha, rtol=1e-14)
-    assert (gdp_tradeoff(alpha, np.inf) == 0).all()
-
-    # The supremum over alpha of 1 - f - e^epsilon alpha is attained where the slope is -e^epsilon.
-    best_alpha = norm.cdf(-0.7 / 1.5 - 1.5 / 2)
-    around = best_alpha + np.array([-1e-3, -1e-5, 0.0, 1e-5, 1e-3, 1e-2])
-    gains = 1 - gdp_tradeoff(around, 1.5) - np.exp(0.7) * around
-    assert np.argmax(gains) == 2
-    assert gains[2] == pytest.approx(gdp_delta(0.7, 1.5), rel=1e-8)
-
-
-def test_compose_and_group():
-    """Mu adds up in squares over independent releases, and is k times as large for a group of k."""
+def test_compose():
+    """Mu adds up in squares over independent releases."""
     mu = np.array([[3.0, 4.0], [1e200, 1e200], [0.0, 0.0], [np.inf, 1.0]])
     np.testing.assert_allclose(gdp_compose(mu), [5.0, np.sqrt(2) * 1e200, 0.0, np.inf])
     np.testing.assert_allclose(gdp_compose(mu[:1], axis=0), [3.0, 4.0])
     assert gdp_compose(np.zeros(0)) == 0
-    assert gdp_group(0.25, 4) == 1
     assert np.isfinite(jax.jit(jax.grad(gdp_compose))(np.zeros(2, np.float32))).all()
     with pytest.raises(ValueError, match=r"axis 1 .* shape \(2,\)"):
         gdp_compose([1.0, 2.0], axis=1)
@@ -149,7 +131,6 @@ FUNCTIONS = {
     "log_delta": (gdp_log_delta, (30.0, 1.3)),
     "epsilon": (gdp_epsilon, (1e-5, 1.3)),
     "mu": (gdp_mu, (2.0, 1e-5)),
-    "tradeoff": (gdp_tradeoff, (0.2, 1.3)),
 }
 
 
@@ -205,8 +186,6 @@ def test_x64_flag_is_left_alone():
         (gdp_epsilon, (0.0, 1.0), "delta must be a number in"),
         (gdp_epsilon, (1e-310, 1.0), "delta must be a number in"),
         (gdp_mu, (1.0, 1.0), "delta must be a number in"),
-        (gdp_tradeoff, (1.5, 1.0), r"alpha must be a number in \[0, 1\], got 1.5"),
-        (gdp_group, (1.0, 1.5), "k must be a whole number >= 1, got 1.5"),
         (gdp_delta, (np.ones(2), np.ones(3)), "must broadcast together"),
     ],
 )

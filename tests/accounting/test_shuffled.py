@@ -14,7 +14,6 @@ from gdpjax.accounting import (
     epsilon_bounds,
     gdp_delta,
     gdp_epsilon,
-    gdp_tradeoff,
     mu_bounds,
 )
 from gdpjax.accounting._largest_sum import LargestSums, _masses
@@ -31,6 +30,7 @@ from gdpjax.ledger import (
     ledger_from_state,
     record_steps,
 )
+from gdpjax.tradeoff import Gaussian
 
 EPSILONS = np.array([0.0, 0.3, 1.0, 2.5, 5.0])
 ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -136,7 +136,7 @@ def test_the_upper_end_is_the_gaussian_mechanism():
     assert epsilon <= above.epsilon(1e-5).upper <= epsilon * (1 + 1e-7)
     assert delta <= above.delta(2.0).upper <= delta * (1 + 1e-7)
     beta = above.tradeoff(0.1)
-    assert beta.lower <= gdp_tradeoff(0.1, mu) <= beta.upper
+    assert beta.lower <= Gaussian(mu)(0.1) <= beta.upper
     assert mu <= above.mu().upper <= mu * (1 + 1e-9)
 
     two_events = Ledger([ShuffledEvent(0.8, 20, 5, ADDED), ShuffledEvent(0.8, 7, 4, ADDED)])

@@ -36,7 +36,7 @@ SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
 
 
 def test_gaussian_is_the_accountants_exact_duality():
-    """delta, epsilon and beta of a Gaussian curve are those of the accountant."""
+    """delta and epsilon of a Gaussian curve are those of the accountant."""
     curve = Gaussian(1.3)
     grid = np.array([0.0, 0.3, 1.0, 5.0, 20.0])
     np.testing.assert_array_equal(delta(curve, grid), accounting.gdp_delta(grid, 1.3))
@@ -44,8 +44,23 @@ def test_gaussian_is_the_accountants_exact_duality():
     *found, without_delta = epsilon(curve, np.append(targets, 0.0))
     np.testing.assert_array_equal(found, accounting.gdp_epsilon(targets, 1.3))
     assert without_delta == np.inf
-    alpha = np.linspace(0, 1, 50)
-    np.testing.assert_allclose(curve(alpha), accounting.gdp_tradeoff(alpha, 1.3), rtol=1e-14)
+
+
+def test_gaussian_curve():
+    """It is the normal distribution function, its own inverse, and its conjugate is delta."""
+    alpha = np.array([0.0, 1e-12, 0.05, 0.5, 0.9, 1.0])
+    beta = Gaussian(1.5)(alpha)
+    np.testing.assert_allclose(beta, norm.sf(norm.ppf(alpha) + 1.5), rtol=1e-13)
+    np.testing.assert_allclose(Gaussian(1.5)(beta)[2:-1], alpha[2:-1], rtol=1e-12)
+    np.testing.assert_allclose(Gaussian(0.0)(alpha), 1 - alpha, rtol=1e-14)
+    assert (Gaussian(np.inf)(alpha) == 0).all()
+
+    # The supremum over alpha of 1 - f - e^epsilon alpha is attained where the slope is -e^epsilon.
+    best_alpha = norm.cdf(-0.7 / 1.5 - 1.5 / 2)
+    around = best_alpha + np.array([-1e-3, -1e-5, 0.0, 1e-5, 1e-3, 1e-2])
+    gains = 1 - Gaussian(1.5)(around) - np.exp(0.7) * around
+    assert np.argmax(gains) == 2
+    assert gains[2] == pytest.approx(accounting.gdp_delta(0.7, 1.5), rel=1e-8)
 
 
 def test_laplace_in_closed_form():

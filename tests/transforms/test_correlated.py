@@ -10,10 +10,11 @@ import pytest
 
 import gdpjax
 from gdpjax import correlated
-from gdpjax.accounting import certified, gdp_epsilon, gdp_tradeoff
+from gdpjax.accounting import certified, gdp_epsilon
 from gdpjax.auditing import audit_step
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, ledger_of
 from gdpjax.sampling import CyclicPoisson, Poisson, Promised
+from gdpjax.tradeoff import Gaussian
 from tests.transforms.recorded import recorded
 
 SUM = gdpjax.Sensitivity(1.0)
@@ -317,7 +318,7 @@ def test_the_audit_sees_a_sensitivity_that_is_too_small(share, refuted, num_rele
         release,
         jax.random.key(5),
         delta=1e-5,
-        claimed=lambda alpha: gdp_tradeoff(alpha, 1 / noise_multiplier),
+        claimed=Gaussian(1 / noise_multiplier),
         num_releases=num_releases,
         confidence=0.999,
     )
