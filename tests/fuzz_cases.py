@@ -592,23 +592,11 @@ def _accounting_cases() -> dict[str, Case]:
         "gdp_mu": case(accounting.gdp_mu, 1.0, 1e-3),
         "mean_num_runs": case(accounting.mean_num_runs, 0.5, 0.1),
         "moments_accountant_epsilon": case(accounting.moments_accountant_epsilon, *RUN, 1e-3, "tight"),
-        "rdp_allocation": case(
-            accounting.rdp_allocation,
-            1.0,
-            4,
-            2,
-            ORDERS,
-            num_selected=2,
-            bins="fresh",
-        ),
-        "rdp_of_ledger": case(accounting.rdp_of_ledger, gdpjax.Ledger([EVENT]), ORDERS),
-        "rdp_truncated_poisson": case(accounting.rdp_truncated_poisson, 1.0, 0.1, 100, 20, ORDERS),
         "moments_accountant_epsilon(ledger)": case(
             accounting.moments_accountant_epsilon,
             gdpjax.Ledger([EVENT]),
             delta=1e-3,
         ),
-        "rdp_delta": case(accounting.rdp_delta, DIVERGENCES, ORDERS, 1.0),
         "rdp_epsilon": case(accounting.rdp_epsilon, DIVERGENCES, ORDERS, 1e-3, conversion="tight"),
         "rdp_subsampled_gaussian": case(accounting.rdp_subsampled_gaussian, 1.0, 0.1, ORDERS),
         "sample_num_runs": case(
@@ -620,7 +608,7 @@ def _accounting_cases() -> dict[str, Case]:
             shape=(2,),
         ),
         "tuning_epsilon": case(accounting.tuning_epsilon, *RUN, 1e-3, eta=0.5, gamma=0.1),
-        "tuning_rdp": case(accounting.tuning_rdp, DIVERGENCES, ORDERS, eta=0.5, gamma=0.1),
+        "tuning_epsilon(axis)": case(accounting.tuning_epsilon, [1.0, 2.0], 0.1, 5, 1e-3, eta=0.5, gamma=0.1, axis=0),
     }
 
 

@@ -3,12 +3,14 @@
 import sys
 import warnings
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpjax import Event, Ledger, NeighboringRelation
-from gdpjax.accounting import epsilon_bounds, moments_accountant_epsilon, rdp_epsilon, rdp_of_ledger
+from gdpjax.accounting import epsilon_bounds, moments_accountant_epsilon, rdp_epsilon
+from gdpjax.accounting._rdp_schemes import rdp_of_events
 from gdpjax.ledger import ApproximateDPEvent, RandomizedResponseEvent, UniformEvent
 
 EVENTS = st.builds(Event, st.floats(1e-3, 1e3), st.floats(0, 1), st.integers(1, 10**7))
@@ -45,9 +47,9 @@ def test_epsilon_of_the_dp_event(rdp_accountant, run):
 
 
 def test_several_events(rdp_accountant):
-    orders = [2.0, 4.0, 8.0, 16.0, 32.0]
+    orders = np.array([2.0, 4.0, 8.0, 16.0, 32.0])
     ledger = Ledger([Event(1.0, 0.01, 300), Event(2.0, 0.05, 7)])
-    ours = rdp_epsilon(rdp_of_ledger(ledger, orders), orders, 1e-5)
+    ours = rdp_epsilon(rdp_of_events(ledger.events, orders), orders, 1e-5)
     theirs = rdp_accountant(orders).compose(ledger.to_dp_event()).get_epsilon(1e-5)
     assert ours == pytest.approx(theirs, rel=1e-9)
     assert rdp_accountant(orders).compose(Ledger().to_dp_event()).get_epsilon(1e-5) == 0

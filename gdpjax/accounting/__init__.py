@@ -18,10 +18,9 @@ from gdpjax.accounting._gdp import (
 from gdpjax.accounting._moments_accountant import moments_accountant_epsilon
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
 from gdpjax.accounting._overflow import delta_after_overflow
-from gdpjax.accounting._rdp import rdp_delta, rdp_epsilon, rdp_subsampled_gaussian
-from gdpjax.accounting._rdp_schemes import rdp_allocation, rdp_of_ledger, rdp_truncated_poisson
+from gdpjax.accounting._rdp import rdp_epsilon, rdp_subsampled_gaussian
 from gdpjax.accounting._run_curve import certified, mu_and_regret, with_overflow
-from gdpjax.accounting._tuning import tuning_epsilon, tuning_rdp
+from gdpjax.accounting._tuning import tuning_epsilon
 
 __all__ = [
     "calibrate_noise_multiplier",
@@ -43,16 +42,11 @@ __all__ = [
     "moments_accountant_epsilon",
     "mu_and_regret",
     "mu_bounds",
-    "rdp_allocation",
-    "rdp_delta",
     "rdp_epsilon",
-    "rdp_of_ledger",
     "rdp_subsampled_gaussian",
-    "rdp_truncated_poisson",
     "sample_num_runs",
     "steps_of_epochs",
     "tradeoff_bounds",
     "tuning_epsilon",
-    "tuning_rdp",
     "with_overflow",
 ]

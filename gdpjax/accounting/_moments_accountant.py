@@ -60,8 +60,8 @@ def moments_accountant_epsilon(
     The smallest over 182 orders from 1.1 to 512. Neighbours are add-or-remove-one for Poisson sampling, replace-one for
     uniform sampling, and what the events of a Ledger say.
 
-    Formula: `rdp_epsilon` of num_steps * `rdp_subsampled_gaussian`; of a Ledger that of `rdp_of_ledger`, at the delta
-    that is left after overflow and failures: (delta - tau) / (1 - tau).
+    Formula: `rdp_epsilon` of num_steps * `rdp_subsampled_gaussian`; of a Ledger that of the sum of its events' Renyi
+    divergences, at the delta that is left after overflow and failures: (delta - tau) / (1 - tau).
 
     Args:
         noise_multiplier: stddev of the noise / sensitivity, > 0; or a `Ledger` or one of its events, then only

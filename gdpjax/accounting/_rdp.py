@@ -11,11 +11,11 @@ answer is 0 where 1 - e^{-rdp} <= delta^2 as well: Bretagnolle and Huber bound t
 sqrt(1 - e^{-KL}), the Kullback-Leibler divergence is at most any rdp(a), and (0, delta)-DP is exactly that distance.
 
 Solved for delta, "tight" reads delta = min_a e^{(a-1)(rdp(a) - epsilon)} (1 - 1/a)^{a-1} / a, capped by the bound on
-the total variation distance.
+the total variation distance (`convert_to_delta`).
 
 The per-step moments of the Poisson-subsampled Gaussian are bounded in `gdpjax.accounting._renyi`, those with batches of
-a fixed size in `gdpjax.accounting._renyi_uniform`. Other schemes, and a whole Ledger, are in
-`gdpjax.accounting._rdp_schemes`; the accountant's epsilon is in `gdpjax.accounting._moments_accountant`.
+a fixed size in `gdpjax.accounting._renyi_uniform`. The events of a Ledger are in `gdpjax.accounting._rdp_schemes`; the
+accountant's epsilon is in `gdpjax.accounting._moments_accountant`.
 """
 
 from typing import Any
@@ -27,7 +27,6 @@ import numpy as np
 from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import (
     EXTENDED_NONNEGATIVE,
-    NONNEGATIVE,
     POSITIVE,
     RENYI_ORDER,
     UNIT,
@@ -134,36 +133,6 @@ def rdp_epsilon(rdp: Array, orders: Array, delta: Array, conversion: str = "tigh
     check_one_of("conversion", conversion, CONVERSIONS)
     check_orders(rdp, orders)
     return _epsilon_per_order(rdp, orders, column(delta), conversion).min(axis=-1)
-
-
-@float64_function(rounding="up", rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, epsilon=NONNEGATIVE)
-def _delta_per_order(rdp: Array, orders: Array, epsilon: Array) -> Array:
-    return convert_to_delta(rdp, orders, epsilon)
-
-
-def rdp_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:
-    """The delta implied by Renyi differential privacy: an upper bound.
-
-    Formula: min_a e^{(a-1)(rdp(a) - epsilon)} (1 - 1/a)^{a-1} / a, and at most sqrt(1 - e^{-rdp(a)}).
-
-    Args:
-        rdp: Renyi differential privacy >= 0 in nats of the whole run, shape [..., K]; inf marks an order as unusable.
-        orders: Renyi orders > 1, shape [K].
-        epsilon: privacy loss, finite and >= 0, in nats, of a shape that broadcasts with [...].
-
-    Returns:
-        delta in [0, 1], shape [...]; upper bound.
-
-    Raises:
-        ValueError: an argument outside its range, or shapes that do not fit.
-
-    Reference: Canonne, Kamath and Steinke, arXiv:2004.00010, Proposition 12.
-
-    >>> print(f"{rdp_delta([0.5, 1.0], [2.0, 4.0], 4.0):.3g}")
-    1.3e-05
-    """
-    check_orders(rdp, orders)
-    return _delta_per_order(rdp, orders, column(epsilon)).min(axis=-1)
 
 
 def moments_epsilon_kernel(

@@ -49,7 +49,12 @@ _DECAY = 42.0
 
 
 def log_moments_allocation(noise_multiplier: float, steps: int, orders: np.ndarray) -> np.ndarray:
-    """Upper bounds on the larger of log E R^a and log E R^(1 - a), for orders a > 1 of shape [K]."""
+    """Upper bounds on the larger of log E R^a and log E R^(1 - a), for orders a > 1 of shape [K].
+
+    They are right to about 1e-9 of themselves and 1e-12 nats at whole orders up to 1024 and, for noise multipliers from
+    0.5, at orders below 8. With less noise orders between whole ones are up to a tenth high. Above 8 those are on the
+    line between whole ones, a percent high where the moments do not rise steeply.
+    """
     h = max(1.0 / noise_multiplier, _SMALLEST_INVERSE_NOISE)
     if h >= _LARGEST_INVERSE_NOISE:
         return np.full(orders.shape, np.inf)

@@ -7,8 +7,8 @@ release is at most
     truncated negative binomial:  rdp(l) + (1 + eta) min_m [(1 - 1/m) rdp(m) + log(1/gamma) / m] + log E[K] / (l - 1),
     Poisson:                      log( e^{-mean} + mean e^{(l-1)(rdp(l) + mean d)} ) / (l - 1),
 
-where one run is (log(l / (l - 1)), d)-DP. `tuning_rdp` computes these, and `tuning_epsilon` turns them into the epsilon
-of DP-SGD. They are Theorems 2 and 6 of Papernot and Steinke (arXiv:2110.03620), the second with a term that the theorem
+where one run is (log(l / (l - 1)), d)-DP, by the conversion of rdp. `tuning_epsilon` turns them into the epsilon of
+DP-SGD. They are Theorems 2 and 6 of Papernot and Steinke (arXiv:2110.03620), the second with a term that the theorem
 leaves out. The proofs are docs/theory/tuning.md. All results are raised by 2^-36 of themselves against rounding.
 """
 
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import (
     COUNT,
     EXTENDED_NONNEGATIVE,
@@ -26,70 +27,19 @@ from gdpjax._core.checks import (
     RENYI_ORDER,
     UNIT,
     Domain,
+    check,
+    check_broadcast,
 )
 from gdpjax._core.precision import float64_function, map_chunks
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._num_runs import SHAPE, check_parameters, mean_kernel
-from gdpjax.accounting._rdp import DEFAULT_ORDERS, check_orders, column, convert, convert_to_delta, run_rdp
+from gdpjax.accounting._rdp import DEFAULT_ORDERS, check_orders, column, convert, convert_to_delta, rdp_epsilon, run_rdp
 
 _POISSON_MEAN = Domain("a number in (0, 1e6]", lambda x: (x > 0) & (x <= 1e6))
 _ROUNDING = 1 + 2.0**-36
 _MEAN_ERROR = 2.0**-41
 _LARGEST_EXPONENT = 500.0
-
-
-def tuning_rdp(
-    rdp: Array,
-    orders: Array,
-    *,
-    distribution: str = "negative_binomial",
-    eta: Array | None = None,
-    gamma: Array | None = None,
-    mean: Array | None = None,
-    one_run_delta: Array | None = None,
-) -> Array:
-    """Bound the Renyi differential privacy of releasing the best of a random number of runs from above.
-
-    Only the best run may be released: neither the others nor their number.
-
-    Formula: "negative_binomial", rdp(l) + (1 + eta) min_{m >= 1} [(1 - 1/m) rdp(m) + log(1/gamma) / m]
-    + log E[K] / (l - 1); "poisson", log(e^{-mean} + mean e^{(l-1)(rdp(l) + mean d_l)}) / (l - 1), where one run is
-    (log(l / (l - 1)), d_l)-DP.
-
-    Args:
-        rdp: Renyi differential privacy >= 0 in nats of one run, in both directions, shape [..., K]; inf marks an order
-            as unusable. The largest over the hyperparameters that a run may choose.
-        orders: Renyi orders > 1, shape [K].
-        distribution: law of the number of runs, "negative_binomial" (truncated) or "poisson".
-        eta: shape > -1 of "negative_binomial"; 1 is the geometric law and 0 the logarithmic one.
-        gamma: number strictly between 0 and 1, of "negative_binomial" (`gamma_for_mean_num_runs`).
-        mean: mean number of runs in (0, 1e6], of "poisson".
-        one_run_delta: for "poisson", d_l in [0, 1] of one run, broadcasting with rdp; by default `rdp_delta` of rdp.
-
-    Returns:
-        rdp of the release, >= 0 in nats, shape [..., K] with the shapes of the parameters broadcast against [...];
-        upper bound.
-
-    Raises:
-        ValueError: an unknown distribution, a missing or superfluous parameter, an argument outside its range, or
-            shapes that do not fit.
-
-    Reference: Papernot and Steinke, arXiv:2110.03620, Theorems 2 and 6.
-
-    >>> orders = [2.0, 8.0, 32.0]
-    >>> print([f"{value:.4f}" for value in tuning_rdp([0.01, 0.04, 0.16], orders, eta=1.0, gamma=0.1)])
-    ['2.7665', '0.8229', '0.6882']
-    """
-    check_parameters(distribution, eta=eta, gamma=gamma, mean=mean)
-    check_orders(rdp, orders)
-    if distribution == "negative_binomial":
-        if one_run_delta is not None:
-            raise ValueError('one_run_delta belongs to distribution "poisson"; leave it out')
-        return _negative_binomial(rdp, orders, column(eta), column(gamma))
-    if one_run_delta is not None:
-        return _poisson_with_delta(rdp, orders, column(mean), one_run_delta)
-    return _poisson(rdp, orders, column(mean))
 
 
 def tuning_epsilon(
@@ -102,13 +52,16 @@ def tuning_epsilon(
     eta: Array | None = None,
     gamma: Array | None = None,
     mean: Array | None = None,
+    axis: int | None = None,
 ) -> Array:
     """Bound the epsilon of DP-SGD with privately chosen hyperparameters from above, by the moments accountant.
 
     Each run is DP-SGD with Poisson sampling and add-or-remove-one neighbours; the best of a random number of runs is
-    released.
+    released. Only the best run may be released: neither the others nor their number.
 
-    Formula: `rdp_epsilon` of `tuning_rdp` of num_steps * `rdp_subsampled_gaussian`.
+    Formula: `rdp_epsilon` of the release's Renyi divergence. With rdp = num_steps * `rdp_subsampled_gaussian` this is,
+    for "negative_binomial", rdp(l) + (1 + eta) min_{m >= 1} [(1 - 1/m) rdp(m) + log(1/gamma) / m] + log E[K] / (l - 1);
+    for "poisson", log(e^{-mean} + mean e^{(l-1)(rdp(l) + mean d_l)}) / (l - 1), one run being (log(l/(l-1)), d_l)-DP.
 
     Args:
         noise_multiplier: stddev of the noise / sensitivity, > 0.
@@ -119,24 +72,63 @@ def tuning_epsilon(
         eta: shape > -1 of "negative_binomial".
         gamma: number strictly between 0 and 1, of "negative_binomial".
         mean: mean number of runs in (0, 1e6], of "poisson".
+        axis: axis of the runs' settings (the first three arguments, broadcast) along which a run may choose, static:
+            at each order the largest rdp along it counts. By default there is one setting for each epsilon.
 
     Returns:
-        epsilon >= 0 in nats of the whole selection, of the broadcast shape; upper bound.
+        epsilon >= 0 in nats of the whole selection, of the broadcast shape, without ``axis`` of the settings; upper
+        bound.
 
     Raises:
-        ValueError: an unknown distribution, a missing or superfluous parameter, an argument outside its range, or
-            shapes that do not broadcast.
+        ValueError: an unknown distribution, a missing or superfluous parameter, an argument outside its range, shapes
+            that do not broadcast, or no such axis.
 
     Reference: Papernot and Steinke, arXiv:2110.03620, Theorems 2 and 6; Mironov, Talwar and Zhang, arXiv:1908.10530.
 
     >>> print(f"{tuning_epsilon(1.3, 256 / 60000, 3516, 1e-5, eta=0.0, gamma=0.1):.3f}")
     1.509
+    >>> print(f"{tuning_epsilon([1.3, 0.7], [0.004, 0.001], 3516, 1e-5, eta=0.0, gamma=0.1, axis=0):.3f}")
+    2.539
     """
     check_parameters(distribution, eta=eta, gamma=gamma, mean=mean)
+    if axis is not None:
+        rdp = _largest_rdp(noise_multiplier, sampling_prob, num_steps, axis)
+        tuned_rdp = tuning_rdp(rdp, DEFAULT_ORDERS, distribution=distribution, eta=eta, gamma=gamma, mean=mean)
+        return rdp_epsilon(tuned_rdp, DEFAULT_ORDERS, delta)
     run = noise_multiplier, sampling_prob, num_steps, delta
     if distribution == "negative_binomial":
         return _negative_binomial_epsilon(*run, eta, gamma)
     return _poisson_epsilon(*run, mean)
+
+
+def _largest_rdp(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, axis: int) -> Array:
+    """Return the largest Renyi differential privacy along an axis of runs, [..., K]."""
+    run = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
+    for name, value in run.items():
+        check(name, value, _RUN[name])
+    check_broadcast(**run)
+    shape = np.broadcast_shapes(*map(np.shape, run.values()))
+    axis = check_count("axis", axis, least=-len(shape))
+    if axis >= len(shape) or not shape[axis]:
+        raise ValueError(f"the settings must have an axis {axis}, not empty, to choose along, got shape {shape}")
+    return _largest_rdp_of_runs(**run, axis=axis % len(shape))
+
+
+def tuning_rdp(
+    rdp: Array,
+    orders: Array,
+    *,
+    distribution: str = "negative_binomial",
+    eta: Array | None = None,
+    gamma: Array | None = None,
+    mean: Array | None = None,
+) -> Array:
+    """Return the release's Renyi differential privacy, [..., K], from that of one run at orders [K]: an upper bound."""
+    check_parameters(distribution, eta=eta, gamma=gamma, mean=mean)
+    check_orders(rdp, orders)
+    if distribution == "negative_binomial":
+        return _negative_binomial(rdp, orders, column(eta), column(gamma))
+    return _poisson(rdp, orders, column(mean))
 
 
 @float64_function(
@@ -158,33 +150,21 @@ def _poisson(rdp: Array, orders: Array, mean: Array) -> Array:
     return _poisson_kernel(rdp, orders, mean, _one_run_delta(rdp, orders))
 
 
-@float64_function(
-    rounding="up",
-    by_element=False,
-    rdp=EXTENDED_NONNEGATIVE,
-    orders=RENYI_ORDER,
-    mean=_POISSON_MEAN,
-    one_run_delta=UNIT,
-)
-def _poisson_with_delta(
-    rdp: Array,
-    orders: Array,
-    mean: Array,
-    one_run_delta: Array,
-) -> Array:
-    """Return `tuning_rdp` of the Poisson law, with a given d."""
-    return _poisson_kernel(rdp, orders, mean, one_run_delta)
-
-
 _RUN: dict[str, Any] = {
     "noise_multiplier": POSITIVE,
     "sampling_prob": UNIT,
     "num_steps": COUNT,
-    "delta": DELTA,
 }
 
 
-@float64_function(rounding="up", **_RUN, eta=SHAPE, gamma=OPEN_UNIT)
+@float64_function(rounding="up", broadcast=False, by_element=False, **_RUN)
+def _largest_rdp_of_runs(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, axis: int) -> Array:
+    """Return `_largest_rdp` along an axis that there is, counted from the first."""
+    noise, prob, steps = jnp.broadcast_arrays(noise_multiplier, sampling_prob, num_steps)
+    return run_rdp(noise, prob, steps, np.asarray(DEFAULT_ORDERS)).max(axis=axis)
+
+
+@float64_function(rounding="up", **_RUN, delta=DELTA, eta=SHAPE, gamma=OPEN_UNIT)
 def _negative_binomial_epsilon(
     noise_multiplier: Array,
     sampling_prob: Array,
@@ -211,7 +191,7 @@ def _negative_binomial_epsilon(
     return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, delta, eta, gamma)
 
 
-@float64_function(rounding="up", **_RUN, mean=_POISSON_MEAN)
+@float64_function(rounding="up", **_RUN, delta=DELTA, mean=_POISSON_MEAN)
 def _poisson_epsilon(
     noise_multiplier: Array,
     sampling_prob: Array,

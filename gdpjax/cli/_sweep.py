@@ -61,7 +61,7 @@ devices, all of them work.
 choosing among the runs of a sweep costs privacy, too: each row is the cost of ONE run. To release the best of several
 runs on the same data, draw their number at random (gdpjax.accounting.sample_num_runs), run that many rows chosen
 uniformly with replacement, release the best and nothing else, and state
-gdpjax.accounting.tuning_epsilon (or tuning_rdp, for rows that differ), not the epsilon of the chosen row. See
+gdpjax.accounting.tuning_epsilon (with axis=0, for rows that differ), not the epsilon of the chosen row. See
 docs/command_line.md; Papernot and Steinke, arXiv:2110.03620.
 """
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax.accounting import gamma_for_mean_num_runs, rdp_epsilon, rdp_subsampled_gaussian, tuning_rdp
+from gdpjax.accounting import gamma_for_mean_num_runs, rdp_epsilon, rdp_subsampled_gaussian, tuning_epsilon
 from gdpjax.sweeps._layout import Layout
 
 BUDGETS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 MOST_TARGETS = 12
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 129)])
-"""The Renyi orders over which the price is the smallest."""
+"""The Renyi orders over which the price of all trials is the smallest."""
 MEASURED = ("width", "steps_per_call", "num_compiled", "memory_bytes", "compile_seconds")
 """The measurements of a compilation, beside the shape that it was for."""
 Row = Mapping[str, Any]
@@ -194,6 +194,6 @@ def price(rows: Sequence[Row]) -> Price | None:
     # All trials: a composition. The best of a random number: by the divergences of the most expensive trial.
     everything = rdp_epsilon(counts @ rdp, ORDERS, remaining_delta)
     gamma = gamma_for_mean_num_runs(float(num_trials), eta=0.0)
-    rdp_of_best = tuning_rdp(rdp.max(axis=0), ORDERS, eta=0.0, gamma=gamma)
-    tuned = rdp_epsilon(rdp_of_best, ORDERS, remaining_delta)
+    runs = noise_multiplier, sampling_prob, num_steps
+    tuned = tuning_epsilon(*runs, remaining_delta, eta=0.0, gamma=gamma, axis=0)
     return Price(num_trials, delta, float(everything), float(tuned))

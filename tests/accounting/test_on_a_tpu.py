@@ -49,10 +49,13 @@ ACCOUNTING = {
     "rdp of uniform batches": (rdp("uniform"), *RUN[:2]),
     "rdp at traced orders": (accounting.rdp_subsampled_gaussian, *RUN[:2], ORDERS),
     "rdp_epsilon": (accounting.rdp_epsilon, np.ones((2, 2), np.float32), ORDERS, DELTA),
-    "rdp_delta": (accounting.rdp_delta, np.ones((2, 2), np.float32), ORDERS, EPSILON),
     "mean_num_runs": (accounting.mean_num_runs, NOISE, np.float32(0.1)),
     "gamma_for_mean_num_runs": (accounting.gamma_for_mean_num_runs, np.float32([10.0, 3.0]), NOISE),
     "tuning_epsilon": (lambda *run: accounting.tuning_epsilon(*run, eta=1.0, gamma=0.1), *RUN, DELTA),
+    "tuning_epsilon of choices": (
+        lambda *run: accounting.tuning_epsilon(*run, 1e-5, eta=1.0, gamma=0.1, axis=0),
+        *RUN,
+    ),
     "epsilon_bounds": (lambda noise: accounting.epsilon_bounds(noise, 0.01, 100, 1e-5), NOISE),
 }
 CURVES = {

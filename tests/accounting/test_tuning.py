@@ -1,6 +1,5 @@
 """Selection by random stopping: true divergences of small mechanisms, an independent library, the sampler's law."""
 
-import functools
 import itertools
 import warnings
 
@@ -15,14 +14,13 @@ from gdpjax.accounting import (
     gamma_for_mean_num_runs,
     mean_num_runs,
     moments_accountant_epsilon,
-    rdp_delta,
     rdp_epsilon,
     rdp_subsampled_gaussian,
     sample_num_runs,
     tuning_epsilon,
-    tuning_rdp,
 )
 from gdpjax.accounting._rdp import DEFAULT_ORDERS
+from gdpjax.accounting._tuning import tuning_rdp
 
 ORDERS = np.array([1.05, 1.3, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0])
 RUN = (1.3, 256 / 60_000, 3516)
@@ -144,16 +142,6 @@ def rdp_of_the_run(orders):
     return num_steps * rdp_subsampled_gaussian(noise_multiplier, sampling_prob, orders)
 
 
-def test_one_run_delta():
-    """The delta of one run may be given, and a smaller one gives a smaller bound."""
-    rdp = rdp_of_the_run(ORDERS)
-    one_run_delta = rdp_delta(rdp, ORDERS, np.log1p(1 / (ORDERS - 1)))
-    tuned = functools.partial(tuning_rdp, rdp, ORDERS, distribution="poisson", mean=20.0)
-    default = tuned()
-    np.testing.assert_allclose(tuned(one_run_delta=one_run_delta), default, rtol=1e-12)
-    assert (tuned(one_run_delta=0.0) <= default).all()
-
-
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, np.inf])
 def test_against_an_independent_library(eta):
     """The event "repeat and select" of dp-accounting has the same epsilon; its infinite eta stands for Poisson."""
@@ -210,6 +198,31 @@ def test_epsilon_of_poisson_runs_is_the_composition_of_its_parts(rdp_of_run):
     np.testing.assert_allclose(repeated, np.tile(epsilon, 30), rtol=1e-12)
     check_composition(rdp_of_run, epsilon, distribution="poisson", mean=mean)
     assert (np.diff(epsilon) > 0).all()
+
+
+@pytest.mark.parametrize("law", [dict(eta=0.0, gamma=0.1), dict(distribution="poisson", mean=10.0)])
+def test_a_run_that_may_choose_counts_as_the_worst_at_each_order(law):
+    """One choice is no choice, a harmless one costs nothing, and two that are worst at some orders cost both."""
+    mild, steep = (1.3, 0.01, 1000), (0.6, 0.0005, 1000)
+    each = np.array([tuning_epsilon(*run, 1e-5, **law) for run in (mild, steep)])
+    settings = np.array([mild, steep]).T
+    both = tuning_epsilon(*settings, 1e-5, **law, axis=0)
+    assert each.max() < both < each.sum()
+    rdp = [run[2] * rdp_subsampled_gaussian(*run[:2], DEFAULT_ORDERS) for run in (mild, steep)]
+    expected = rdp_epsilon(tuning_rdp(np.max(rdp, axis=0), DEFAULT_ORDERS, **law), DEFAULT_ORDERS, 1e-5)
+    assert both == pytest.approx(expected, rel=1e-12)
+
+    alone = tuning_epsilon(*settings[:, None], 1e-5, **law, axis=0)
+    np.testing.assert_allclose(alone, each, rtol=1e-12)
+    with_less = tuning_epsilon([[1.3, 5.0], [0.6, 9.0]], [[0.01], [0.0005]], 1000, [1e-5, 1e-5], **law, axis=-1)
+    np.testing.assert_allclose(with_less, each, rtol=1e-12)
+
+    def of_noise(noise):
+        return tuning_epsilon(noise, settings[1], 1000, 1e-5, **law, axis=0)
+
+    noise = np.float32(settings[0])
+    exact = of_noise(np.float64(noise))
+    assert exact <= np.float64(jax.jit(of_noise)(noise)) <= exact * (1 + 1e-6)
 
 
 def exact_mean(eta, gamma):
@@ -356,7 +369,6 @@ def test_numbers_of_runs_are_mapped_over():
         (lambda: tuning_rdp([1.0], [2.0], distribution="poisson", eta=1.0, mean=2.0), "takes mean, got eta and mean"),
         (lambda: tuning_rdp([1.0], [2.0], distribution="fixed", mean=2.0), "distribution must be one of"),
         (lambda: tuning_rdp([1.0], [2.0], distribution="poisson", mean=0.0), r"mean must be a number in \(0, 1e6\]"),
-        (lambda: tuning_rdp([1.0], [2.0], eta=1.0, gamma=0.1, one_run_delta=0.1), "one_run_delta belongs to"),
         (lambda: tuning_rdp([1.0, 2.0], [2.0], eta=1.0, gamma=0.1), "the last axis of rdp must be that of orders"),
         (lambda: tuning_epsilon(1.0, 0.1, 1.5, 1e-5, eta=1.0, gamma=0.1), "num_steps must be a whole number"),
         (lambda: gamma_for_mean_num_runs(1.0, 1.0), r"mean must be a number in \(1, 1e6\]"),
@@ -365,7 +377,10 @@ def test_numbers_of_runs_are_mapped_over():
         (lambda: sample_num_runs(jax.random.key(0), eta=1e3, gamma=0.1), "choose a smaller eta or a larger gamma"),
         (lambda: sample_num_runs(jax.random.key(0), eta=0.0, gamma=1e-200), "the mean must be at most 1e6"),
         (lambda: sample_num_runs(jax.random.key(0), eta=1.0, gamma=np.full(2, 0.1), shape=(3,)), "broadcast"),
-        (lambda: rdp_delta([1.0], [2.0], -1.0), "epsilon must be"),
+        (lambda: tuning_epsilon([1.0, 0.0], 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=0), "noise_multiplier must be"),
+        (lambda: tuning_epsilon([1.0, 2.0], 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=1), r"an axis 1.*shape \(2,\)"),
+        (lambda: tuning_epsilon(1.0, 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=-1), "axis must be a whole number >= 0"),
+        (lambda: tuning_epsilon([], 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=0), r"not empty.*shape \(0,\)"),
     ],
 )
 def test_bad_input(call, message):
