@@ -752,8 +752,6 @@ def _tradeoff_cases() -> dict[str, Case]:
             np.array([1.0, 0.2, 0.0]),
             rounding="down",
         ),
-        "attack_advantage": case(tradeoff.attack_advantage, GAUSSIAN),
-        "bayes_error": case(tradeoff.bayes_error, GAUSSIAN, 0.5),
         "berry_esseen": case(tradeoff.berry_esseen, LAPLACE, times=100),
         "biconjugate": case(tradeoff.biconjugate, GAUSSIAN, GAUSSIAN),
         "central_limit": case(tradeoff.central_limit, LAPLACE, times=100),
@@ -771,9 +769,7 @@ def _tradeoff_cases() -> dict[str, Case]:
         "group": case(tradeoff.group, GAUSSIAN, 2),
         "mixture": case(tradeoff.mixture, GAUSSIAN, 0.1),
         "parallel": case(tradeoff.parallel, GAUSSIAN, LAPLACE),
-        "reconstruction_robustness": case(tradeoff.reconstruction_robustness, GAUSSIAN, 0.1),
         "subsample": case(tradeoff.subsample, GAUSSIAN, 0.1),
-        "true_positive_rate": case(tradeoff.true_positive_rate, GAUSSIAN, 0.1),
     }
 
 

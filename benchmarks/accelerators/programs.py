@@ -86,7 +86,6 @@ def _accounting() -> Iterator[Program]:
         "Gaussian": (lambda mu, alpha: tradeoff.Gaussian(mu)(alpha), 2),
         "subsample": (lambda mu, p, alpha: tradeoff.subsample(tradeoff.Gaussian(mu), p)(alpha), 3),
         "delta": (lambda mu, epsilon: tradeoff.delta(tradeoff.Gaussian(mu), epsilon), 2),
-        "attack_advantage": (lambda mu: tradeoff.attack_advantage(tradeoff.Gaussian(mu)), 1),
     }
     for name, (function, count) in elementwise.items():
         arguments = (numbers(1000),) * count

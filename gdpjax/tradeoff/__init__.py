@@ -7,14 +7,13 @@ Read the modules in this order:
 
 * curves: `_abstract` (what a curve is), `_gaussian`, `_laplace`, `_approximate_dp`, `_piecewise_linear`,
   `_derived_curves` (curves of curves), `_operators`;
-* their meaning: `_duality` (epsilon, delta and mu), `_attack_risk`, `_loss_moments`, `_limit`;
+* their meaning: `_duality` (epsilon, delta and mu), `_loss_moments`, `_limit`;
 * numeric composition: `_loss_cells`, `_grid`, `_numeric`, `_compose`; derived in docs/theory/numeric_composition.md;
 * certified brackets: `_certified_curve`, `_regret`, `_narrowed_mu`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
 """
 
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
-from gdpjax.tradeoff._attack_risk import attack_advantage, bayes_error, reconstruction_robustness, true_positive_rate
 from gdpjax.tradeoff._certified_curve import CertifiedCurve, NoGuarantee
 from gdpjax.tradeoff._compose import compose
 from gdpjax.tradeoff._curve_bounds import CurveBounds
@@ -39,8 +38,6 @@ __all__ = [
     "NoGuarantee",
     "NormalApproximation",
     "PiecewiseLinear",
-    "attack_advantage",
-    "bayes_error",
     "berry_esseen",
     "biconjugate",
     "central_limit",
@@ -59,8 +56,6 @@ __all__ = [
     "kl",
     "mixture",
     "parallel",
-    "reconstruction_robustness",
     "subsample",
     "symmetrize",
-    "true_positive_rate",
 ]

@@ -76,10 +76,6 @@ QUESTIONS = {
     "delta": (lambda mu, epsilon: tradeoff.delta(subsampled(mu), epsilon), MU, EPSILON),
     "epsilon": (lambda mu, delta: tradeoff.epsilon(subsampled(mu), delta), MU, DELTA),
     "epsilon by search": (lambda mu, delta: tradeoff.epsilon(tradeoff.Laplace(mu), delta), MU, DELTA),
-    "attack_advantage": (lambda mu: tradeoff.attack_advantage(subsampled(mu)), MU),
-    "bayes_error": (lambda mu, prior: tradeoff.bayes_error(subsampled(mu), prior), MU, ALPHA),
-    "true_positive_rate": (lambda mu, rate: tradeoff.true_positive_rate(subsampled(mu), rate), MU, ALPHA),
-    "reconstruction": (lambda mu, rate: tradeoff.reconstruction_robustness(subsampled(mu), rate), MU, ALPHA),
     "convex_conjugate": (lambda mu, y: tradeoff.convex_conjugate(subsampled(mu), y), MU, -ALPHA),
     "points": (lambda beta, alpha: tradeoff.PiecewiseLinear([0.0, 0.2, 1.0], [1.0, beta, 0.0])(alpha), ALPHA[1], ALPHA),
 }

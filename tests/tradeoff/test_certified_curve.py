@@ -1,6 +1,7 @@
 """Answers of a certified curve about attacks, and the regret of one number, against brute force."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
@@ -103,23 +104,30 @@ def test_regret_between_two_curves_covers_both():
     assert upper >= regret_by_definition(inner, 2.0) - 1e-6
 
 
+def profile(curve, epsilon):
+    """Return sup_S A(S) - e^epsilon N(S), at any epsilon."""
+    with jax.enable_x64(True):
+        return float(curve.profile(jnp.float64(epsilon)))
+
+
 @pytest.mark.parametrize("name", CURVES)
 def test_attacks_are_those_of_the_curve(name):
-    """Advantage, true positive rate and Bayes success are those of `tradeoff`, for whoever knows the curve."""
+    """Advantage, true positive rate and Bayes success are those of their definitions, for whoever knows the curve."""
     curve, _ = CURVES[name]
     certified = Exact(curve)
-    assert certified.advantage().lower == pytest.approx(tradeoff.attack_advantage(curve))
+    assert certified.advantage().lower == pytest.approx(profile(curve, 0.0))
     rates = np.array([0.0, 1e-3, 0.3, 1.0])
     lower, upper = certified.tpr(rates)
-    truth = tradeoff.true_positive_rate(curve, rates)
+    truth = 1 - curve(rates)
     assert (lower <= truth).all()
     assert (truth <= upper).all()
     np.testing.assert_allclose(lower, upper, atol=1e-15)
 
-    # The prior is the probability of the alternative; tradeoff.bayes_error takes that of the null hypothesis.
+    # An attack on a set S is right with probability prior A(S) + (1 - prior) (1 - N(S)), whose largest value this is.
     for prior in (0.5, 0.03, 0.8):
         lower, upper = certified.bayes_success(prior)
-        assert lower - 1e-12 <= 1 - tradeoff.bayes_error(curve, 1 - prior) <= upper + 1e-12
+        truth = 1 - prior + prior * profile(curve, np.log((1 - prior) / prior))
+        assert lower - 1e-12 <= truth <= upper + 1e-12
         assert upper - lower < 1e-14
     assert certified.bayes_success([0.0, 1.0]).lower.tolist() == [1, 1]
     lower, upper = certified.bayes_success(1e-300)

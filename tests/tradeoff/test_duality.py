@@ -1,4 +1,4 @@
-"""Conversions to (epsilon, delta), to mu and to operational risk."""
+"""Conversions to (epsilon, delta), to mu and to the risk of attacks."""
 
 import jax
 import numpy as np
@@ -15,8 +15,6 @@ from gdpjax.tradeoff import (
     Laplace,
     PiecewiseLinear,
     _duality,
-    attack_advantage,
-    bayes_error,
     compose,
     convex_conjugate,
     delta,
@@ -25,9 +23,8 @@ from gdpjax.tradeoff import (
     from_delta_curve,
     inverse,
     mixture,
-    reconstruction_robustness,
     subsample,
-    true_positive_rate,
+    symmetrize,
 )
 
 CERTIFIED = compose(Laplace(0.5), times=2)
@@ -176,6 +173,13 @@ def test_profile_of_an_inverse_mixture_of_nearly_everybody():
     assert convex_conjugate(inverse(mixture(Gaussian(20.0), 1.0)), slope) == pytest.approx(exact, rel=1e-12)
 
 
+def assert_around(bounds, exact):
+    """Assert that narrow brackets hold what was found to 1e-5."""
+    assert np.all(bounds.lower - 1e-5 <= exact)
+    assert np.all(exact <= bounds.upper + 1e-5)
+    assert np.max(bounds.upper - bounds.lower) < 1e-3
+
+
 @pytest.mark.parametrize(
     "curve",
     [
@@ -188,26 +192,26 @@ def test_profile_of_an_inverse_mixture_of_nearly_everybody():
     ids=["gaussian", "laplace", "asymmetric", "subsampled", "subsampled_gaussian"],
 )
 def test_attack_risk_is_that_of_its_definition(curve):
-    """Advantage and Bayes error are extremes over the curve, and the rates are its values."""
+    """Advantage and Bayes success are extremes over the curve of both orders, and the rates are its values."""
     x = np.linspace(0, 1, 20_001)
-    values = curve(x)
-    advantage = attack_advantage(curve)
-    assert advantage == pytest.approx(np.max(1 - x - values), abs=1e-5)
-    np.testing.assert_allclose(true_positive_rate(curve, x), 1 - values)
-    np.testing.assert_allclose(reconstruction_robustness(curve, x), 1 - values)
+    values = symmetrize(curve)(x)
+    certified = compose(curve)
+    advantage = np.max(1 - x - values)
+    assert delta(curve, 0.0) == pytest.approx(advantage, abs=1e-5)
+    assert_around(certified.advantage(), advantage)
+    assert_around(certified.tpr(x), 1 - values)
 
+    # The probability of the null hypothesis is one less the prior.
     priors = np.array([0.02, 0.5, 0.8])
-    risks = priors[:, None] * x + (1 - priors[:, None]) * values
-    errors = bayes_error(curve, priors)
-    np.testing.assert_allclose(errors, np.min(risks, axis=1), rtol=0, atol=1e-5)
-    assert errors[1] == pytest.approx((1 - advantage) / 2, rel=1e-12)
+    risks = (1 - priors[:, None]) * x + priors[:, None] * values
+    assert_around(certified.bayes_success(priors), 1 - np.min(risks, axis=1))
 
 
 def test_advantage_in_closed_form():
     """It is 2 Phi(mu / 2) - 1 of a Gaussian, with its derivative, and 1 - e^(-theta / 2) of Laplace noise."""
-    np.testing.assert_allclose(attack_advantage(Laplace([0.5, 1.0])), 1 - np.exp([-0.25, -0.5]))
-    assert attack_advantage(Gaussian(1.0)) == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-14)
-    slope = jax.jit(jax.grad(lambda mu: attack_advantage(Gaussian(mu))))(1.0)
+    np.testing.assert_allclose(delta(Laplace([0.5, 1.0]), 0.0), 1 - np.exp([-0.25, -0.5]))
+    assert delta(Gaussian(1.0), 0.0) == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-14)
+    slope = jax.jit(jax.grad(lambda mu: delta(Gaussian(mu), 0.0)))(1.0)
     assert slope == pytest.approx(norm.pdf(0.5), rel=1e-6)
 
 
@@ -230,12 +234,12 @@ def subsampled_gaussian(mu):
 
 
 @pytest.mark.parametrize(("make", "point"), [(Laplace, 1.0), (Gaussian, 1.0), (subsampled_gaussian, 1.5)])
-def test_gradients_of_epsilon_and_bayes_error(make, point):
+def test_gradients_of_epsilon_and_delta(make, point):
     """They are difference quotients of the values."""
 
     def answers(parameter):
         curve = make(parameter)
-        return epsilon(curve, 0.01), bayes_error(curve, 0.3)
+        return epsilon(curve, 0.01), delta(curve, 0.3)
 
     step = 1e-6
     finite = (np.array(answers(point + step)) - np.array(answers(point - step))) / (2 * step)
@@ -253,12 +257,10 @@ def test_gradients_of_epsilon_and_bayes_error(make, point):
         (lambda: from_delta_curve([0.0, 1.0], [0.1]), "equal length"),
         (lambda: from_delta_curve([-1.0], [0.1]), "epsilon must be"),
         (lambda: from_delta_curve([0.0, 800.0], [0.3, 0.1]), "epsilon must be at most 700"),
-        (lambda: bayes_error(Gaussian(1.0), 0.0), "strictly between 0 and 1"),
-        (lambda: true_positive_rate(Gaussian(1.0), -0.1), "false_positive_rate must be"),
         (lambda: epsilon(Gaussian(1.0), 1.0), r"delta must be a number in \[0, 1\)"),
-        (lambda: attack_advantage(None), "f must be a trade-off curve"),
-        (lambda: attack_advantage(CERTIFIED), r"methods of its own: curve\.advantage\(\)"),
-        (lambda: true_positive_rate(CERTIFIED, 0.1), r"curve\.tpr\(alpha\)"),
+        (lambda: delta(None, 0.0), "f must be a trade-off curve"),
+        (lambda: delta(CERTIFIED, 0.0), r"methods of its own: curve\.advantage\(\)"),
+        (lambda: epsilon(CERTIFIED, 0.1), r"curve\.tpr\(alpha\)"),
         (lambda: Gaussian(1.0).replaced(nu=2.0), "replaced has no argument 'nu'; it takes mu"),
     ],
 )
