@@ -56,7 +56,6 @@ COSTLY = {
     "moments_accountant_epsilon",
     "compose",
     "one_run_refutes",
-    "berry_esseen",
     "audit_step",
     "private_training",
     "audit_one_run",

@@ -752,7 +752,6 @@ def _tradeoff_cases() -> dict[str, Case]:
             np.array([1.0, 0.2, 0.0]),
             rounding="down",
         ),
-        "berry_esseen": case(tradeoff.berry_esseen, LAPLACE, times=100),
         "biconjugate": case(tradeoff.biconjugate, GAUSSIAN, GAUSSIAN),
         "central_limit": case(tradeoff.central_limit, LAPLACE, times=100),
         "compose": case(tradeoff.compose, GAUSSIAN, GAUSSIAN, times=2),
@@ -878,7 +877,7 @@ def _training_cases() -> dict[str, Case]:
 
 def _functional_cases() -> dict[str, Case]:
     result = {}
-    for name in ("inverse", "kappa2", "kappa3", "kappa3bar", "kl", "symmetrize"):
+    for name in ("inverse", "symmetrize"):
         functional = getattr(tradeoff, name)
         result[name] = case(functional, LAPLACE)
     return result
@@ -966,7 +965,6 @@ RECORDS = {
     "LedgerState",
     "ManyRunsAudit",
     "NoiseState",
-    "NormalApproximation",
     "OneRunAudit",
     "Batch",
     "PrivatizeState",

@@ -20,7 +20,7 @@ from gdpjax.tradeoff import (
     Identity,
     Laplace,
     PiecewiseLinear,
-    berry_esseen,
+    central_limit,
     compose,
     delta,
     inverse,
@@ -185,11 +185,11 @@ def _composition() -> Figure:
             _draw_curve(axes, composed.lower, color=color, linestyle=line, linewidth=1.3, label=label)
 
         # Of very many steps the limit, and how far from it they may be.
-        limit = berry_esseen(step(TOTAL_EPSILON / np.sqrt(400)), times=400)
+        limit = central_limit(step(TOTAL_EPSILON / np.sqrt(400)), times=400)
         band = limit.bounds(ALPHA)
         label = "band, $n = 400$"
         axes.fill_between(ALPHA, band.lower, band.upper, color=BLUE, alpha=0.2, linewidth=0, label=label)
-        mu = float(limit.curve.mu)
+        mu = float(limit.band_mu)
         _draw_curve(axes, Gaussian(mu), color=BLUE, linewidth=1.1, label=rf"$G_\mu$, $\mu = {mu:.2f}$")
 
         axes.set_title(rf"{name}, $\varepsilon = {TOTAL_EPSILON:g} / \sqrt{{n}}$", fontsize=9)

@@ -7,7 +7,7 @@ Read the modules in this order:
 
 * curves: `_abstract` (what a curve is), `_gaussian`, `_laplace`, `_approximate_dp`, `_piecewise_linear`,
   `_derived_curves` (curves of curves), `_operators`;
-* their meaning: `_duality` (epsilon, delta and mu), `_loss_moments`, `_limit`;
+* their meaning: `_duality` (epsilon, delta and mu), `_loss_moments`, `_limit` (the central limit theorem);
 * numeric composition: `_loss_cells`, `_grid`, `_numeric`, `_compose`; derived in docs/theory/numeric_composition.md;
 * certified brackets: `_certified_curve`, `_regret`, `_narrowed_mu`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
 """
@@ -21,8 +21,7 @@ from gdpjax.tradeoff._duality import convex_conjugate, delta, dominating_mu, eps
 from gdpjax.tradeoff._exact_curve import ExactCurve
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._laplace import Laplace
-from gdpjax.tradeoff._limit import NormalApproximation, berry_esseen, central_limit
-from gdpjax.tradeoff._loss_moments import kappa2, kappa3, kappa3bar, kl
+from gdpjax.tradeoff._limit import central_limit
 from gdpjax.tradeoff._operators import biconjugate, group, inverse, mixture, parallel, subsample, symmetrize
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_probabilities
 
@@ -36,9 +35,7 @@ __all__ = [
     "Identity",
     "Laplace",
     "NoGuarantee",
-    "NormalApproximation",
     "PiecewiseLinear",
-    "berry_esseen",
     "biconjugate",
     "central_limit",
     "compose",
@@ -50,10 +47,6 @@ __all__ = [
     "from_probabilities",
     "group",
     "inverse",
-    "kappa2",
-    "kappa3",
-    "kappa3bar",
-    "kl",
     "mixture",
     "parallel",
     "subsample",
