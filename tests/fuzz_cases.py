@@ -752,22 +752,16 @@ def _tradeoff_cases() -> dict[str, Case]:
             np.array([1.0, 0.2, 0.0]),
             rounding="down",
         ),
-        "biconjugate": case(tradeoff.biconjugate, GAUSSIAN, GAUSSIAN),
         "central_limit": case(tradeoff.central_limit, LAPLACE, times=100),
         "compose": case(tradeoff.compose, GAUSSIAN, GAUSSIAN, times=2),
-        "convex_conjugate": case(tradeoff.convex_conjugate, GAUSSIAN, -1.0),
         "delta": case(tradeoff.delta, GAUSSIAN, 1.0),
-        "dominating_mu": case(tradeoff.dominating_mu, GAUSSIAN, 0.0),
         "epsilon": case(tradeoff.epsilon, GAUSSIAN, 1e-3),
-        "from_delta_curve": case(tradeoff.from_delta_curve, np.array([0.0, 1.0]), np.array([0.4, 0.1])),
         "from_probabilities": case(
             tradeoff.from_probabilities,
             np.array([0.4, 0.6]),
             np.array([0.6, 0.4]),
         ),
         "group": case(tradeoff.group, GAUSSIAN, 2),
-        "mixture": case(tradeoff.mixture, GAUSSIAN, 0.1),
-        "parallel": case(tradeoff.parallel, GAUSSIAN, LAPLACE),
         "subsample": case(tradeoff.subsample, GAUSSIAN, 0.1),
     }
 

@@ -24,7 +24,6 @@ from gdpjax.tradeoff import (
     compose,
     delta,
     inverse,
-    mixture,
     subsample,
 )
 
@@ -155,9 +154,10 @@ def _subsampling() -> Figure:
     figure, (axes,) = _unit_squares()
     base = Gaussian(1.8)
     prob = 0.35
-    removed = mixture(base, prob)
+    sampled = subsample(base, prob)
+    removed = sampled.one_direction
     added = inverse(removed)
-    _draw_curve(axes, subsample(base, prob), color=BLUE, linewidth=3, alpha=0.35, label="$C_p(f)$")
+    _draw_curve(axes, sampled, color=BLUE, linewidth=3, alpha=0.35, label="$C_p(f)$")
     _draw_curve(axes, base, color="black", linewidth=1, label="$f = G_{1.8}$")
     _draw_curve(axes, removed, color=ORANGE, linestyle=DASHED, label="$f_p$ (remove)")
     _draw_curve(axes, added, color=RED, linestyle=DOTTED, label="$f_p^{-1}$ (add)")

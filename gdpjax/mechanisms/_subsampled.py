@@ -16,7 +16,7 @@ from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import Event
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, one_number
 from gdpjax.mechanisms._gaussian import GaussianMechanism
-from gdpjax.tradeoff import Curve, inverse, mixture, subsample
+from gdpjax.tradeoff import Curve, inverse, subsample
 
 
 @pytree_dataclass
@@ -58,12 +58,12 @@ class PoissonSubsampled(Additive):
                 "add": its inverse, None: both together, C_p(f). For several steps compose one direction, `compose`
                 then takes care of the other.
         """
-        curve = self.mechanism.tradeoff()
+        both = subsample(self.mechanism.tradeoff(), self.sampling_prob)
         if direction is None:
-            return subsample(curve, self.sampling_prob)
+            return both
         if direction not in ("remove", "add"):
             raise ValueError(f'direction must be None, "remove" or "add", got {shown(direction)}')
-        removing = mixture(curve, self.sampling_prob)
+        removing = both.one_direction
         if direction == "remove":
             return removing
         return inverse(removing)

@@ -17,12 +17,12 @@ from gdpjax.tradeoff._approximate_dp import ApproximateDP
 from gdpjax.tradeoff._certified_curve import CertifiedCurve, NoGuarantee
 from gdpjax.tradeoff._compose import compose
 from gdpjax.tradeoff._curve_bounds import CurveBounds
-from gdpjax.tradeoff._duality import convex_conjugate, delta, dominating_mu, epsilon, from_delta_curve
+from gdpjax.tradeoff._duality import delta, epsilon
 from gdpjax.tradeoff._exact_curve import ExactCurve
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._limit import central_limit
-from gdpjax.tradeoff._operators import biconjugate, group, inverse, mixture, parallel, subsample, symmetrize
+from gdpjax.tradeoff._operators import group, inverse, subsample, symmetrize
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_probabilities
 
 __all__ = [
@@ -36,19 +36,13 @@ __all__ = [
     "Laplace",
     "NoGuarantee",
     "PiecewiseLinear",
-    "biconjugate",
     "central_limit",
     "compose",
-    "convex_conjugate",
     "delta",
-    "dominating_mu",
     "epsilon",
-    "from_delta_curve",
     "from_probabilities",
     "group",
     "inverse",
-    "mixture",
-    "parallel",
     "subsample",
     "symmetrize",
 ]

@@ -1,4 +1,4 @@
-r"""Curves made of other curves: mixtures and their inverses, subsampling, groups, convex hulls.
+r"""Curves made of other curves: mixtures and their inverses, subsampling, groups, symmetric hulls.
 
 *Subsampling.* A person takes part with probability p: the alternative becomes the mixture p A + (1 - p) N, whose curve
 against N is f_p = p f + (1 - p) Id (`Mixture`, the direction in which the person is removed). The other direction has
@@ -14,15 +14,14 @@ and D of C_p(f) at e >= 0 is D_p(e).
 
 *Groups.* 1 - (1 - f)^{o k}, whose slope follows from the chain rule.
 
-*Convex hulls.* The conjugate of min_i f_i is the maximum of the conjugates, so (min_i f_i)** has the profile max_i D_i,
-and its value is found by searching the slope whose tangent touches at alpha.
+*Symmetric hulls.* The conjugate of a minimum is the maximum of the conjugates, so min(f, f^-1)** has the profile
+max(D, D'), and its value is found by searching the slope whose tangent touches at alpha.
 
 Inverse functions are found by bisection; one Newton step at the end, with everything but the unknown differentiated,
 gives the derivatives of the implicit function theorem (first derivatives only).
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -165,7 +164,7 @@ class Subsampled(Curve):
 
     @property
     def one_direction(self) -> Mixture:
-        """The curve f_p, unchecked."""
+        """The curve f_p of the direction in which the person is removed; the other one is its inverse."""
         any_mixture = Mixture(self.curve, 0.5)
         return any_mixture.replaced(sampling_prob=self.sampling_prob)
 
@@ -248,37 +247,17 @@ class Grouped(Curve):
         return slope
 
 
-def _largest(profiles: list[Array]) -> Array:
-    """Return the pointwise maximum, by pairs.
-
-    Where ``jnp.max`` is differentiated, the values are compared with their maximum, and a compiler may compute one
-    value twice, to different last bits, and find it nowhere.
-    """
-    return functools.reduce(jnp.maximum, profiles)
-
-
 @pytree_dataclass
-class Hull(Curve):
-    """(min_i f_i)**: the largest trade-off curve below several."""
+class Symmetrized(Curve):
+    """min(f, f^-1)**: the largest trade-off curve below both directions."""
 
-    curves: tuple[Curve, ...]
-    symmetric: bool = dataclasses.field(metadata={"static": True})
-
-    def is_symmetric(self) -> bool:
-        return self.symmetric
+    curve: Curve
 
     def shapes(self) -> dict:
-        shapes = {}
-        for i, curve in enumerate(self.curves):
-            for name, value in curve.shapes().items():
-                shapes[f"{name}_{i}"] = value
-        return shapes
+        return self.curve.shapes()
 
     def valid(self) -> Array:
-        valid = jnp.asarray(True)
-        for curve in self.curves:
-            valid = valid & curve.valid()
-        return valid
+        return self.curve.valid()
 
     def _touching(self, alpha: Array) -> Array:
         """Return the epsilon whose tangent touches the curve at alpha."""
@@ -308,14 +287,4 @@ class Hull(Curve):
         return -jnp.exp(epsilon)
 
     def profile(self, epsilon: Array) -> Array:
-        profiles = [curve.profile(epsilon) for curve in self.curves]
-        return _largest(profiles)
-
-    def inverse_profile(self, epsilon: Array) -> Array:
-        profiles = [curve.inverse_profile(epsilon) for curve in self.curves]
-        return _largest(profiles)
-
-    def inverse(self) -> Curve:
-        if self.symmetric:
-            return self
-        return Inverse(self)
+        return jnp.maximum(self.curve.profile(epsilon), self.curve.inverse_profile(epsilon))

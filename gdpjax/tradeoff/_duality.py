@@ -1,4 +1,4 @@
-r"""From trade-off curves to (epsilon, delta), mu and back.
+r"""From trade-off curves to (epsilon, delta) and mu.
 
 The conjugate f*(y) = sup_x (y x - f(x)) at y = -e^epsilon gives the profile delta(epsilon) = 1 + f*(-e^epsilon): the
 curve f is at least f_{epsilon, delta(epsilon)} for every epsilon >= 0, and is the supremum of those, if symmetric. An
@@ -22,15 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core import gdp
-from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, REAL, UNIT, check, check_scalar, is_traced
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT
 from gdpjax._core.dominating import dominates
 from gdpjax._core.precision import float64_function
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array
-from gdpjax.tradeoff._abstract import Curve, check_curve, curve_function, last_point
+from gdpjax.tradeoff._abstract import Curve, curve_function, last_point
 from gdpjax.tradeoff._derived_curves import Grouped, Inverse, Mixture, Subsampled
-from gdpjax.tradeoff._gaussian import Gaussian, Identity
-from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
+from gdpjax.tradeoff._gaussian import Gaussian
 
 _GROUP_RESOLUTION = 1e-13
 _LARGEST_EPSILON = 700.0
@@ -50,10 +49,8 @@ def _resolution(f: Curve) -> float:
     resolution = 0.0
     for field in dataclasses.fields(f):  # pyright: ignore[reportArgumentType]
         value = getattr(f, field.name)
-        parts = value if isinstance(value, tuple) else (value,)
-        for part in parts:
-            if isinstance(part, Curve):
-                resolution = max(resolution, _resolution(part))
+        if isinstance(value, Curve):
+            resolution = max(resolution, _resolution(value))
     return resolution
 
 
@@ -179,115 +176,6 @@ def _epsilon_by_search(f: Curve, delta: Array) -> Array:
     return jnp.where(target < _resolution(f), jnp.inf, epsilon)
 
 
-@curve_function(y=REAL)
-def convex_conjugate(f: Curve, y: Array) -> Array:
-    """Return the convex conjugate of f, in the given direction only.
-
-    Formula: f*(y) = sup_{0 <= x <= 1} (y x - f(x)). For y >= 0 it is y, since f(1) = 0; for y < 0 it is
-    delta(log(-y)) - 1.
-
-    Args:
-        f: any trade-off curve.
-        y: any finite number, a slope.
-
-    Returns:
-        f*(y), of the broadcast shape; exact.
-
-    Raises:
-        ValueError: not a curve, or y not finite.
-
-    Reference: Dong, Roth and Su, arXiv:1905.02383, Section 2.3.
-
-    >>> from gdpjax.tradeoff import Identity
-    >>> print(convex_conjugate(Identity(), -0.5))
-    -0.5
-    """
-    steepness = jnp.where(y < 0, -y, 1.0)
-    epsilon = jnp.log(steepness)
-    of_falling_line = f.profile(epsilon) - 1.0
-    return jnp.where(y < 0, of_falling_line, y)
-
-
-def from_delta_curve(epsilon: Array, delta: Array) -> PiecewiseLinear:
-    """Return the curve that a family of (epsilon, delta) statements implies.
-
-    Formula: f(alpha) = max_i f_{epsilon_i, delta_i}(alpha).
-
-    Args:
-        epsilon: values >= 0, shape [n].
-        delta: the delta of each, in [0, 1], shape [n].
-
-    Returns:
-        A symmetric `PiecewiseLinear`; exact for the given statements, hence a lower bound on the curve of the mechanism
-        that they describe.
-
-    Raises:
-        ValueError: traced or outside the range, or not vectors of equal length.
-
-    Reference: Dong, Roth and Su, arXiv:1905.02383, Proposition 2.11.
-
-    >>> f = from_delta_curve([0.0, 1.0], [0.3, 0.05])
-    >>> print(f"{f(0.1):.6f}")
-    0.678172
-    """
-    if is_traced((epsilon, delta)):
-        raise ValueError("from_delta_curve builds its points on the host: give concrete epsilon and delta")
-    check("epsilon", epsilon, NONNEGATIVE)
-    check("delta", delta, UNIT)
-    largest = np.max(epsilon, initial=0.0)
-    if largest > _LARGEST_EPSILON:
-        raise ValueError(f"epsilon must be at most {_LARGEST_EPSILON:g}, got {largest}; leave such statements out")
-    slope = np.exp(np.asarray(epsilon, np.float64))
-    level = 1.0 - np.asarray(delta, np.float64)
-    if slope.ndim != 1 or slope.shape != level.shape or not slope.size:
-        raise ValueError(
-            f"epsilon and delta must be vectors of equal length, got shapes {slope.shape} and {level.shape}"
-        )
-
-    # The left half is the maximum of the lines level - slope * alpha. Its corners are at alpha = 0, between
-    # neighbouring lines, and at the last line's point on the diagonal.
-    slope, level = _upper_envelope(slope, level)
-    crossings = (level[:-1] - level[1:]) / (slope[:-1] - slope[1:])
-    on_diagonal = level[-1] / (1.0 + slope[-1])
-    corners = np.append(crossings, on_diagonal)
-    alpha = np.append(0.0, corners)
-    beta_at_corners = np.maximum(level - slope * corners, corners)
-    beta = np.append(level[0], beta_at_corners)
-
-    # The right half is the mirror image.
-    return from_vertices(np.append(alpha, beta), np.append(beta, alpha))
-
-
-def _upper_envelope(slopes: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lines level - slope * alpha that are the largest somewhere up to their point on the diagonal."""
-    order = np.lexsort((slopes, -levels))
-    lines: list[tuple[float, float]] = []
-    # By falling levels: a line is seen only if its slope falls, too.
-    for slope, level in zip(slopes[order], levels[order], strict=True):
-        if lines and slope >= lines[-1][0]:
-            continue
-        # The last line is hidden if this one takes over from the one before it no later than the last one does.
-        while len(lines) >= 2:
-            slope0, level0 = lines[-2]
-            slope1, level1 = lines[-1]
-            is_seen = (level1 - level) * (slope0 - slope1) > (level0 - level1) * (slope1 - slope)
-            if is_seen:
-                break
-            lines.pop()
-        lines.append((slope, level))
-
-    # Lines that take over only beyond the diagonal say nothing here.
-    while len(lines) >= 2:
-        slope0, level0 = lines[-2]
-        slope1, level1 = lines[-1]
-        takes_over_before_diagonal = (level0 - level1) * (1.0 + slope0) <= level0 * (slope0 - slope1)
-        if takes_over_before_diagonal:
-            break
-        lines.pop()
-    seen_slopes, seen_levels = np.array(lines).T
-    return seen_slopes, seen_levels
-
-
 @float64_function(epsilon=NONNEGATIVE, delta=UNIT)
 def _mu_through_points(epsilon: Array, delta: Array) -> Array:
     """Return the mu with delta_mu(epsilon) = delta, point by point: 0 for delta = 0, inf for delta = 1."""
@@ -298,67 +186,11 @@ def _mu_through_points(epsilon: Array, delta: Array) -> Array:
     return jnp.where(inside, mu, at_ends)
 
 
-def dominating_mu(f: Curve, failure: float = 0.0) -> Array:
-    """Return the smallest mu for which f is mu-GDP up to a failure probability.
-
-    Formula: the smallest mu with f >= G_mu (x) f_{0, failure}, i.e. delta_f(epsilon) <= failure + (1 - failure)
-    delta_mu(epsilon) for all epsilon >= 0. Such statements compose: mus in squares, failures by addition.
-
-    Args:
-        f: trade-off curve with concrete parameters (host-side); an asymmetric one counts in both directions.
-        failure: probability in [0, 1).
-
-    Returns:
-        mu; an upper bound, a relative 1e-5 or less above the smallest one. inf where none exists, as for f(0) < 1 with
-        failure 0. For Gaussian noise, subsampled or not, and failure 0 it is the mu of the noise, exactly.
-
-    Raises:
-        ValueError: traced, many curves at once, or failure 0 for a curve whose privacy loss is unbounded: there the
-            answer hides in an infinite tail, and is useless. Give a small failure.
-
-    Reference: Dong, Roth and Su, arXiv:1905.02383, Section 2.3 (duality); Koskela, Redberg and Wang, 2023, and
-    Gomez et al., arXiv:2503.10945 (reporting mu).
-
-    >>> from gdpjax.tradeoff import ApproximateDP
-    >>> print(f"{dominating_mu(ApproximateDP(1.0)):.4f}")
-    1.2320
-    """
-    f = check_curve("f", f)
-    check_scalar("failure", failure, HALF_OPEN_UNIT)
-    if is_traced((f, failure)):
-        raise ValueError("dominating_mu is computed on the host: call it outside compiled code")
-
-    # Without failures the tails decide: subsampling does not change the mu of a Gaussian.
-    if failure == 0:
-        inner = f
-        while isinstance(inner, Subsampled):
-            takes_part = np.all(np.asarray(inner.sampling_prob) > 0)
-            inner = inner.curve if takes_part else Identity()
-        if isinstance(inner, Gaussian):
-            return np.asarray(inner.mu, np.float64)[()]
-        steepest = np.max(-f.slope(0.0))
-        steepest_of_inverse = np.max(-f.inverse().slope(0.0))
-        if max(steepest, steepest_of_inverse) == np.inf:
-            raise ValueError(
-                "dominating_mu needs failure > 0 for a curve whose privacy loss is unbounded, got failure = 0"
-            )
-
-    end = epsilon(f, failure)
-    if np.ndim(end):
-        raise ValueError("dominating_mu takes one curve; call it for each")
-    if end == 0:
-        return np.float64(0.0)
-    if np.isinf(end):
-        return np.float64(np.inf)
-
-    def delta_at(epsilon: np.ndarray) -> np.ndarray:
-        return np.asarray(delta(f, epsilon))
-
-    return smallest_mu(delta_at, float(failure), float(end) * (1.0 + 1e-12))
-
-
 def smallest_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
-    """Return the mu of `dominating_mu` from upper bounds on delta.
+    """Return the smallest mu with delta <= failure + (1 - failure) delta_mu everywhere, from upper bounds on delta.
+
+    It is a relative 1e-5 or less above the smallest one, and inf where there is none. Such statements compose: mus in
+    squares, failures by addition (Dong, Roth and Su, arXiv:1905.02383, Section 2.3).
 
     Args:
         delta_at: maps epsilon to upper bounds on delta.

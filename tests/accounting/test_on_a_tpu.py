@@ -11,6 +11,7 @@ import pytest
 
 from gdpjax import accounting, mechanisms, tradeoff
 from gdpjax._core import xla
+from gdpjax.tradeoff._derived_curves import Mixture
 
 KEY = jax.random.key(0)
 NOISE = np.float32([0.9, 1.4])
@@ -63,11 +64,10 @@ CURVES = {
     "Laplace": tradeoff.Laplace,
     "ApproximateDP": lambda mu: tradeoff.ApproximateDP(mu, 1e-5),
     "subsample": subsampled,
-    "mixture": lambda mu: tradeoff.mixture(tradeoff.Gaussian(mu), 0.1),
-    "inverse": lambda mu: tradeoff.inverse(tradeoff.mixture(tradeoff.Gaussian(mu), 0.1)),
-    "symmetrize": lambda mu: tradeoff.symmetrize(tradeoff.mixture(tradeoff.Gaussian(mu), 0.1)),
+    "one direction": lambda mu: subsampled(mu).one_direction,
+    "inverse": lambda mu: tradeoff.inverse(subsampled(mu).one_direction),
+    "symmetrize": lambda mu: tradeoff.symmetrize(Mixture(subsampled(mu).one_direction, 0.5)),
     "group": lambda mu: tradeoff.group(tradeoff.Laplace(mu), 2),
-    "parallel": lambda mu: tradeoff.parallel(tradeoff.Gaussian(mu), tradeoff.Laplace(mu)),
 }
 MU = np.float32(1.0)
 QUESTIONS = {
@@ -76,7 +76,6 @@ QUESTIONS = {
     "delta": (lambda mu, epsilon: tradeoff.delta(subsampled(mu), epsilon), MU, EPSILON),
     "epsilon": (lambda mu, delta: tradeoff.epsilon(subsampled(mu), delta), MU, DELTA),
     "epsilon by search": (lambda mu, delta: tradeoff.epsilon(tradeoff.Laplace(mu), delta), MU, DELTA),
-    "convex_conjugate": (lambda mu, y: tradeoff.convex_conjugate(subsampled(mu), y), MU, -ALPHA),
     "points": (lambda beta, alpha: tradeoff.PiecewiseLinear([0.0, 0.2, 1.0], [1.0, beta, 0.0])(alpha), ALPHA[1], ALPHA),
 }
 MECHANISMS = {

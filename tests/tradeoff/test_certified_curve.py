@@ -8,6 +8,7 @@ from scipy.special import ndtr, ndtri
 
 from gdpjax import Bounds, tradeoff
 from gdpjax.tradeoff import ApproximateDP, CertifiedCurve, CurveBounds, Gaussian, Laplace, PiecewiseLinear, compose
+from tests.tradeoff.dominating import dominating_mu
 
 ALPHA = np.concatenate([[0.0], np.geomspace(1e-9, 1e-3, 2000), np.linspace(1e-3, 1.0, 50_001)])
 
@@ -28,7 +29,7 @@ class Exact(CertifiedCurve):
         return self._both(tradeoff.delta(self.curve, epsilon))
 
     def mu(self, failure=1e-10):
-        return self._both(tradeoff.dominating_mu(self.curve, failure))
+        return self._both(dominating_mu(self.curve, failure))
 
     def tradeoff(self, alpha):
         return self._both(self.curve(alpha))
@@ -161,8 +162,8 @@ def test_the_mu_of_bounds_by_polygons_is_that_of_their_curves():
     """The mu that dominates the upper polygon is the least that can be true."""
     lower, upper = bounds = compose(Laplace(0.5), times=2, num_cells=128)
     mu = bounds.mu()
-    assert mu.lower <= tradeoff.dominating_mu(upper, 1e-10) <= mu.upper
-    assert mu.upper == pytest.approx(tradeoff.dominating_mu(lower, 1e-10), rel=1e-12)
+    assert mu.lower <= dominating_mu(upper, 1e-10) <= mu.upper
+    assert mu.upper == pytest.approx(dominating_mu(lower, 1e-10), rel=1e-12)
     narrow = bounds.reported_mu()
     assert mu.lower <= narrow.lower <= narrow.upper <= mu.upper
 

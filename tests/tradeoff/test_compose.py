@@ -15,18 +15,19 @@ from gdpjax.tradeoff import (
     Gaussian,
     Identity,
     Laplace,
-    biconjugate,
+    PiecewiseLinear,
     central_limit,
     compose,
     delta,
     epsilon,
     from_probabilities,
+    group,
     inverse,
-    mixture,
     subsample,
     symmetrize,
 )
 from gdpjax.tradeoff._compose import _counted
+from gdpjax.tradeoff._derived_curves import Mixture
 from gdpjax.tradeoff._loss_moments import loss_law, moments
 from gdpjax.tradeoff._numeric import numerically
 
@@ -55,7 +56,7 @@ def test_closed_forms():
     assert isinstance(compose(Identity(), Identity(), times=3).exact, Identity)
     two_at_once = compose(Gaussian([0.3, 3.0]), Gaussian([0.4, 4.0]))
     np.testing.assert_allclose(two_at_once.exact.mu, [0.5, 5.0])
-    one_step = compose(mixture(Gaussian(1.0), 0.3))
+    one_step = compose(Mixture(Gaussian(1.0), 0.3))
     assert isinstance(one_step.exact, type(subsample(Gaussian(1.0), 0.3)))
     events = compose(ApproximateDP(0.0, 0.1), ApproximateDP(0.0, 0.2))
     assert events.exact.delta == pytest.approx(0.28, rel=1e-15)
@@ -132,9 +133,9 @@ def test_nearly_symmetric_polygons_are_certified_in_both_orders():
 def test_extreme_spacings():
     """Losses of almost nothing change nothing, and cells may be wider than what e^x holds."""
     exact = Laplace(0.5)(ALPHA)
-    for curve in (ApproximateDP(1e-20), Laplace(1e-200), mixture(Gaussian(1.0), 1e-250)):
+    for curve in (ApproximateDP(1e-20), Laplace(1e-200), Mixture(Gaussian(1.0), 1e-250)):
         assert_around(compose(curve, Laplace(0.5)), exact, width=1e-6)
-    wide = compose(mixture(Gaussian(24.0), 0.5), times=10_000, num_cells=64)
+    wide = compose(Mixture(Gaussian(24.0), 0.5), times=10_000, num_cells=64)
     assert wide.lower(0.5) <= wide.upper(0.5) < 1e-100
 
 
@@ -186,7 +187,7 @@ def test_mixed_kinds_against_exact_products():
 )
 def test_subsampled_gaussians_against_the_certified_accountant(sigma, p, steps):
     """The brackets of composition and of the accountant overlap, and those of composition are narrow."""
-    step = mixture(Gaussian(1 / sigma), p)
+    step = Mixture(Gaussian(1 / sigma), p)
     composed = numeric(step) if steps == 1 else compose(step, Identity(), times=steps)
     beta = composed.tradeoff(ALPHA)
     accountants_beta = accounting.tradeoff_bounds(sigma, p, steps, ALPHA)
@@ -215,12 +216,12 @@ def test_one_subsampled_step_is_its_formula():
     exact = np.where(start > ALPHA, mixed(ALPHA), start + end - ALPHA)
     for index in np.flatnonzero(end < ALPHA):
         exact[index] = inverse_of_mixed(ALPHA[index], start)
-    assert_around(numeric(mixture(Gaussian(mu), p)), exact, width=1e-3)
+    assert_around(numeric(Mixture(Gaussian(mu), p)), exact, width=1e-3)
 
 
 def test_asymmetric_curves_are_composed_per_direction():
     """Trap 37: composing the symmetrised curve is valid but loose."""
-    one_direction = mixture(Gaussian(1 / 1.3), 0.01)
+    one_direction = Mixture(Gaussian(1 / 1.3), 0.01)
     tight = compose(one_direction, times=1000)
     loose = compose(symmetrize(one_direction), times=1000)
     assert np.all(loose.lower(ALPHA) <= tight.upper(ALPHA))
@@ -232,12 +233,12 @@ def test_asymmetric_curves_are_composed_per_direction():
 @pytest.mark.parametrize(
     "curve",
     [
-        biconjugate(ApproximateDP(0.55), Laplace(0.6)),
-        pytest.param(biconjugate(Gaussian(0.5), Laplace(0.6)), marks=pytest.mark.slow),
+        symmetrize(Mixture(PiecewiseLinear([0.0, 0.2, 1.0], [1.0, 0.4, 0.0]), 0.4)),
+        pytest.param(symmetrize(Mixture(Mixture(Gaussian(0.8), 0.6), 0.7)), marks=pytest.mark.slow),
         subsample(Laplace(1.0), 0.2),
         Laplace(0.5),
     ],
-    ids=["hull", "hull_of_gaussian", "subsampled_laplace", "laplace"],
+    ids=["symmetrized", "symmetrized_gaussian", "subsampled_laplace", "laplace"],
 )
 def test_any_curve_between_its_polygons(curve):
     """One step is bracketed, the order of steps does not matter, and more of them are not more private."""
@@ -407,10 +408,10 @@ def test_a_band_that_says_nothing():
         (lambda: compose(1.0), "curve 0 must be a trade-off curve"),
         (lambda: compose(Laplace([1.0, 2.0]), times=2), "one curve at a time"),
         (lambda: jax.jit(lambda e: compose(Laplace(e), times=2).lower(0.1))(1.0), "numeric and runs on the host"),
-        (lambda: central_limit(mixture(Gaussian(1.0), 0.1), times=9), "a limit theorem needs a symmetric curve"),
+        (lambda: central_limit(Mixture(Gaussian(1.0), 0.1), times=9), "a limit theorem needs a symmetric curve"),
         (lambda: central_limit(ApproximateDP(1.0, 0.1), times=9), "infinite moments"),
         (lambda: central_limit(Identity(), times=9), "no curve has any privacy loss"),
-        (lambda: central_limit(biconjugate(Gaussian(1.0), Laplace(1.2)), times=9), "not known precisely enough"),
+        (lambda: central_limit(group(ApproximateDP(0.5), 2), times=9), "not known precisely enough"),
         (lambda: jax.jit(lambda e: central_limit(Laplace(e)).gamma)(1.0), "computed on the host"),
         (lambda: central_limit(Laplace([1.0, 2.0])), "takes one curve"),
     ],

@@ -1,10 +1,9 @@
 """Conversions to (epsilon, delta), to mu and to the risk of attacks."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import norm
 
 from gdpjax import accounting
@@ -16,16 +15,14 @@ from gdpjax.tradeoff import (
     PiecewiseLinear,
     _duality,
     compose,
-    convex_conjugate,
     delta,
-    dominating_mu,
     epsilon,
-    from_delta_curve,
     inverse,
-    mixture,
     subsample,
     symmetrize,
 )
+from gdpjax.tradeoff._derived_curves import Mixture
+from tests.tradeoff.dominating import dominating_mu
 
 CERTIFIED = compose(Laplace(0.5), times=2)
 NUM_POINTS = _duality._NUM_UNIFORM + _duality._NUM_GEOMETRIC
@@ -81,7 +78,7 @@ def test_pairs_in_closed_form():
     assert delta(ApproximateDP(np.inf, 0.1), 3.0) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("make", [subsample, mixture])
+@pytest.mark.parametrize("make", [subsample, Mixture])
 def test_one_subsampled_step_is_the_certified_accountants(make):
     """The delta of one step is in the accountant's bracket."""
     grid = np.array([0.1, 0.5, 1.0, 2.0])
@@ -92,38 +89,10 @@ def test_one_subsampled_step_is_the_certified_accountants(make):
         assert np.all(found <= bounds.upper)
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 0.9)), min_size=1, max_size=6))
-def test_from_delta_curve_is_the_supremum_of_the_statements(statements):
-    """At every alpha the curve is the largest of the statements' curves."""
-    curve = from_delta_curve(*np.array(statements).T)
-    x = np.linspace(0, 1, 101)
-    exact = np.max([ApproximateDP(e, d)(x) for e, d in statements], axis=0)
-    np.testing.assert_allclose(curve(x), exact, atol=1e-12)
-    assert curve.is_symmetric()
-    # The delta of a polygon is attained at a vertex.
-    for e, d in statements:
-        assert np.max(1 - curve.beta - np.exp(e) * curve.alpha) <= d + 1e-12
-
-
-def test_round_trip_through_a_fine_profile():
-    """The statements of a Gaussian curve on a fine grid give it back, from below."""
-    curve = Gaussian(1.0)
-    grid = np.linspace(0, 12, 600)
-    rebuilt = from_delta_curve(grid, delta(curve, grid))
-    x = np.linspace(0.001, 0.999, 99)
-    exact = curve(x)
-    assert np.all(rebuilt(x) <= exact + 1e-15)
-    np.testing.assert_allclose(rebuilt(x), exact, atol=2e-5)
-
-
 def test_dominating_mu_of_known_curves():
-    """The dominating mu of a Gaussian is its own; in the extreme tail subsampling buys nothing."""
-    assert dominating_mu(Gaussian(0.7)) == 0.7
-    assert dominating_mu(subsample(Gaussian(0.7), 0.1)) == 0.7
+    """The dominating mu of a Gaussian is nearly its own, and that of nothing is 0."""
     assert dominating_mu(Identity()) == 0
     assert dominating_mu(subsample(Laplace(0.7), 0.0)) == 0
-    # A failure probability takes it from the exact answer to the search.
     assert Gaussian(1.0).mu * (1 - 1e-4) < dominating_mu(Gaussian(1.0), 1e-9) <= 1.0 + 1e-6
 
 
@@ -143,7 +112,7 @@ def test_a_failure_that_is_not_allowed_for_has_no_mu():
 
 @pytest.mark.parametrize(
     ("curve", "failure"),
-    [(Laplace(1.0), 0.0), (SKEW, 0.1), (mixture(Gaussian(1.5), 0.3), 1e-10), (Laplace(0.01), 0.0)],
+    [(Laplace(1.0), 0.0), (SKEW, 0.1), (Mixture(Gaussian(1.5), 0.3), 1e-10), (Laplace(0.01), 0.0)],
     ids=["laplace", "asymmetric", "mixture", "small"],
 )
 def test_dominating_mu_dominates_and_is_least(curve, failure):
@@ -167,10 +136,11 @@ def test_dominating_mu_is_the_certified_accountants():
 
 def test_profile_of_an_inverse_mixture_of_nearly_everybody():
     """The profile keeps its digits at a sampling probability of 1, where the formula for rare sampling would cancel."""
-    slope = -np.exp(60.0)
-    exact = convex_conjugate(Gaussian(20.0), slope)
-    assert exact > -1e-10
-    assert convex_conjugate(inverse(mixture(Gaussian(20.0), 1.0)), slope) == pytest.approx(exact, rel=1e-12)
+    with jax.enable_x64(True):
+        exact = float(Gaussian(20.0).profile(jnp.float64(60.0)))
+        found = float(inverse(Mixture(Gaussian(20.0), 1.0)).profile(jnp.float64(60.0)))
+    assert exact > 1 - 1e-10
+    assert found == pytest.approx(exact, rel=1e-12)
 
 
 def assert_around(bounds, exact):
@@ -215,7 +185,7 @@ def test_advantage_in_closed_form():
     assert slope == pytest.approx(norm.pdf(0.5), rel=1e-6)
 
 
-@pytest.mark.parametrize("direction", [subsample, mixture])
+@pytest.mark.parametrize("direction", [subsample, Mixture])
 def test_epsilon_of_a_subsampled_gaussian_at_a_delta_next_to_the_sampling_probability(direction):
     """A search with the profile would round away how close the two are."""
     mu, p = 1 / 0.06550539077477337, 0.004881538677046087
@@ -250,13 +220,6 @@ def test_gradients_of_epsilon_and_delta(make, point):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: dominating_mu(Gaussian(1.0), 1.0), r"failure must be a number in \[0, 1\)"),
-        (lambda: dominating_mu(Laplace([1.0, 2.0])), "takes one curve"),
-        (lambda: jax.jit(lambda e: dominating_mu(Laplace(e)))(1.0), "outside compiled code"),
-        (lambda: dominating_mu(mixture(Gaussian(1.0), 0.5)), "needs failure > 0"),
-        (lambda: from_delta_curve([0.0, 1.0], [0.1]), "equal length"),
-        (lambda: from_delta_curve([-1.0], [0.1]), "epsilon must be"),
-        (lambda: from_delta_curve([0.0, 800.0], [0.3, 0.1]), "epsilon must be at most 700"),
         (lambda: epsilon(Gaussian(1.0), 1.0), r"delta must be a number in \[0, 1\)"),
         (lambda: delta(None, 0.0), "f must be a trade-off curve"),
         (lambda: delta(CERTIFIED, 0.0), r"methods of its own: curve\.advantage\(\)"),

@@ -20,8 +20,9 @@ from gdpjax.tradeoff import (
     Laplace,
     PiecewiseLinear,
     compose,
-    mixture,
+    subsample,
 )
+from tests.tradeoff.dominating import dominating_mu
 
 MUS = [0.1 * k for k in range(1, 30)]
 ALPHA = np.array([0.0, 1e-200, 1e-30, 1e-9, 0.01, 0.2, 0.5, 0.77, 0.999999, 1.0])
@@ -172,7 +173,7 @@ def test_mu_is_that_of_gaussians():
 def test_mu_of_other_kinds_holds_the_statement(curve):
     """The bracket is next to the mu that dominates the curve."""
     lower, upper = curve.mu()
-    best = tradeoff.dominating_mu(curve, 1e-10)
+    best = dominating_mu(curve, 1e-10)
     assert lower <= best * (1 + 1e-6)
     assert best * (1 - 1e-5) <= upper <= best * (1 + 1e-6)
 
@@ -184,7 +185,7 @@ def test_a_delta_above_the_failure_has_no_mu():
 
 def test_single_curves_of_other_kinds():
     """One subsampled step and one polygon are bracketed, too."""
-    curve = compose(mixture(Laplace(1.0), 0.3))
+    curve = compose(subsample(Laplace(1.0), 0.3).one_direction)
     for bounds, exact in (
         (curve.epsilon(1e-5), tradeoff.epsilon(curve, 1e-5)),
         (curve.delta(0.1), tradeoff.delta(curve, 0.1)),
@@ -224,11 +225,9 @@ def test_an_exact_curve_stands_where_a_curve_does():
     assert compose(curve, Gaussian(12.0)).exact.mu == 13.0
     assert tradeoff.group(curve, 2).mu == 10.0
     assert tradeoff.symmetrize(curve).mu == 5.0
-    assert tradeoff.parallel(curve, Gaussian(1.0)).mu == 5.0
     assert tradeoff.epsilon(curve, DELTA)[0] == tradeoff.epsilon(Gaussian(5.0), DELTA)[0]
     assert tradeoff.central_limit(curve).band_mu == tradeoff.central_limit(Gaussian(5.0)).band_mu
     assert curve.slope(0.5) == Gaussian(5.0).slope(0.5)
-    assert tradeoff.dominating_mu(curve) == 5.0
 
 
 def test_inside_compiled_code_there_is_no_bracket():
