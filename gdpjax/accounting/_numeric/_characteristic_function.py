@@ -16,11 +16,11 @@ docs/theory/contour.md has the proofs: "The product along the line" for the erro
 product by which the sums over i are evaluated, "Where the panels go" for the panels of the quadrature.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _bounded_losses, _likelihood_ratio, _moments
@@ -31,7 +31,7 @@ from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, QuadratureNodes, 
 from gdpjax.accounting._numeric._run_description import RunDescription
 
 MAX_PANELS = 512
-FREQUENCY_BLOCK = 256
+LEAST_FREQUENCIES = 32
 MAX_FREQUENCIES = 16384
 _LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 """The frequencies up to which the error of the quadrature is bounded, relative to the cutoff."""
@@ -39,9 +39,12 @@ _CELLS = 128
 """The number of cells of a window on which the density of panels is evaluated."""
 _FINE = -40.0
 """The `Contour.log_error` where no line is evaluated."""
-_INNER = 64
-_RADIX = 4
-_NODES_AT_ONCE = 1024
+_OVERSAMPLING = 8
+"""Cells of the grid of a Fourier sum for each frequency, at least."""
+_KERNEL_WIDTH = 1.55
+"""Standard deviation of the kernel of a Fourier sum, in cells."""
+_TAPS = np.arange(-12, 14)
+"""The cells that a kernel reaches, from the one to the left of its centre."""
 
 
 class Contour(NamedTuple):
@@ -180,12 +183,10 @@ def transform(run: RunDescription, windows: list[Window], contour: Contour) -> R
 
 
 def frequencies(contour: Contour) -> Array:
-    """Return the frequencies up to the cutoff, in whole blocks."""
+    """Return the frequencies up to the cutoff, and perhaps some more."""
     spacing = 2.0 * np.pi / contour.period
-    blocks_to_cutoff = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
-    most_blocks = MAX_FREQUENCIES // FREQUENCY_BLOCK
-    num_blocks = _round_up_within(blocks_to_cutoff, 1, most_blocks)
-    return spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
+    count = _round_up_within(contour.cutoff / spacing + 1.0, LEAST_FREQUENCIES, MAX_FREQUENCIES)
+    return spacing * np.arange(count)
 
 
 def lost_mass(run: RunDescription, windows: list[Window]) -> float:
@@ -309,18 +310,20 @@ def _step_line(step: SubsampledGaussian, window: Window, contour: Contour, frequ
     next_level = np.minimum(next_level, levels.size - 1)
     quadrature = rule.quadrature[1 + next_level]
 
-    # The ratio divides by the computed A(theta), which is itself off by at_zero.
+    sums = rule.mass
+    total_weight = rule.mass
     error = rule.fixed + rule.slope * frequency + quadrature + at_zero
-    error = error * (1.0 + 2.0 * at_zero)
-
-    sums = 0.0
-    total_weight = 0.0
     for nodes, weight in zip(rule.nodes, rule.weights, strict=True):
-        sums = sums + _fourier(nodes.loss, weight, frequency)
-        total_weight = total_weight + weight.sum()
+        sum_of_part, rounding = _fourier(nodes.loss, weight, frequency)
+        sums = sums + sum_of_part
+        total_weight = total_weight + weight.reshape(-1, _moments.NODES_PER_PANEL).sum(axis=1).sum()
+        error = error + rounding
+
+    # The ratio divides by the computed A(theta), which is itself off by at_zero.
+    error = error * (1.0 + 2.0 * at_zero)
     return EventsOnLine(
         num_steps=step.num_steps,
-        ratio=(rule.mass + sums) / (rule.mass + total_weight),
+        ratio=sums / total_weight,
         error=error,
         log_a=rule.log_a,
         at_zero=at_zero,
@@ -361,7 +364,8 @@ def _rounding(
         exp_error = 2.0 * np.einsum("ij,ij->i", weight, np.abs(exponent))
         fixed = fixed + weight @ node_fixed + exp_error
         slope = slope + weight @ node_slope
-        count += rule.loss.size
+        # The sums are over the nodes of each panel, and over the panels.
+        count += _moments.NODES_PER_PANEL + rule.loss.size // _moments.NODES_PER_PANEL
 
     slope = UNIT_ROUNDOFF * slope
     fixed = fixed + 2.0 * count + 2.0 * np.abs(log_a) + 16.0
@@ -446,30 +450,33 @@ def _turn_per_half_panel(nats: float) -> float:
     return order / np.cosh(x)
 
 
-def _fourier(loss: Array, weight: Array, frequency: Array) -> Array:
-    """Return sum_i w_i e^{i t L_i} at each frequency t [frequencies].
+def _fourier(loss: Array, weight: Array, frequency: Array) -> tuple[Array, Array]:
+    """Return sum_i w_i e^{i t L_i} at each frequency t [frequencies], and bounds on the errors, relative to sum_i w_i.
 
-    With t = (64 k1 + k2) h this is the product of the matrices e^{i 64 k1 h L_i} w_i and e^{i k2 h L_i}.
+    The weights are spread over a periodic grid by a Gaussian kernel, whose transform is divided out of the grid's.
     """
-    num_rows = frequency.size // _INNER
-    row_radices = _radices(num_rows)
-    inner_radices = _radices(_INNER)
-    product = np.zeros((num_rows, _INNER), complex)
-    for start in range(0, loss.size, _NODES_AT_ONCE):
-        some = slice(start, start + _NODES_AT_ONCE)
-        angle = frequency[1] * loss[some]
-        outer = _moments.rotations(_INNER * angle, *row_radices)[:num_rows]
-        inner = _moments.rotations(angle, *inner_radices)
-        product += (outer * weight[some]) @ inner.T
-    return product.reshape(-1)
+    size = scipy.fft.next_fast_len(_OVERSAMPLING * frequency.size, real=True)
 
+    # The places of the losses on the grid, in its cells. The remainders are exact.
+    place = loss * (frequency[1] * size / (2.0 * np.pi))
+    cell = np.floor(place)
+    distance = (place - cell)[:, None] - _TAPS
+    spread = weight[:, None] * np.exp(distance**2 * (-0.5 / _KERNEL_WIDTH**2))
 
-def _radices(count: int) -> list[int]:
-    """Return fours, and a last radix that is at most four, whose product is at least ``count``."""
-    num_digits = math.ceil(math.log(count, _RADIX) - 1e-9)
-    num_fours = max(num_digits, 1) - 1
-    last = math.ceil(count / _RADIX**num_fours)
-    return [_RADIX] * num_fours + [last]
+    # The grid is a circle: what is beyond its end is added to its beginning. A loss that is not finite makes NaN of all.
+    first_tap = np.nan_to_num(np.mod(cell + _TAPS[0], size)).astype(np.int64)
+    index = first_tap[:, None] + np.arange(_TAPS.size)
+    masses = np.bincount(index.reshape(-1), spread.reshape(-1), minlength=size + _TAPS.size)
+    masses[: _TAPS.size] += masses[size:]
+    masses = masses[:size]
+
+    # The weights are real, so the transform has the frequencies from 0 on.
+    sums = scipy.fft.rfft(masses)[: frequency.size].conj()
+    angle = (2.0 * np.pi * _KERNEL_WIDTH / size) * np.arange(frequency.size)
+    gain = np.exp(0.5 * angle**2)
+    num_stages = np.log2(size)
+    rounding = 32.0 + gain * (loss.size + 8.0 * num_stages + 16.0)
+    return sums * (gain / (_KERNEL_WIDTH * np.sqrt(2.0 * np.pi))), UNIT_ROUNDOFF * rounding
 
 
 def _finite_line(event: BoundedLossEvents, contour: Contour, frequency: Array) -> EventsOnLine:
@@ -512,8 +519,9 @@ def _atoms_line(event: OutcomeEvents, contour: Contour, frequency: Array) -> Eve
     at_zero = fixed + (theta + shift) * slope
 
     # As for steps: the ratio divides by the computed A(theta).
-    ratio = _fourier(event.loss, weight, frequency) / np.sum(weight)
-    error = at_zero + slope * frequency + at_zero
+    sums, rounding = _fourier(event.loss, weight, frequency)
+    ratio = sums / np.sum(weight)
+    error = at_zero + slope * frequency + at_zero + rounding
     error = error * (1.0 + 2.0 * at_zero)
 
     # At the two other exponents the losses may be further off, in proportion.

@@ -76,17 +76,18 @@ class OutcomeMasses(NamedTuple):
     """[events, n]"""
     log_weight: Array
     """[events, n]"""
+    powers: Array
+    """1, the loss and its square [events, n, 3]"""
 
     def cumulants(self, theta: float) -> Cumulants:
         """Return the cumulants of each event [events] at theta."""
         exponent = self.log_weight + theta * self.loss
-        top = exponent.max(axis=1)
-        weight = np.exp(exponent - top[:, None])
-        total = weight.sum(axis=1)
-        mean = np.einsum("ij,ij->i", weight, self.loss) / total
-        centred = self.loss - mean[:, None]
-        variance = np.einsum("ij,ij,ij->i", weight, centred, centred) / total
-        return Cumulants(np.log(total) + top, mean, variance)
+        top = exponent.max(axis=1, keepdims=True)
+        weight = np.exp(exponent - top)
+        total, first, second = np.matmul(weight[:, None], self.powers)[:, 0].T
+        mean = first / total
+        variance = np.maximum(second / total - mean**2, 0.0)
+        return Cumulants(np.log(total) + top[:, 0], mean, variance)
 
     def log_moments(self, theta: Array) -> Array:
         """Return K of each event at each theta [events, points]."""
@@ -162,7 +163,7 @@ def _coarse_steps(steps: tuple[SubsampledGaussian, ...], windows: list[Window]) 
         loss, log_weight = _coarse_step(step, window)
         losses.append(loss)
         log_weights.append(log_weight)
-    return OutcomeMasses(counts, np.stack(losses), np.stack(log_weights))
+    return outcome_masses(counts, np.stack(losses), np.stack(log_weights))
 
 
 def _coarse_step(step: SubsampledGaussian, window: Window) -> tuple[Array, Array]:
@@ -182,7 +183,13 @@ def _coarse_step(step: SubsampledGaussian, window: Window) -> tuple[Array, Array
 
 
 def _one_event(count: float, loss: Array, log_weight: Array) -> OutcomeMasses:
-    return OutcomeMasses(np.array([count]), loss[None], log_weight[None])
+    return outcome_masses(np.array([count]), loss[None], log_weight[None])
+
+
+def outcome_masses(counts: Array, loss: Array, log_weight: Array) -> OutcomeMasses:
+    """Return events of these outcomes [events, n]."""
+    powers = np.stack([np.ones(loss.shape), loss, loss**2], axis=2)
+    return OutcomeMasses(counts, loss, log_weight, powers)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

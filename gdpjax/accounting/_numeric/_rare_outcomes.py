@@ -33,7 +33,13 @@ from gdpjax.accounting._numeric import (
     _likelihood_ratio,
 )
 from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, EventsOnLine, RunOnLine
-from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan, Cumulants, OutcomeMasses
+from gdpjax.accounting._numeric._contour_choice import (
+    CoarseRun,
+    ContourPlan,
+    Cumulants,
+    OutcomeMasses,
+    outcome_masses,
+)
 from gdpjax.accounting._numeric._inversion import PlannedLine
 from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
@@ -312,11 +318,12 @@ def make_split(
     log_peaks = _contour.log_peak(exponents)
 
     # The coarse bound leaves out what is between two of its nodes, so the certified one decides.
-    ((counts, loss, log_weight),) = coarse.parts
+    (part,) = coarse.parts
+    counts, loss, log_weight = part.counts, part.loss, part.log_weight
     level = best_exponent = np.nan
     for level in levels:
         quiet_log_weight = np.where(loss <= level, log_weight, -np.inf)
-        quiet = OutcomeMasses(counts, loss, quiet_log_weight)
+        quiet = outcome_masses(counts, loss, quiet_log_weight)
         log_bounds = counts @ quiet.log_moments(exponents) + log_peaks - exponents * least_epsilon
         best = np.argmin(log_bounds)
         best_exponent = exponents[best]
@@ -528,7 +535,8 @@ def first_guess(coarse: CoarseRun, log_delta: float) -> float:
     def is_below(log_epsilon: float) -> bool:
         return bool(_log_delta_of_single_outcomes(coarse, np.exp(log_epsilon)) > log_delta)
 
-    ((_, loss, _),) = coarse.parts
+    (part,) = coarse.parts
+    loss = part.loss
     largest = max(np.max(loss), 1e-11)
     low, high = np.log(1e-12), np.log(largest)
     log_epsilon, _ = bisect_on_host(is_below, low, high, num_iterations=_NUM_CUT_BISECTIONS)
@@ -543,9 +551,9 @@ def guess_log_delta(run: RunDescription, epsilon: float) -> float:
 
 def _log_delta_of_single_outcomes(coarse: CoarseRun, epsilon: float) -> float:
     """Return log of the sum over all steps of their own delta(epsilon)."""
-    ((counts, loss, log_weight),) = coarse.parts
-    excess = -np.expm1(np.minimum(epsilon - loss, 0.0))
-    weight = np.exp(log_weight + np.log(counts)[:, None])
+    (part,) = coarse.parts
+    excess = -np.expm1(np.minimum(epsilon - part.loss, 0.0))
+    weight = np.exp(part.log_weight + np.log(part.counts)[:, None])
     return np.log(np.sum(weight * excess))
 
 

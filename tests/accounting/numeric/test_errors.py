@@ -167,15 +167,23 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
             assert allowed < 1e-10 * scale
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_fourier_sums_match_direct_evaluation(blocks):
-    """The fast sums over blocks of frequencies are the sums term by term."""
-    loss = np.linspace(-0.3, 2.0, 1500)
-    weight = np.exp(-(np.linspace(-3.0, 3.0, 1500) ** 2))
-    frequency = 0.37 * np.arange(blocks * _characteristic_function.FREQUENCY_BLOCK)
-    by_blocks = _characteristic_function._fourier(loss, weight, frequency)
-    directly = np.exp(1j * frequency[:, None] * loss) @ weight
-    np.testing.assert_allclose(by_blocks, directly, atol=1e-11)
+@pytest.mark.parametrize("count", [32, 33, 700, 16384])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_fourier_sums_match_direct_evaluation(count, scale):
+    """The fast sums are the sums term by term, up to the bound on their errors; losses may go around the grid."""
+    rng = np.random.default_rng(count)
+    loss = scale * rng.standard_normal(600)
+    weight = np.exp(5.0 * rng.standard_normal(600))
+    frequency = 0.37 / scale * np.arange(count)
+    sums, relative_error = _characteristic_function._fourier(loss, weight, frequency)
+
+    some = np.unique([0, 1, count // 2, count - 2, count - 1, *rng.integers(0, count, 20)])
+    phase = some[:, None] * np.longdouble(frequency[1]) * loss.astype(np.longdouble)
+    directly = (np.cos(phase) + 1j * np.sin(phase)) @ weight.astype(np.longdouble)
+    placing = 4.0 * 2.0**-53 * frequency[some] * (weight @ np.abs(loss))
+    allowed = relative_error[some] * weight.sum() + placing
+    assert np.all(np.abs(sums[some] - directly) <= 0.5 * allowed)
+    assert np.all(relative_error < 3e-13)
 
 
 @pytest.mark.parametrize("name", ["upper", "lower", "reject_p", "reject_q"])
