@@ -25,7 +25,7 @@ from gdpjax.accounting._numeric import (
 )
 from gdpjax.accounting._numeric._contour import log_peak
 from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan
-from gdpjax.accounting._numeric._moments import Window
+from gdpjax.accounting._numeric._moments import Windows
 from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone, largest_loss
 
 RELATIVE_WIDTH = 1e-3
@@ -159,7 +159,7 @@ class EpsilonSearch(NamedTuple):
     """What the epsilon of the whole run is known to exceed: an upper end below it need not be improved."""
     target_width: float
     """The relative width at which a bracket is narrow enough."""
-    windows: list[Window]
+    windows: Windows
     coarse: CoarseRun
     theta: float
     """Where to start the search for the line."""

@@ -9,6 +9,7 @@ A run has phases of subsampled Gaussian steps, events of bounded loss, and event
 """
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from gdpjax.accounting._numeric import _atoms, _bounded_losses
 from gdpjax.accounting._numeric._atoms import OutcomeEvents
 from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._likelihood_ratio import Steps, SubsampledGaussian, side_by_side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,11 @@ class RunDescription:
     steps: tuple[SubsampledGaussian, ...]
     finite: tuple[BoundedLossEvents, ...] = ()
     atoms: tuple[OutcomeEvents, ...] = ()
+
+    @functools.cached_property
+    def side_by_side(self) -> Steps:
+        """Return the phases of subsampled Gaussian steps, of which there are some, side by side."""
+        return side_by_side(self.steps)
 
     def towards(self, sign: float) -> "RunDescription":
         """Return the run in the direction "remove" (+1) or "add" (-1)."""

@@ -224,10 +224,8 @@ def test_a_cut_too_high_is_caught(monkeypatch):
 
     def wrong(*args):
         split = make_split(*args)
-        ends = [window.upper - 0.3 for window in split.telling]
-        quiet = [window._replace(upper=end) for window, end in zip(split.quiet, ends, strict=True)]
-        telling = [window._replace(lower=end) for window, end in zip(split.telling, ends, strict=True)]
-        return split._replace(quiet=quiet, telling=telling)
+        ends = split.telling.upper - 0.3
+        return split._replace(quiet=split.quiet._replace(upper=ends), telling=split.telling._replace(lower=ends))
 
     monkeypatch.setattr(_rare_outcomes, "make_split", wrong)
     with pytest.raises(AssertionError):
