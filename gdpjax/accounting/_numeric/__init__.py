@@ -6,7 +6,7 @@ The modules, in the order in which the method is derived:
 * `_bounded_losses`, `_atoms`: events of bounded loss, and events given by their outcomes.
 * `_run_description`: a whole run; `_characteristic_function`: the composition along a line.
 * `_contour`: delta and its bracket; `_contour_choice`: where the line goes; `_inversion`: epsilon from delta.
-* `_rare_outcomes`: runs that hardly ever sample an example.
+* `_rare_outcomes`: runs that hardly ever sample an example; `_participations`: runs with hardly any noise.
 * `_directions`: both directions, and as many tries as it needs.
 * `_tradeoff`, `_dominating`: the curve and mu; `_closed_forms`: runs that have one.
 * `_batch`: arrays; `_questions`: all of it, per run and per run in phases.

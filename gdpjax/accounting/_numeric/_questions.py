@@ -26,6 +26,7 @@ from gdpjax.accounting._numeric import (
     _closed_forms,
     _directions,
     _dominating,
+    _participations,
     _run_description,
     _tradeoff,
 )
@@ -144,8 +145,16 @@ def _epsilon(run: RunDescription, delta: float, rtol: float) -> Bounds:
     if exact is not None:
         return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta)))
 
+    # With hardly any noise the contour does not reach far.
+    known = Bounds(0.0, np.inf)
+    if _participations.applies(run):
+        known = _participations.epsilon(run, delta)
+        if known.upper - known.lower <= rtol * known.lower or _participations.suffices(run):
+            return Bounds(known.lower, np.fmin(known.upper, _epsilon_without_sampling(run, delta)))
+
     log_delta = np.log(delta)
     lower, upper, _ = _directions.epsilon_of_run(run, log_delta, rtol)
+    lower, upper = max(lower, known.lower), min(upper, known.upper)
     if run.finite:
         lower = max(lower, _bounded_losses.epsilon_from_atom(run.finite, log_delta))
 
@@ -179,6 +188,8 @@ def _delta(run: RunDescription, epsilon: float, rtol: float) -> Bounds:
     """Return the bracket on delta at epsilon."""
     if _closed_forms.has_closed_form(run):
         lower, upper = _closed_forms.delta(run, epsilon)
+    elif _participations.applies(run) and _participations.suffices(run):
+        lower, upper = _participations.delta(run, epsilon)
     else:
         log_delta = _directions.log_delta_of_run(run, epsilon, rtol)
         lower, upper = _directions.exp_outward(log_delta.lower, log_delta.upper)
