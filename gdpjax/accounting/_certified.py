@@ -60,7 +60,7 @@ def epsilon_bounds(
         sampling: "poisson", or "uniform" for batches of a fixed size without replacement. The events of a Ledger say it
             themselves.
         neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
-        group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
+        group_size: how many examples were all added, or all removed, >= 1, static; above 1 with poisson sampling
             only.
         rtol: relative width at which the search stops, 1e-6 to 1e-2, static. Below 1e-5 many brackets stay wider than
             it. Of allocation, truncated and shuffled batches it is the default.

@@ -67,7 +67,6 @@ from gdpjax.ledger import (
 )
 from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian
 
-LARGEST_GROUP = 64
 RTOL = 1e-3
 """The relative width at which the search for an epsilon or a delta stops, if nothing is said."""
 _COARSE = 1e-4
@@ -78,8 +77,8 @@ _RTOL = Domain("a number from 1e-6 to 1e-2", lambda x: (x >= 1e-6) & (x <= 1e-2)
 def checked_group_size(group_size: int) -> int:
     """Return the group size as an int, or raise ValueError."""
     check("group_size", group_size, COUNT)
-    if np.ndim(group_size) != 0 or group_size > LARGEST_GROUP:
-        raise ValueError(f"group_size must be one whole number between 1 and {LARGEST_GROUP}, got {shown(group_size)}")
+    if np.ndim(group_size) != 0:
+        raise ValueError(f"group_size must be one whole number, got {shown(group_size)}")
     return int(group_size)  # 2.0 is a whole number, too
 
 
@@ -592,7 +591,7 @@ def certified(
         sampling: "poisson", or "uniform" for batches of a fixed size without replacement. The events of a Ledger say it
             themselves.
         neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
-        group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
+        group_size: how many examples were all added, or all removed, >= 1, static; above 1 with poisson sampling
             only.
         rtol: relative width of the brackets on epsilon and delta at which the search for them stops, 1e-6 to 1e-2,
             static. Below 1e-5 many brackets stay wider than it. Of allocation, truncated and shuffled batches it is the

@@ -227,7 +227,7 @@ def test_quantile_clipping_is_a_joint_event():
         (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "not available with overflow"),
         (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
         (lambda: epsilon_bounds(*RUN, 1e-5, group_size=0), "group_size must be"),
-        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=1000), "between 1 and 64"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=[2, 3]), "group_size must be one whole number"),
         (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave it out"),
         (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, sampling="uniform"), "leave it out"),
     ],

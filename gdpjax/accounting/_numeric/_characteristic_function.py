@@ -261,6 +261,7 @@ def step_lines(steps: Steps, windows: Windows, contour: Contour, frequency: Arra
             noise_multiplier=steps.noise_multiplier[some],
             sampling_prob=steps.sampling_prob[some],
             num_steps=steps.num_steps[some],
+            missed=steps.missed[some],
         )
         some_windows = Windows(windows.lower[some], windows.upper[some], windows.lost[some])
         lines.append(_step_line(some_steps, some_windows, contour, frequency))

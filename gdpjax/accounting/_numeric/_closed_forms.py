@@ -33,7 +33,7 @@ def has_closed_form(run: RunDescription) -> bool:
         return True
     total = 0.0
     for step in run.steps:
-        total += step.num_steps * step.group_size
+        total += step.num_steps * step.num_rows
     return total == 1.0
 
 

@@ -46,7 +46,10 @@ class SubsampledGaussian:
         num_steps: The number of steps of this kind.
         sign: +1 where P is the mixture and the loss is L = log r ("remove"); -1 where P is N(0, 1) and the loss is
             L = -log r ("add"). A symmetric step has both parts, and its ``sign`` is not used.
-        group_size: k, the number of rows in the group.
+        group_size: k, the largest number of rows of the group that are in a batch.
+        num_rows: The number of rows in the group; 0: k. Of a large group hardly more than a few rows are ever in one
+            batch, so that the weights of more are left out.
+        missed: A bound on the probability that more than k rows are.
         symmetric: Whether the step samples uniformly, and one row is replaced.
     """
 
@@ -56,6 +59,12 @@ class SubsampledGaussian:
     sign: float = 1.0
     group_size: int = 1
     symmetric: bool = False
+    num_rows: int = 0
+    missed: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.num_rows:
+            object.__setattr__(self, "num_rows", self.group_size)
 
 
 class Steps(NamedTuple):
@@ -63,8 +72,8 @@ class Steps(NamedTuple):
 
     Attributes:
         noise_multiplier, sampling_prob: [steps, 1]
-        num_steps: [steps]
-        sign, group_size, symmetric: the same for all.
+        num_steps, missed: [steps]
+        sign, group_size, symmetric, num_rows: the same for all.
     """
 
     noise_multiplier: Array
@@ -73,6 +82,8 @@ class Steps(NamedTuple):
     sign: float
     group_size: int
     symmetric: bool
+    num_rows: int
+    missed: Array
 
     @property
     def shift(self) -> float:
@@ -83,8 +94,9 @@ class Steps(NamedTuple):
 
 
 def side_by_side(steps: Sequence[SubsampledGaussian]) -> Steps:
-    """Return kinds of steps side by side; they share direction, group size and symmetry."""
-    ((sign, group_size, symmetric),) = {(step.sign, step.group_size, step.symmetric) for step in steps}
+    """Return kinds of steps side by side; they share direction, group and symmetry."""
+    shared = {(step.sign, step.group_size, step.symmetric, step.num_rows) for step in steps}
+    ((sign, group_size, symmetric, num_rows),) = shared
     return Steps(
         noise_multiplier=np.array([[step.noise_multiplier] for step in steps], np.float64),
         sampling_prob=np.array([[step.sampling_prob] for step in steps], np.float64),
@@ -92,6 +104,8 @@ def side_by_side(steps: Sequence[SubsampledGaussian]) -> Steps:
         sign=sign,
         group_size=group_size,
         symmetric=symmetric,
+        num_rows=num_rows,
+        missed=np.array([step.missed for step in steps]),
     )
 
 
@@ -143,18 +157,18 @@ def log_ratio(u: Array, steps: Steps) -> Array:
 
 
 @functools.lru_cache(maxsize=1024)
-def log_weights(sampling_prob: float, group_size: int) -> np.ndarray:
-    """Return log w_j [k + 1], the logarithms of the binomial weights."""
+def log_weights(sampling_prob: float, group_size: int, num_rows: int) -> np.ndarray:
+    """Return log w_j [k + 1], the logarithms of the binomial weights of so many rows."""
     j = np.arange(group_size + 1.0)
-    choices = [math.comb(group_size, drawn) for drawn in range(group_size + 1)]
+    log_choices = [math.log(math.comb(num_rows, drawn)) for drawn in range(group_size + 1)]
     log_drawn = scipy.special.xlogy(j, sampling_prob)
-    log_missed = scipy.special.xlog1py(group_size - j, -sampling_prob)
-    return np.log(choices) + log_drawn + log_missed
+    log_missed = scipy.special.xlog1py(num_rows - j, -sampling_prob)
+    return np.array(log_choices) + log_drawn + log_missed
 
 
 def all_log_weights(steps: Steps) -> Array:
     """Return log w_j of each kind of step [steps, k + 1]."""
-    return np.stack([log_weights(float(prob), steps.group_size) for (prob,) in steps.sampling_prob])
+    return np.stack([log_weights(float(prob), steps.group_size, steps.num_rows) for (prob,) in steps.sampling_prob])
 
 
 def exponents(u: Array, steps: Steps) -> tuple[Array, Array]:

@@ -91,6 +91,9 @@ def choose_windows(steps: Steps, log_target: float) -> Windows:
         lost = mixture_above + mixture_below
     else:
         lost = (_normal_tail(0.0, lower) + _normal_tail(upper, 0.0))[:, 0]
+    # Outcomes of more rows than are looked at are taken out of the mixture, too.
+    if remove:
+        lost = lost + steps.missed
     return Windows(lower[:, 0], upper[:, 0], lost * (1.0 + 1e-12))
 
 

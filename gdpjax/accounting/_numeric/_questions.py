@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 
 from gdpjax._core import checks
 from gdpjax._core.gdp import epsilon_kernel
@@ -53,6 +54,11 @@ SMALLEST_PROB = 1e-30
 """A smaller sampling probability is replaced by this one."""
 _NEARLY_ALL = 0.9
 """Above this sampling probability a run reveals little less than without sampling."""
+_SMALL_GROUP = 16
+"""Of larger groups it is not looked at batches with more rows than ever come together."""
+_MISSED = 1e-60
+"""The expected number of such batches in a run."""
+_MOST_DRAWN = 256
 _SMALLEST_ALPHA = 1e-300
 _LARGEST_ALPHA = 1.0 - 1e-16
 _SMALLEST_NOISE_SEARCHED = 0.2
@@ -105,10 +111,18 @@ def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
         group_sizes = np.broadcast_to(further[0], counts.shape)
         further = further[1:]
 
+    # Of a large group that is often sampled nothing better is known than without sampling.
     steps = []
     raised = False
-    rows = zip(noise_multipliers, sampling_probs, counts, group_sizes, strict=True)
-    for noise_multiplier, sampling_prob, count, group_size in rows:
+    largest_draw, missed = _largest_draw(sampling_probs, counts, group_sizes)
+    if largest_draw > _MOST_DRAWN:
+        raised = True
+        largest_draw, missed = 1, np.zeros(counts.shape)
+        noise_multipliers = noise_multipliers / group_sizes
+        sampling_probs = np.where(sampling_probs > 0, 1.0, 0.0)
+        group_sizes = np.ones_like(counts)
+    rows = zip(noise_multipliers, sampling_probs, counts, group_sizes, missed, strict=True)
+    for noise_multiplier, sampling_prob, count, group_size, missed_share in rows:
         if not (sampling_prob > 0 and count > 0):
             continue
         raised = raised or bool(sampling_prob < SMALLEST_PROB)
@@ -116,12 +130,28 @@ def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
             noise_multiplier=noise_multiplier,
             sampling_prob=max(sampling_prob, SMALLEST_PROB),
             num_steps=count,
-            group_size=int(group_size),
+            group_size=largest_draw,
             symmetric=family.symmetric,
+            num_rows=int(group_size),
+            missed=missed_share,
         )
         steps.append(step)
     finite = _bounded_events(further) if family.finite else ()
     return _PreparedRun(RunDescription(tuple(steps), finite), raised)
+
+
+def _largest_draw(sampling_probs: Array, counts: Array, group_sizes: Array) -> tuple[int, Array]:
+    """Return how many rows of a group are looked at in one batch, and bounds on the probabilities of more [phases]."""
+    size = int(np.max(group_sizes, initial=1.0))
+    if size <= _SMALL_GROUP:
+        return size, np.zeros(counts.shape)
+    drawn = np.arange(1.0, min(size, _MOST_DRAWN + 1))[:, None]
+    more = scipy.special.betainc(drawn + 1.0, size - drawn, sampling_probs)
+    is_enough = np.all(counts * more <= _MISSED, axis=1)
+    if not is_enough.any():
+        return size, np.zeros(counts.shape)
+    first = int(np.argmax(is_enough))
+    return first + 1, more[first] * (1.0 + 1e-9) + _TINY
 
 
 def _bounded_events(columns: list[np.ndarray]) -> tuple[BoundedLossEvents, ...]:
