@@ -173,6 +173,15 @@ def _check_traced_kinds(name: str, value: Any, domain: Domain) -> None:
         raise ValueError(f"{name} must be {domain.text}, got {shown(value)}")
 
 
+def known(name: str, value: Any, domain: Domain) -> np.ndarray:
+    """Return the numbers at which a certified curve is asked as float64; ValueError for others, and for traced ones."""
+    if is_traced(value):
+        kinds = "certified bounds of curves, and of Ledgers with overflow, delta or batches other than Poisson's,"
+        raise ValueError(f"{kinds} are read outside compiled code, where {name} must be a number")
+    check(name, value, domain)
+    return np.asarray(value, np.float64)
+
+
 def check_scalar(name: str, value: Any, domain: Domain) -> None:
     """Check a number; ValueError also for arrays, and for floating types that would round a public number away."""
     check(name, value, domain)

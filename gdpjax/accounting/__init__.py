@@ -20,10 +20,10 @@ from gdpjax.accounting._gdp import (
 )
 from gdpjax.accounting._moments_accountant import moments_accountant_epsilon
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
-from gdpjax.accounting._overflow import delta_after_overflow
+from gdpjax.accounting._overflow import with_overflow
 from gdpjax.accounting._rdp import rdp_delta, rdp_epsilon, rdp_subsampled_gaussian
 from gdpjax.accounting._rdp_schemes import rdp_allocation, rdp_of_ledger, rdp_truncated_poisson
-from gdpjax.accounting._run_curve import certified, mu_and_regret, with_overflow
+from gdpjax.accounting._run_curve import certified, mu_and_regret
 from gdpjax.accounting._tuning import tuning_epsilon, tuning_rdp
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "clt_epsilon",
     "clt_mu_poisson",
     "clt_mu_uniform",
-    "delta_after_overflow",
     "delta_bounds",
     "edgeworth_delta",
     "edgeworth_epsilon",

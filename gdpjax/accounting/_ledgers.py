@@ -77,7 +77,6 @@ class Described(NamedTuple):
     family: Family
     columns: tuple[np.ndarray, ...]
     lost: Lost
-    releases: bool = True  # whether there is anything but what is lost
 
 
 def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
@@ -108,7 +107,7 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     if any(prob > 0 for _, prob, _ in phases):
         largest = math.inf
     lost = Lost(failure, min(silent, 1.0), exact, largest * (1.0 + 1e-12), min(announced, 1.0))
-    return Described(family, columns, lost, bool(phases or others))
+    return Described(family, columns, lost)
 
 
 def _is_uniform(event: AnyEvent) -> bool:

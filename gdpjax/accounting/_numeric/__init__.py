@@ -17,7 +17,32 @@ what is certified is decided by comparisons that NaN fails, and by `fmin` and `f
 
 from gdpjax.accounting._numeric._bounded_losses import LAPLACE
 from gdpjax.accounting._numeric._closed_forms import has_closed_form
-from gdpjax.accounting._numeric._questions import Family, of_phases, of_runs, prepare, profile_of_phases
+from gdpjax.accounting._numeric._questions import (
+    DELTA,
+    EPSILON,
+    MU,
+    TRADEOFF,
+    Family,
+    Question,
+    of_phases,
+    of_runs,
+    prepare,
+    profile_of_phases,
+)
 from gdpjax.accounting._numeric._tradeoff import complement
 
-__all__ = ["LAPLACE", "Family", "complement", "has_closed_form", "of_phases", "of_runs", "prepare", "profile_of_phases"]
+__all__ = [
+    "DELTA",
+    "EPSILON",
+    "LAPLACE",
+    "MU",
+    "TRADEOFF",
+    "Family",
+    "Question",
+    "complement",
+    "has_closed_form",
+    "of_phases",
+    "of_runs",
+    "prepare",
+    "profile_of_phases",
+]

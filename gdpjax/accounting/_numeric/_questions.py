@@ -1,9 +1,9 @@
 """Answer a question about a run: its epsilon, delta, trade-off curve or mu, for arrays of runs and for runs in phases.
 
-    epsilon = of_runs("epsilon")                       # of runs with one phase, in broadcasting arrays
+    epsilon = of_runs(EPSILON)                         # of runs with one phase, in broadcasting arrays
     bracket = epsilon(noise_multiplier, sampling_prob, num_steps, delta)
 
-    delta = of_phases("delta", Family(groups=True))    # of runs in phases, the last axis of the arrays
+    delta = of_phases(DELTA, Family(groups=True))      # of runs in phases, the last axis of the arrays
     bracket = delta(noise_multipliers, sampling_probs, nums_steps, group_sizes, epsilon)
 
 The losses of the phases of a run add up, so K is a sum over phases. A phase without steps or with sampling_prob 0 does
@@ -252,7 +252,7 @@ def _nothing(_at: float) -> Bounds:
     return Bounds(0.0, 0.0)
 
 
-class _Question(NamedTuple):
+class Question(NamedTuple):
     """A question about a run, the name and domain of what it is asked at, and its answer where nothing is revealed."""
 
     ask: Callable[[RunDescription, float, float], Bounds]
@@ -261,15 +261,13 @@ class _Question(NamedTuple):
     nothing: Callable[[float], Bounds]
 
 
-_QUESTIONS = {
-    "epsilon": _Question(_epsilon, "delta", checks.OPEN_UNIT, _nothing),
-    "delta": _Question(_delta, "epsilon", checks.NONNEGATIVE, _nothing),
-    "tradeoff": _Question(_tradeoff_at, "alpha", checks.UNIT, _tradeoff.complement),
-    "mu": _Question(_mu, "failure", checks.OPEN_UNIT, _nothing),
-}
+EPSILON = Question(_epsilon, "delta", checks.OPEN_UNIT, _nothing)
+DELTA = Question(_delta, "epsilon", checks.NONNEGATIVE, _nothing)
+TRADEOFF = Question(_tradeoff_at, "alpha", checks.UNIT, _tradeoff.complement)
+MU = Question(_mu, "failure", checks.OPEN_UNIT, _nothing)
 
 
-def _answer(question: _Question, family: Family, *values: Any) -> Bounds:
+def _answer(question: Question, family: Family, *values: Any) -> Bounds:
     """Return the answer about one run, which is described by all values but the last, asked at the last."""
     *columns, at = values
     prepared = prepare(family, tuple(columns))
@@ -289,18 +287,17 @@ def _answer(question: _Question, family: Family, *values: Any) -> Bounds:
 
 
 @functools.cache
-def of_runs(name: str, family: Family = POISSON) -> Callable[..., Bounds]:
+def of_runs(question: Question, family: Family = POISSON) -> Callable[..., Bounds]:
     """Return a question for broadcasting arrays of runs.
 
     Args:
-        name: "epsilon", "delta", "tradeoff" or "mu".
+        question: `EPSILON`, `DELTA`, `TRADEOFF` or `MU`.
         family: what kind of runs.
 
     Returns:
         a function of noise_multiplier, sampling_prob, num_steps, group_size if the family has groups, and what the
         question is asked at.
     """
-    question = _QUESTIONS[name]
     domains = dict(_RUN)
     if family.groups:
         domains.update(_GROUP)
@@ -309,18 +306,17 @@ def of_runs(name: str, family: Family = POISSON) -> Callable[..., Bounds]:
 
 
 @functools.cache
-def of_phases(name: str, family: Family = POISSON) -> Callable[..., Bounds]:
+def of_phases(question: Question, family: Family = POISSON) -> Callable[..., Bounds]:
     """Return a question for runs in phases, which are the last axis of every argument but the last.
 
     Args:
-        name: as in `of_runs`.
+        question: as in `of_runs`.
         family: what kind of runs.
 
     Returns:
         a function of what `of_runs` takes, with count, bound and categories of the events of bounded loss before the
         last argument, if the family has such.
     """
-    question = _QUESTIONS[name]
     domains, phase_groups = _arguments_of_phases(family)
     domains[question.argument] = question.domain
     return batched(functools.partial(_answer, question, family), phase_groups=phase_groups, **domains)  # pyright: ignore
@@ -339,23 +335,15 @@ def _arguments_of_phases(family: Family) -> tuple[dict[str, checks.Domain], tupl
     return domains, tuple(phase_groups)
 
 
-@functools.cache
-def profile_of_phases(family: Family = POISSON) -> Callable[..., Bounds]:
-    """Return the question for delta of one run in phases at a vector of epsilon, which share the work.
+def profile_of_phases(family: Family, columns: tuple[Any, ...], epsilon: np.ndarray, width: float) -> Bounds:
+    """Return brackets on delta of one run in phases at each of many epsilon [n], which share the work.
 
     Args:
         family: what kind of run.
-
-    Returns:
-        a function of what `of_phases` takes, with the vector of epsilon and a relative width at the end, all of them
-        numbers that are known.
+        columns: what `of_phases` takes, as numbers that are known.
+        epsilon: the vector of epsilon.
+        width: the relative width that brackets aim at.
     """
-    return functools.partial(_checked_profile, family)
-
-
-def _checked_profile(family: Family, *values: Any) -> Bounds:
-    """Return brackets on delta at each epsilon [n], after a check of all arguments."""
-    *columns, epsilon, width = values
     domains, _ = _arguments_of_phases(family)
     for (name, domain), column in zip(domains.items(), columns, strict=True):
         checks.check(name, column, domain)

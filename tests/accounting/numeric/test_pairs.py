@@ -8,7 +8,7 @@ from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_delta, gdp_epsilon, mu_bounds, tradeoff_bounds
-from gdpjax.accounting._numeric import Family, _directions, _questions, of_runs
+from gdpjax.accounting._numeric import EPSILON, Family, _directions, _questions, of_runs
 from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from gdpjax.accounting._numeric._run_description import RunDescription
 from tests.accounting.numeric import oracle
@@ -205,7 +205,7 @@ def test_curves_of_groups():
     ],
 )
 def test_symmetric_steps_contain_the_oracle(run):
-    bounds = of_runs("epsilon", SYMMETRIC)(*run, 1e-5)
+    bounds = of_runs(EPSILON, SYMMETRIC)(*run, 1e-5)
     assert bounds.upper < 1.002 * bounds.lower
     assert symmetric_oracle(*run, bounds.upper)[0] <= 1e-5 * (1 + 1e-6)
     assert symmetric_oracle(*run, bounds.lower)[1] >= 1e-5 * (1 - 1e-6)
