@@ -176,8 +176,8 @@ def _check_traced_kinds(name: str, value: Any, domain: Domain) -> None:
 def known(name: str, value: Any, domain: Domain) -> np.ndarray:
     """Return the numbers at which a certified curve is asked as float64; ValueError for others, and for traced ones."""
     if is_traced(value):
-        kinds = "certified bounds of curves, and of Ledgers with overflow, delta or batches other than Poisson's,"
-        raise ValueError(f"{kinds} are read outside compiled code, where {name} must be a number")
+        kinds = "regrets, and certified bounds of curves, or of Ledgers with overflow, delta or batches of other kinds,"
+        raise ValueError(f"{name} must be known before compiling: {kinds} are read outside compiled code")
     check(name, value, domain)
     return np.asarray(value, np.float64)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gdpjax.accounting import _numeric
 from gdpjax.accounting._allocation import AllocationCurve, make_scheme
-from gdpjax.accounting._combinators import Between, NoPrivacy
+from gdpjax.accounting._combinators import Between
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
 from gdpjax.accounting._numeric._run_description import RunDescription
 from gdpjax.accounting._overflow import Lost, with_failure
@@ -39,8 +39,6 @@ def curve_of_allocation(run: Ledger | AnyEvent) -> CertifiedCurve:
 
 def _curve_of_epochs(allocations: Sequence[AllocationEvent], rest: RunDescription) -> CertifiedCurve:
     """Return the curve of whole epochs and the rest, if nothing is lost."""
-    if any(event.noise_multiplier == 0 for event in allocations):
-        return NoPrivacy()
     if not allocations:
         # Without these events less is released, and only ends that say what nothing would say are needed.
         return NoGuarantee()

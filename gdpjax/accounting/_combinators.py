@@ -64,7 +64,7 @@ class AccountedCurve(CertifiedCurve):
     def _one_by_one(self, question: Callable[[Any, float], Bounds], at: Array) -> Bounds:
         """Return the answers of the single runs, each at its element of ``at``."""
         runs = self._runs()
-        at = known("the number asked at", at, EXTENDED_NONNEGATIVE)
+        at = known("the mu or failure asked at", at, EXTENDED_NONNEGATIVE)
         check_broadcast(runs=runs, at=at)
         return each(question, runs, at)
 
@@ -129,29 +129,3 @@ class ClosedForm(AccountedCurve):
     def tradeoff(self, alpha: Array) -> Bounds:
         """Bracket the trade-off curve."""
         return self.curve.tradeoff(known("alpha", alpha, UNIT))
-
-
-class NoPrivacy(AccountedCurve):
-    """The curve of a run that shows everything."""
-
-    def epsilon(self, delta: Array) -> Bounds:
-        """Return infinity."""
-        return _exactly(np.inf, known("delta", delta, OPEN_UNIT))
-
-    def delta(self, epsilon: Array) -> Bounds:
-        """Return 1."""
-        return _exactly(1.0, known("epsilon", epsilon, NONNEGATIVE))
-
-    def mu(self, failure: Array = FAILURE) -> Bounds:
-        """Return infinity."""
-        return _exactly(np.inf, known("failure", failure, OPEN_UNIT))
-
-    def tradeoff(self, alpha: Array) -> Bounds:
-        """Return 0."""
-        return _exactly(0.0, known("alpha", alpha, UNIT))
-
-
-def _exactly(value: float, at: np.ndarray) -> Bounds:
-    """Return a bracket of no width for every number that is asked at."""
-    values = np.full(at.shape, value)[()]
-    return Bounds(values, values)

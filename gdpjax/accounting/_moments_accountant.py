@@ -93,7 +93,7 @@ def moments_accountant_epsilon(
     """
     check_one_of("conversion", conversion, CONVERSIONS)
     check_one_of("sampling", sampling, SAMPLINGS)
-    if check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
+    if check_form(noise_multiplier, sampling_prob, num_steps, delta=delta):
         check_options(noise_multiplier, sampling, None)  # pyright: ignore[reportArgumentType]
         return _epsilon_of_ledger(noise_multiplier, delta, conversion)  # pyright: ignore[reportArgumentType]
     run: tuple[Any, Any, Any, Any] = (noise_multiplier, sampling_prob, num_steps, delta)

@@ -31,7 +31,7 @@ from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _correlated, _numeric, _shuffled
 from gdpjax.accounting._allocated import curve_of_allocation
 from gdpjax.accounting._combinators import AccountedCurve, Between, ClosedForm, rising
-from gdpjax.accounting._ledgers import describe, events_of, hint_for
+from gdpjax.accounting._ledgers import check_form, describe, events_of
 from gdpjax.accounting._numeric import Family, Question
 from gdpjax.accounting._overflow import with_failure
 from gdpjax.accounting._truncated import TruncatedCurve
@@ -315,44 +315,13 @@ def certified(
     >>> bool(epsilon.lower <= 1.82824 <= epsilon.upper), bool(0.5 < success.lower < success.upper < 0.7)
     (True, True)
     """
-    group_size = checked_group_size(group_size)
-    if isinstance(noise_multiplier, Ledger | AnyEvent):
-        if sampling_prob is not None or num_steps is not None:
-            raise ValueError("after a Ledger nothing else follows: certified(ledger)")
-    else:
-        _check_arrays(noise_multiplier, sampling_prob, num_steps)
-    return curve_of(
-        noise_multiplier,
-        sampling_prob,
-        num_steps,
-        sampling,
-        neighboring_relation,
-        group_size,
-        rtol,
-    )
-
-
-def _check_arrays(
-    noise_multiplier: Array,
-    sampling_prob: Array | None,
-    num_steps: Array | None,
-) -> None:
-    """Raise ValueError unless all three are given, in their ranges, and broadcast."""
-    given = {
-        "noise_multiplier": noise_multiplier,
-        "sampling_prob": sampling_prob,
-        "num_steps": num_steps,
-    }
-    missing = [name for name, value in given.items() if value is None]
-    if missing:
-        alternatives = f"give all of {', '.join(given)}, or a Ledger{hint_for(noise_multiplier)}"
-        raise ValueError(f"missing {', '.join(missing)}; {alternatives}")
-    if _is_zero(noise_multiplier):
-        return
-    check("noise_multiplier", noise_multiplier, POSITIVE)
-    check("sampling_prob", sampling_prob, UNIT)
-    check("num_steps", num_steps, COUNT)
-    check_broadcast(**given)
+    is_ledger = check_form(noise_multiplier, sampling_prob, num_steps)
+    if not is_ledger and not _is_zero(noise_multiplier):
+        check("noise_multiplier", noise_multiplier, POSITIVE)
+        check("sampling_prob", sampling_prob, UNIT)
+        check("num_steps", num_steps, COUNT)
+        check_broadcast(noise_multiplier=noise_multiplier, sampling_prob=sampling_prob, num_steps=num_steps)
+    return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol)
 
 
 def mu_and_regret(

@@ -46,6 +46,9 @@ class AllocationCurve(AccountedCurve):
         self.schemes = schemes
         self.rest = rest
         self.largest_loss = _bounded_losses.largest_loss(rest.finite)
+        self.least_noise = min(part.noise_multiplier for part in (*schemes, *rest.steps))
+        if self.least_noise == 0:
+            return
 
         # The mu of all Gaussian steps if it were known in which an example takes part is the largest possible.
         squared_of_steps = sum(step.num_steps / step.noise_multiplier**2 for step in rest.steps)
@@ -56,19 +59,26 @@ class AllocationCurve(AccountedCurve):
 
     def epsilon(self, delta: Array) -> Bounds:
         """Bracket epsilon."""
-        return _each(self._epsilon, known("delta", delta, OPEN_UNIT))
+        return self._each(self._epsilon, known("delta", delta, OPEN_UNIT), math.inf)
 
     def delta(self, epsilon: Array) -> Bounds:
         """Bracket delta."""
-        return _each(self._delta, known("epsilon", epsilon, NONNEGATIVE))
+        return self._each(self._delta, known("epsilon", epsilon, NONNEGATIVE), 1.0)
 
     def mu(self, failure: Array = FAILURE) -> Bounds:
         """Bracket mu."""
-        return _each(self._mu, known("failure", failure, OPEN_UNIT))
+        return self._each(self._mu, known("failure", failure, OPEN_UNIT), math.inf)
 
     def tradeoff(self, alpha: Array) -> Bounds:
         """Bracket the trade-off curve."""
-        return _each(self._error, known("alpha", alpha, UNIT))
+        return self._each(self._error, known("alpha", alpha, UNIT), 0.0)
+
+    def _each(self, ask: Callable[[float], Bounds], at: np.ndarray, without_noise: float) -> Bounds:
+        """Return the answers at every number of an array."""
+        if self.least_noise == 0:
+            return each(lambda _: Bounds(without_noise, without_noise), at)
+        with np.errstate(all="ignore"):
+            return each(ask, at)
 
     @property
     def _is_one_scheme(self) -> bool:
@@ -116,7 +126,7 @@ class AllocationCurve(AccountedCurve):
     def _mu(self, failure: float) -> Bounds:
         # As for other runs: at the smallest noises the search takes long and improves little.
         trivial = Bounds(0.0, self.whole_mu)
-        if any(part.noise_multiplier < _SMALLEST_NOISE_SEARCHED for part in (*self.schemes, *self.rest.steps)):
+        if self.least_noise < _SMALLEST_NOISE_SEARCHED:
             return trivial
         sides = self._runs_around(math.log(failure))
         mu = within(trivial, sides, lambda run: _dominating.mu_of_run(run, failure))
@@ -137,9 +147,3 @@ class AllocationCurve(AccountedCurve):
 
         # The curve falls, so below the smallest alpha only the lower bound at it holds.
         return Bounds(error.lower, 1.0 if alpha < _SMALLEST_ALPHA else error.upper)
-
-
-def _each(ask: Callable[[float], Bounds], at: np.ndarray) -> Bounds:
-    """Return the answers at every number of an array."""
-    with np.errstate(all="ignore"):
-        return each(ask, at)
