@@ -580,7 +580,6 @@ def _accounting_cases() -> dict[str, Case]:
         "delta_bounds": case(accounting.delta_bounds, *RUN, 1.0, sampling="poisson"),
         "epsilon_bounds": case(accounting.epsilon_bounds, *RUN, 1e-3, sampling="poisson"),
         "epsilon_bounds(ledger)": case(accounting.epsilon_bounds, gdpjax.Ledger([EVENT]), delta=1e-3),
-        "delta_after_overflow": case(accounting.delta_after_overflow, 1e-3, 1e-9),
         "steps_of_epochs": case(accounting.steps_of_epochs, 1.0, 1000, 16),
         "mu_bounds": case(accounting.mu_bounds, *RUN, failure=1e-3),
         "tradeoff_bounds": case(accounting.tradeoff_bounds, *RUN, 0.1),

@@ -173,6 +173,15 @@ def _check_traced_kinds(name: str, value: Any, domain: Domain) -> None:
         raise ValueError(f"{name} must be {domain.text}, got {shown(value)}")
 
 
+def known(name: str, value: Any, domain: Domain) -> np.ndarray:
+    """Return the numbers at which a certified curve is asked as float64; ValueError for others, and for traced ones."""
+    if is_traced(value):
+        kinds = "regrets, and certified bounds of curves, or of Ledgers with overflow, delta or batches of other kinds,"
+        raise ValueError(f"{name} must be known before compiling: {kinds} are read outside compiled code")
+    check(name, value, domain)
+    return np.asarray(value, np.float64)
+
+
 def check_scalar(name: str, value: Any, domain: Domain) -> None:
     """Check a number; ValueError also for arrays, and for floating types that would round a public number away."""
     check(name, value, domain)

@@ -17,9 +17,9 @@ from gdpjax.accounting._gdp import (
 )
 from gdpjax.accounting._moments_accountant import moments_accountant_epsilon
 from gdpjax.accounting._num_runs import gamma_for_mean_num_runs, mean_num_runs, sample_num_runs
-from gdpjax.accounting._overflow import delta_after_overflow
+from gdpjax.accounting._overflow import with_overflow
 from gdpjax.accounting._rdp import rdp_epsilon, rdp_subsampled_gaussian
-from gdpjax.accounting._run_curve import certified, mu_and_regret, with_overflow
+from gdpjax.accounting._run_curve import certified, mu_and_regret
 from gdpjax.accounting._tuning import tuning_epsilon
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "clt_epsilon",
     "clt_mu_poisson",
     "clt_mu_uniform",
-    "delta_after_overflow",
     "delta_bounds",
     "epsilon_bounds",
     "gamma_for_mean_num_runs",

@@ -1,4 +1,4 @@
-"""Brackets on the runs of random allocation that a ledger holds, alone or beside other events.
+"""The curve of a run with random allocation, alone or beside other events of its Ledger.
 
 Of an epoch whose last steps were not made, what was released is a part of what the whole epoch would have released: the
 run is at most E epochs from above, and at least E - 1 from below.
@@ -8,67 +8,45 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from gdpjax._core.types import Bounds
-from gdpjax.accounting import _allocation, _numeric
+from gdpjax.accounting import _numeric
+from gdpjax.accounting._allocation import AllocationCurve, make_scheme
+from gdpjax.accounting._combinators import Between
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
-from gdpjax.accounting._overflow import Lost
+from gdpjax.accounting._numeric._run_description import RunDescription
+from gdpjax.accounting._overflow import Lost, with_failure
 from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger, TruncatedPoissonEvent
+from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
 
-_EVERYTHING = {"epsilon": math.inf, "delta": 1.0, "tradeoff": 0.0, "mu": math.inf}
+
+def curve_of_allocation(run: Ledger | AnyEvent) -> CertifiedCurve:
+    """Return the curve of a run with random allocation."""
+    events = events_of(run)
+    allocations = [event for event in events if isinstance(event, AllocationEvent)]
+    others = [event for event in events if not isinstance(event, AllocationEvent)]
+    if any(isinstance(event, TruncatedPoissonEvent) for event in others):
+        raise ValueError("no bound is known for a Ledger with both random allocation and truncated Poisson batches")
+    check_relations(events)
+    described = describe(Ledger(others), 1)
+    rest = _numeric.prepare(described.family, described.columns).run
+
+    # Epochs that were not finished are there from above only.
+    curve = _curve_of_epochs(allocations, rest)
+    finished = [whole for event in allocations for whole in _finished(event)]
+    if finished != allocations:
+        curve = Between(curve, _curve_of_epochs(finished, rest))
+    return with_failure(curve, lost_of(allocations, described))
 
 
-class Allocated:
-    """A run with random allocation, split into that and the rest.
-
-    Attributes:
-        allocations: the events of random allocation.
-        rest: the others, as a run.
-        lost: what all of them may lose.
-    """
-
-    def __init__(self, run: Ledger | AnyEvent) -> None:
-        events = events_of(run)
-        self.allocations = [event for event in events if isinstance(event, AllocationEvent)]
-        others = [event for event in events if not isinstance(event, AllocationEvent)]
-        if any(isinstance(event, TruncatedPoissonEvent) for event in others):
-            raise ValueError("no bound is known for a Ledger with both random allocation and truncated Poisson batches")
-        check_relations(events)
-        described = describe(Ledger(others), 1)
-        self.rest = _numeric.prepare(described.family, described.columns).run
-        self.lost = lost_of(self.allocations, described)
-
-    def answer(self, question: str, at: np.ndarray) -> Bounds:
-        """The bracket of the run without what is lost."""
-        whole = self._of(self.allocations, question, at)
-        if not any(event.missing_steps for event in self.allocations):
-            return whole
-        part = self._of([begun for event in self.allocations for begun in _finished(event)], question, at)
-        if question == "tradeoff":
-            return Bounds(whole.lower, np.maximum(part.upper, whole.lower))
-        return Bounds(np.minimum(part.lower, whole.upper), whole.upper)
-
-    def _of(self, allocations: Sequence[AllocationEvent], question: str, at: np.ndarray) -> Bounds:
-        """The bracket of whole epochs and the rest."""
-        if any(event.noise_multiplier == 0 for event in allocations):
-            everything = np.full(np.shape(at), _EVERYTHING[question])[()]
-            return Bounds(everything, everything)
-        if not allocations:
-            # Only ends that say what nothing would say are needed: without these events less is released.
-            nothing = 1.0 - at if question == "tradeoff" else np.zeros_like(at)
-            return Bounds(nothing, nothing)
-        schemes = [
-            _allocation.make_scheme(
-                event.noise_multiplier,
-                event.steps_per_epoch,
-                event.num_epochs,
-                event.num_selected,
-                event.bins == "fixed",
-            )
-            for event in allocations
-        ]
-        return _allocation.bracket(question, _allocation.AllocationRun(schemes, self.rest), at)
+def _curve_of_epochs(allocations: Sequence[AllocationEvent], rest: RunDescription) -> CertifiedCurve:
+    """Return the curve of whole epochs and the rest, if nothing is lost."""
+    if not allocations:
+        # Without these events less is released, and only ends that say what nothing would say are needed.
+        return NoGuarantee()
+    schemes = []
+    for event in allocations:
+        numbers = (event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected)
+        schemes.append(make_scheme(*numbers, event.bins == "fixed"))
+    return AllocationCurve(schemes, rest)
 
 
 def lost_of(allocations: Sequence[AllocationEvent], rest: Described) -> Lost:
@@ -83,7 +61,7 @@ def lost_of(allocations: Sequence[AllocationEvent], rest: Described) -> Lost:
 
 
 def _finished(event: AllocationEvent) -> list[AllocationEvent]:
-    """The event without an epoch that was not finished."""
+    """Return the event without an epoch that was not finished."""
     if not event.missing_steps:
         return [event]
     if event.num_epochs == 1:

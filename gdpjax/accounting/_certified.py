@@ -10,26 +10,17 @@ from typing import Any
 from gdpjax._core.arguments import keyword_checked
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting._ledgers import check_form
-from gdpjax.accounting._run_curve import RTOL, checked_group_size, curve_of
+from gdpjax.accounting._run_curve import RTOL, curve_of
 from gdpjax.ledger import AnyEvent, Ledger
 from gdpjax.tradeoff import CertifiedCurve
 
 
-def _curve(
-    run: Any,
-    sampling_prob: Any,
-    num_steps: Any,
-    query: Any,
-    name: str,
-    options: tuple[Any, ...],
-) -> CertifiedCurve:
+def _curve(run: Any, sampling_prob: Any, num_steps: Any, *options: Any, **query: Any) -> CertifiedCurve:
     """Return the curve that a call of a function below asks about.
 
     ``options`` are the last arguments of `_run_curve.curve_of`, from the sampling on.
     """
-    _, _, group_size, *_ = options
-    checked_group_size(group_size)
-    check_form(run, sampling_prob, num_steps, query, name)
+    check_form(run, sampling_prob, num_steps, **query)
     return curve_of(run, sampling_prob, num_steps, *options)
 
 
@@ -60,7 +51,7 @@ def epsilon_bounds(
         sampling: "poisson", or "uniform" for batches of a fixed size without replacement. The events of a Ledger say it
             themselves.
         neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
-        group_size: how many examples were all added, or all removed, 1 to 64, static; above 1 with poisson sampling
+        group_size: how many examples were all added, or all removed, >= 1, static; above 1 with poisson sampling
             only.
         rtol: relative width at which the search stops, 1e-6 to 1e-2, static. Below 1e-5 many brackets stay wider than
             it. Of allocation, truncated and shuffled batches it is the default.
@@ -82,7 +73,7 @@ def epsilon_bounds(
     (True, True)
     """
     options = (sampling, neighboring_relation, group_size, rtol)
-    curve = _curve(noise_multiplier, sampling_prob, num_steps, delta, "delta", options)
+    curve = _curve(noise_multiplier, sampling_prob, num_steps, *options, delta=delta)
     return curve.epsilon(delta)
 
 
@@ -122,7 +113,7 @@ def delta_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size, rtol)
-    curve = _curve(noise_multiplier, sampling_prob, num_steps, epsilon, "epsilon", options)
+    curve = _curve(noise_multiplier, sampling_prob, num_steps, *options, epsilon=epsilon)
     return curve.delta(epsilon)
 
 
@@ -159,7 +150,7 @@ def tradeoff_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size)
-    curve = _curve(noise_multiplier, sampling_prob, num_steps, alpha, "alpha", options)
+    curve = _curve(noise_multiplier, sampling_prob, num_steps, *options, alpha=alpha)
     return curve.tradeoff(alpha)
 
 
@@ -198,5 +189,5 @@ def mu_bounds(
     True
     """
     options = (sampling, neighboring_relation, group_size)
-    curve = _curve(noise_multiplier, sampling_prob, num_steps, failure, "failure", options)
+    curve = _curve(noise_multiplier, sampling_prob, num_steps, *options, failure=failure)
     return curve.mu(failure)

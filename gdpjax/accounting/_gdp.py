@@ -22,7 +22,6 @@ from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, NONNEGATIVE, Domain, is_traced
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
-from gdpjax.tradeoff import Gaussian
 
 _TINY = float(np.finfo(np.float64).tiny)
 DELTA = Domain(f"a number in [{_TINY:.4g}, 1)", lambda x: (x > 0) & (x >= _TINY) & (x < 1))
@@ -127,11 +126,6 @@ def gdp_mu(epsilon: Array, delta: Array) -> Array:
     0.2680511232
     """
     return gdp.gdp_mu(epsilon, delta)
-
-
-def gdp_tradeoff(alpha: Array, mu: Array) -> Array:
-    """Return Gaussian(mu)(alpha), as a function like the others here."""
-    return Gaussian(mu)(alpha)
 
 
 def gdp_compose(mu: Array, axis: int = -1) -> Array:

@@ -1,7 +1,7 @@
 r"""A lower bound on the privacy of shuffled batches, from the largest noisy sum of every epoch.
 
-`LargestSums` answers the questions of a curve: lower bounds on delta, epsilon and mu, and an upper bound on the
-trade-off curve. `_shuffled` takes them where they are better than its other bounds. Derivation:
+`LargestSums` is a certified curve: it proves lower bounds on delta, epsilon and mu, and an upper bound on the trade-off
+curve; its other ends say nothing. It is one of the curves below shuffled batches. Derivation:
 docs/theory/shuffling.md.
 
 Let every gradient but the target's be -1 (clip norm 1, noise of standard deviation s), and the target's be 1 in one
@@ -28,6 +28,9 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
+from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax.accounting._combinators import AccountedCurve
 from gdpjax.accounting._gdp import gdp_mu
 
 _CELLS = 4096
@@ -65,7 +68,7 @@ class _ScoreLaws(NamedTuple):
         return self[1:]
 
 
-class LargestSums:
+class LargestSums(AccountedCurve):
     """Attacks on the largest noisy sums of some epochs, and the bounds that they prove.
 
     Args:
@@ -84,36 +87,50 @@ class LargestSums:
         self._add = _Tests(laws.q_low, laws.p_high)
         self._largest_loss = max(self._remove.largest_loss, self._add.largest_loss)
 
-    def delta(self, epsilon: np.ndarray) -> np.ndarray:
-        """Return a lower bound on delta at ``epsilon``, of any shape."""
+    def delta(self, epsilon: Array) -> Bounds:
+        """Bound delta from below."""
+        lower = self._delta(known("epsilon", epsilon, NONNEGATIVE))
+        return Bounds(lower, np.ones_like(lower))
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Bound epsilon from below."""
+        lower = self._epsilon(known("delta", delta, OPEN_UNIT))
+        return Bounds(lower, np.full_like(lower, np.inf))
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Bound the trade-off curve from above."""
+        alpha = known("alpha", alpha, UNIT)
+        upper = np.minimum(self._remove.beta(alpha), self._add.beta(alpha))
+        return Bounds(np.zeros_like(upper), upper)
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Bound mu from below."""
+        failure = known("failure", failure, OPEN_UNIT)
+        answers = [self._mu(float(probability)) for probability in failure.flat]
+        lower = np.reshape(answers, failure.shape)
+        return Bounds(lower, np.full_like(lower, np.inf))
+
+    def _delta(self, epsilon: np.ndarray) -> np.ndarray:
+        """Return a lower bound on delta."""
         return np.maximum(self._remove.delta(epsilon), self._add.delta(epsilon))
 
-    def epsilon(self, delta: np.ndarray) -> np.ndarray:
-        """Return a lower bound on epsilon at ``delta``, of any shape."""
-        low = np.zeros(np.shape(delta))
-        high = np.full(np.shape(delta), self._largest_loss)
+    def _epsilon(self, delta: np.ndarray) -> np.ndarray:
+        """Return a lower bound on epsilon."""
+        low = np.zeros(delta.shape)
+        high = np.full(delta.shape, self._largest_loss)
         tolerance = _BISECTION_WIDTH * (1.0 + self._largest_loss)
         while np.max(high - low, initial=0.0) > tolerance:
             middle = 0.5 * (low + high)
-            exceeds = self.delta(middle) > delta
+            exceeds = self._delta(middle) > delta
             low = np.where(exceeds, middle, low)
             high = np.where(exceeds, high, middle)
         return low
 
-    def tradeoff(self, alpha: np.ndarray) -> np.ndarray:
-        """Return an upper bound on the trade-off curve at ``alpha``, of any shape."""
-        return np.minimum(self._remove.beta(alpha), self._add.beta(alpha))
-
-    def mu(self, failure: np.ndarray) -> np.ndarray:
-        """Return a lower bound on mu at a failure probability, of any shape."""
-        answers = [self._mu(float(probability)) for probability in np.ravel(failure)]
-        return np.reshape(answers, np.shape(failure))
-
     def _mu(self, failure: float) -> float:
         """Return the largest mu with delta(epsilon) > failure + (1 - failure) delta_mu at some epsilon."""
-        largest_epsilon = float(self.epsilon(np.asarray(failure)))
+        largest_epsilon = float(self._epsilon(np.asarray(failure)))
         epsilon = np.linspace(0.0, largest_epsilon, _MU_POINTS)
-        delta_mu = (self.delta(epsilon) - failure) / (1.0 - failure) * (1.0 - _SHAVED)
+        delta_mu = (self._delta(epsilon) - failure) / (1.0 - failure) * (1.0 - _SHAVED)
         forced_mu = np.asarray(gdp_mu(epsilon, np.maximum(delta_mu, _UNDERFLOW)))
         forced_mu = np.where(delta_mu > _UNDERFLOW, forced_mu, 0.0)
         return float(np.max(forced_mu)) * (1.0 - _SHAVED)

@@ -33,23 +33,29 @@ from gdpjax.ledger import (
 )
 
 
-def check_form(run: Any, sampling_prob: Any, num_steps: Any, query: Any, name: str) -> bool:
-    """Whether ``run`` is a Ledger; ValueError unless the call is complete in the form that it then has."""
+def check_form(run: Any, sampling_prob: Any, num_steps: Any, **query: Any) -> bool:
+    """Whether ``run`` is a Ledger; ValueError unless the call is complete in the form that it then has.
+
+    ``query`` is what is asked at, if anything is.
+    """
+    keywords = "".join(f", {name}=..." for name in query)
     if isinstance(run, Ledger | AnyEvent):
         if sampling_prob is not None or num_steps is not None:
-            raise ValueError(f"after a Ledger give {name} as a keyword: f(ledger, {name}=...), and nothing else")
-        if query is None:
-            raise ValueError(f"{name} is missing: f(ledger, {name}=...)")
+            named = "".join(f"{name} as a keyword and " for name in query)
+            raise ValueError(f"after a Ledger give {named}nothing else: f(ledger{keywords})")
+        for name, value in query.items():
+            if value is None:
+                raise ValueError(f"{name} is missing: f(ledger{keywords})")
         return True
-    values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, name: query}
-    missing = [key for key, value in values.items() if value is None]
+    values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, **query}
+    missing = [name for name, value in values.items() if value is None]
     if missing:
-        alternatives = f"give all of {', '.join(values)}, or a Ledger and {name}=...{hint_for(run)}"
+        alternatives = f"give all of {', '.join(values)}, or a Ledger: f(ledger{keywords}){_hint_for(run)}"
         raise ValueError(f"missing {', '.join(missing)}; {alternatives}")
     return False
 
 
-def hint_for(run: Any) -> str:
+def _hint_for(run: Any) -> str:
     """Return the end of a message: the call to make for a plan, or for the state of an optimizer."""
     if hasattr(run, "epsilon_bounds"):
         return f"; ask a {type(run).__name__} itself: .epsilon_bounds(), .mu_bounds(), .curve"
@@ -77,7 +83,6 @@ class Described(NamedTuple):
     family: Family
     columns: tuple[np.ndarray, ...]
     lost: Lost
-    releases: bool = True  # whether there is anything but what is lost
 
 
 def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
@@ -108,7 +113,7 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     if any(prob > 0 for _, prob, _ in phases):
         largest = math.inf
     lost = Lost(failure, min(silent, 1.0), exact, largest * (1.0 + 1e-12), min(announced, 1.0))
-    return Described(family, columns, lost, bool(phases or others))
+    return Described(family, columns, lost)
 
 
 def _is_uniform(event: AnyEvent) -> bool:

@@ -17,11 +17,11 @@ from gdpjax._core import xla
 from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
-from gdpjax.accounting import _correlated, _overflow, _truncated
+from gdpjax.accounting import _correlated, _truncated
 from gdpjax.accounting._allocated import lost_of
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of
-from gdpjax.accounting._overflow import Lost
+from gdpjax.accounting._overflow import Lost, upper_end
 from gdpjax.accounting._rdp import (
     CONVERSIONS,
     DEFAULT_ORDERS,
@@ -93,7 +93,7 @@ def moments_accountant_epsilon(
     """
     check_one_of("conversion", conversion, CONVERSIONS)
     check_one_of("sampling", sampling, SAMPLINGS)
-    if check_form(noise_multiplier, sampling_prob, num_steps, delta, "delta"):
+    if check_form(noise_multiplier, sampling_prob, num_steps, delta=delta):
         check_options(noise_multiplier, sampling, None)  # pyright: ignore[reportArgumentType]
         return _epsilon_of_ledger(noise_multiplier, delta, conversion)  # pyright: ignore[reportArgumentType]
     run: tuple[Any, Any, Any, Any] = (noise_multiplier, sampling_prob, num_steps, delta)
@@ -154,7 +154,7 @@ def _epsilon_of_events(events: Sequence[AnyEvent], delta: np.ndarray, conversion
             return convert(rdp, orders, left[..., None], conversion, np).min(axis=-1)
 
     # That function asks only at what is left of delta, rounded down: an upper bound comes out of an upper bound.
-    return _overflow.upper_epsilon(ideal, delta, _lost(events))
+    return upper_end(ideal, delta, _lost(events))[()]
 
 
 def _lost(events: Sequence[AnyEvent]) -> Lost:

@@ -34,6 +34,7 @@ from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, D
 from gdpjax._core.precision import batched, float64_function
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array, Bounds
+from gdpjax.accounting import _numeric
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._numeric import of_runs
 from gdpjax.accounting._rdp import moments_epsilon_kernel
@@ -203,23 +204,23 @@ def _log_mu_of_rates(tpr: Array, fpr: Array) -> Array:
 
 def _true_positive_rate(*arguments: Array) -> Bounds:
     """Bracket 1 - f(fpr); its rounding is far below the margin of the search."""
-    beta = of_runs("tradeoff")(*arguments)
+    beta = of_runs(_numeric.TRADEOFF)(*arguments)
     return Bounds(1.0 - beta.upper, 1.0 - beta.lower)
 
 
 _TARGETS = {
     "epsilon": _Target(
-        bounds=of_runs("epsilon"),
+        bounds=of_runs(_numeric.EPSILON),
         domains={"epsilon": POSITIVE, "delta": DELTA},
         coordinate=_log_rough_mu,
     ),
     "mu": _Target(
-        bounds=of_runs("mu"),
+        bounds=of_runs(_numeric.MU),
         domains={"mu": POSITIVE, "failure": OPEN_UNIT},
         coordinate=_log_mu,
     ),
     "level": _Target(
-        bounds=of_runs("delta"),
+        bounds=of_runs(_numeric.DELTA),
         domains={"level": OPEN_UNIT, "epsilon": NONNEGATIVE},
         coordinate=_log_mu_of_level,
     ),

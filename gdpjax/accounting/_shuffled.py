@@ -1,6 +1,6 @@
 """Brackets on shuffled batches, as those of runs without them; proofs in docs/theory/shuffling.md.
 
-`_run_curve.ShuffledCurve` asks the runs `from_above` and `from_below`, and the attacks `largest_sums`.
+A `ShuffledCurve` lies between the runs `from_above` and `from_below` and the attacks `largest_sums`.
 
 **From above** it is known in which step of an epoch an example takes part: a Gaussian release an epoch. That holds for
 any permutations and any gradients.
@@ -14,54 +14,33 @@ The first of these lower ends counts the other events of a ledger, the second le
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
 
-import numpy as np
-
-from gdpjax._core.types import Bounds, NeighboringRelation
-from gdpjax.accounting import _truncated
-from gdpjax.accounting._gdp import gdp_delta, gdp_epsilon, gdp_tradeoff
+from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
+from gdpjax.accounting import _correlated, _truncated
+from gdpjax.accounting._combinators import Between
 from gdpjax.accounting._largest_sum import LargestSums
 from gdpjax.accounting._ledgers import events_of
-from gdpjax.ledger import AllocationEvent, AnyEvent, Event, Ledger, SampledEvent, ShuffledEvent, UniformEvent
+from gdpjax.ledger import (
+    AllocationEvent,
+    AnyEvent,
+    Event,
+    GaussianEvent,
+    Ledger,
+    SampledEvent,
+    ShuffledEvent,
+    UniformEvent,
+)
 
-_ROUNDING = 1e-9
 _REPLACED = NeighboringRelation.REPLACE_ONE
 _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-_GAUSSIAN_QUESTIONS = {"epsilon": gdp_epsilon, "delta": gdp_delta, "tradeoff": gdp_tradeoff}
 
 
-def only_shuffled(run: Ledger | AnyEvent) -> list[ShuffledEvent] | None:
-    """Return the events of a run of nothing but shuffled batches with noise, under one relation, or None."""
-    events = []
-    for event in events_of(run):
-        if not isinstance(event, ShuffledEvent) or not event.noise_multiplier > 0:
-            return None
-        events.append(event)
-    relations = {event.neighboring_relation for event in events}
-    if len(relations) > 1:
-        return None
-    return events
+class ShuffledCurve(Between):
+    """The certified curve of a run with shuffled batches."""
 
-
-def gaussian(events: Sequence[ShuffledEvent], question: str, at: np.ndarray) -> Bounds:
-    """Bracket the answer of the Gaussian mechanism that reveals at least as much as the epochs of the events.
-
-    Formula: mu^2 = sum of num_epochs / noise_multiplier^2.
-    """
-    squared_mu = math.fsum(event.num_epochs / event.noise_multiplier**2 for event in events)
-    mu = math.sqrt(squared_mu) * (1.0 + 1e-12)
-    if question == "mu":
-        # A failure probability allows for a little less.
-        return Bounds(np.zeros(np.shape(at))[()], np.full(np.shape(at), mu)[()])
-
-    answer = np.asarray(_GAUSSIAN_QUESTIONS[question](at, mu))
-    error = _ROUNDING * answer + 1e-300
-    largest = np.inf if question == "epsilon" else 1.0
-    lower = np.maximum(answer - error, 0.0)
-    upper = np.minimum(answer + error, largest)
-    return Bounds(lower[()], upper[()])
+    def reported_mu(self, failure: Array = FAILURE) -> Bounds:
+        """Return the bracket of `mu`: the truth may be anywhere in it, and no narrower one is known."""
+        return self.mu(failure)
 
 
 def from_above(run: Ledger | AnyEvent) -> Ledger:
@@ -70,6 +49,17 @@ def from_above(run: Ledger | AnyEvent) -> Ledger:
     for event in events_of(run):
         events.append(_unamplified(event) if isinstance(event, ShuffledEvent) else event)
     return Ledger(events)
+
+
+def mu_from_above(run: Ledger | AnyEvent) -> float | None:
+    """Return the mu of `from_above` if there are shuffled batches with noise and nothing else, or None."""
+    events = events_of(run)
+    epochs = [event for event in events if isinstance(event, ShuffledEvent)]
+    if len(epochs) < len(events):
+        return None
+    return _correlated.mu_of_gaussians(
+        Ledger(GaussianEvent(event.noise_multiplier, event.num_epochs) for event in epochs)
+    )
 
 
 def from_below(run: Ledger | AnyEvent) -> Ledger:
@@ -85,8 +75,8 @@ def from_below(run: Ledger | AnyEvent) -> Ledger:
     return _truncated.from_below(Ledger(events))
 
 
-def largest_sums(run: Ledger | AnyEvent) -> LargestSums | None:
-    """Return the attacks on the largest sums of the run's finished epochs, where a null example takes a place."""
+def largest_sums(run: Ledger | AnyEvent) -> list[LargestSums]:
+    """Return the attacks on the largest sums of the run's finished epochs, if a null example takes a place in any."""
     epochs = []
     for event in events_of(run):
         if not isinstance(event, ShuffledEvent) or event.neighboring_relation is _REPLACED:
@@ -94,24 +84,7 @@ def largest_sums(run: Ledger | AnyEvent) -> LargestSums | None:
         num_finished = event.num_epochs - (event.missing_steps > 0)
         if event.noise_multiplier and num_finished:
             epochs.append((event.noise_multiplier, event.steps_per_epoch, num_finished))
-    if not epochs:
-        return None
-    return LargestSums(epochs)
-
-
-def bounded_from_below(
-    question: str,
-    at: np.ndarray,
-    end: np.ndarray,
-    sums: LargestSums | None,
-) -> np.ndarray:
-    """Return the better of an end of the bracket and of the bound that the largest sums prove."""
-    if sums is None:
-        return end
-    proved = getattr(sums, question)(at)
-    if question == "tradeoff":
-        return np.minimum(end, proved)
-    return np.maximum(end, proved)
+    return [LargestSums(epochs)] if epochs else []
 
 
 def _unamplified(event: ShuffledEvent) -> SampledEvent:

@@ -16,9 +16,12 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-from gdpjax._core.types import Bounds
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
+from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax.accounting._combinators import AccountedCurve, falling, rising
 from gdpjax.accounting._ledgers import events_of
 from gdpjax.ledger import AnyEvent, Event, Ledger, TruncatedPoissonEvent
+from gdpjax.tradeoff import CertifiedCurve
 
 _SHARE = 1e-3
 _LEAST, _MOST = 1e-30, 1e-3
@@ -31,19 +34,46 @@ def has_truncated(run: Ledger | AnyEvent) -> bool:
     return any(isinstance(event, TruncatedPoissonEvent) for event in events_of(run))
 
 
-def bracket(run: Ledger | AnyEvent, question: str, at: np.ndarray, answer: Callable[[Ledger], Bounds]) -> Bounds:
-    """The bracket of a run from those of the runs that bound it; ``answer`` gives the bracket of one of them."""
-    best = answer(from_below(run))
-    if question == "tradeoff":
-        scale = np.minimum(at, best.upper)
-    elif question == "delta":
-        scale = best.lower
-    else:
-        scale = at  # a delta, or a failure probability
-    worst = answer(from_above(run, float(np.min(scale))))
-    if question == "tradeoff":
-        return Bounds(worst.lower, best.upper)
-    return Bounds(best.lower, worst.upper)
+class TruncatedCurve(AccountedCurve):
+    """The certified curve of a run with truncated batches, between those of two runs without.
+
+    The run above depends on the question: what it pays as an overflow is a small part of a probability, ``scale``.
+
+    Args:
+        run: the Ledger, or its one event.
+        curve_of: returns the curve of a Ledger without truncated batches.
+    """
+
+    def __init__(self, run: Ledger | AnyEvent, curve_of: Callable[[Ledger], CertifiedCurve]) -> None:
+        self.run = run
+        self.curve_of = curve_of
+        self.below = curve_of(from_below(run))
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Bracket epsilon."""
+        delta = known("delta", delta, OPEN_UNIT)
+        return rising(self._above(delta).epsilon(delta), self.below.epsilon(delta))
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """Bracket delta."""
+        epsilon = known("epsilon", epsilon, NONNEGATIVE)
+        below = self.below.delta(epsilon)
+        return rising(self._above(below.lower).delta(epsilon), below)
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Bracket mu."""
+        failure = known("failure", failure, OPEN_UNIT)
+        return rising(self._above(failure).mu(failure), self.below.mu(failure))
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Bracket the trade-off curve."""
+        alpha = known("alpha", alpha, UNIT)
+        below = self.below.tradeoff(alpha)
+        scale = np.minimum(alpha, below.upper)
+        return falling(self._above(scale).tradeoff(alpha), below)
+
+    def _above(self, scale: Array) -> CertifiedCurve:
+        return self.curve_of(from_above(self.run, float(np.min(scale))))
 
 
 def from_above(run: Ledger | AnyEvent, scale: float) -> Ledger:

@@ -127,6 +127,17 @@ class AbstractBatches(abc.ABC):
           ValueError: a relation without a proved bound.
         """
 
+    def checked_step_event(self, neighboring_relation: NeighboringRelation | None = None) -> StepEvent:
+        """Return `step_event`; ValueError where it has an overflow, which would be dropped for that of the class."""
+        step = self.step_event(neighboring_relation)
+        overflow = getattr(step, "overflow", 0.0)
+        if overflow:
+            raise ValueError(
+                f"the step_event of {type(self).__name__} holds an overflow of {overflow:.3g}: leave it 0 there, and "
+                "state it as overflow_per_step of the class, from which that of any number of steps follows"
+            )
+        return step
+
     def event(
         self,
         noise_multiplier: float,
@@ -139,7 +150,7 @@ class AbstractBatches(abc.ABC):
         Raises:
           ValueError: values out of range, a relation without a proved bound.
         """
-        step = step_of(self, neighboring_relation)
+        step = self.checked_step_event(neighboring_relation)
         length = check_count("num_steps", self.num_steps if num_steps is None else num_steps)
         overflow = self.overflow if num_steps is None else min(1.0, length * self.overflow_per_step)
         return step.of_steps(noise_multiplier, self.sampling_prob, length, overflow=overflow)
@@ -225,18 +236,6 @@ class AbstractBatches(abc.ABC):
         """Return the probability that an example takes the place of another one, which is then missing; 0 but where
         batches are truncated."""
         return 0.0
-
-
-def step_of(batches: AbstractBatches, neighboring_relation: NeighboringRelation | None) -> StepEvent:
-    """Return the event of a step; ValueError where it has an overflow, which would be dropped for that of the class."""
-    step = batches.step_event(neighboring_relation)
-    overflow = getattr(step, "overflow", 0.0)
-    if overflow:
-        raise ValueError(
-            f"the step_event of {type(batches).__name__} holds an overflow of {overflow:.3g}: leave it 0 there, and "
-            "state it as overflow_per_step of the class, from which that of any number of steps follows"
-        )
-    return step
 
 
 @typing.dataclass_transform(frozen_default=True)

@@ -43,19 +43,21 @@ class IndexBatch(NamedTuple):
     is_padding: np.ndarray
 
 
-UNLESS_STATED = (
-    "Where the overflow that the batches state is 0 this cannot happen: then their overflow_per_step, or the count of "
-    "their sample, is wrong, and the epsilon does not hold"
-)
-
-
 class BatchOverflowError(RuntimeError):
     """A batch has more examples than the capacity, so that it cannot be run as sampled.
 
     Its probability over the run is at most the scheme's ``overflow``, which is to be part of the run's delta;
     truncating or redrawing the batch would be accounted for by nothing. What was released until then stands. To train
     on, start another run with a larger capacity and a new key, and account for both.
+
+    Attributes:
+      unless_stated: what such a batch means where the scheme states that there is none.
     """
+
+    unless_stated = (
+        "Where the overflow that the batches state is 0 this cannot happen: then their overflow_per_step, or the count "
+        "of their sample, is wrong, and the epsilon does not hold"
+    )
 
 
 class HostBatches:
@@ -108,7 +110,7 @@ class HostBatches:
                     f"step {number} drew {count} examples and the capacity is {self.scheme.capacity}; the probability "
                     f"of that over the run is at most {self.scheme.overflow:.3g}. The batch must be neither truncated "
                     "nor redrawn: start another run with a larger capacity and a new key, and account for both. "
-                    + UNLESS_STATED
+                    + BatchOverflowError.unless_stated
                 )
             return IndexBatch(np.array(batch.indices), np.array(batch.is_padding))
 

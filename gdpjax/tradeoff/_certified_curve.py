@@ -33,9 +33,9 @@ from gdpjax._core.checks import (
     NONNEGATIVE,
     OPEN_UNIT,
     UNIT,
-    Domain,
     check,
     is_traced,
+    known,
 )
 from gdpjax._core.types import FAILURE, Array, Bounds
 from gdpjax.tradeoff._narrowed_mu import narrowed_mu
@@ -229,30 +229,27 @@ class NoGuarantee(CertifiedCurve):
 
     def epsilon(self, delta: Array) -> Bounds:
         """Return [0, inf]."""
-        return self._all_between(0.0, np.inf, "delta", delta, HALF_OPEN_UNIT)
+        return _anything(known("delta", delta, HALF_OPEN_UNIT), np.inf)
 
     def delta(self, epsilon: Array) -> Bounds:
         """Return [0, 1]."""
-        return self._all_between(0.0, 1.0, "epsilon", epsilon, NONNEGATIVE)
+        return _anything(known("epsilon", epsilon, NONNEGATIVE), 1.0)
 
     def mu(self, failure: Array = FAILURE) -> Bounds:
         """Return [0, inf]."""
-        return self._all_between(0.0, np.inf, "failure", failure, HALF_OPEN_UNIT)
+        return _anything(known("failure", failure, HALF_OPEN_UNIT), np.inf)
 
     def tradeoff(self, alpha: Array) -> Bounds:
         """Return [0, 1 - alpha]."""
-        lower, _ = self._all_between(0.0, 1.0, "alpha", alpha, UNIT)
-        upper = 1.0 - np.asarray(alpha, np.float64)
-        return Bounds(lower, upper[()])
+        alpha = known("alpha", alpha, UNIT)
+        return _anything(alpha, 1.0 - alpha)
 
-    def _all_between(self, lower: float, upper: float, name: str, at: Array, domain: Domain) -> Bounds:
-        check(name, at, domain)
-        if is_traced(at):
-            raise ValueError(f"what nothing is claimed about is read outside compiled code, where {name} is a number")
-        if np.ndim(at) == 0:
-            return Bounds(lower, upper)
-        shape = np.shape(at)
-        return Bounds(np.full(shape, lower), np.full(shape, upper))
+
+def _anything(at: np.ndarray, largest: Any) -> Bounds:
+    """Return the brackets from 0 to ``largest``."""
+    if not at.ndim:
+        return Bounds(0.0, float(largest))
+    return Bounds(np.zeros(at.shape), np.full(at.shape, largest))
 
 
 def _one_number(value: Any) -> float:

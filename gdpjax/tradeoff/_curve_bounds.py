@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._core.arguments import check_number
-from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, is_traced
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, known
 from gdpjax._core.types import FAILURE, Array, Bounds
 from gdpjax.tradeoff import _closed_answers
 from gdpjax.tradeoff._abstract import Curve
@@ -52,14 +52,14 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
 
     def epsilon(self, delta: Array) -> Bounds:
         """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in [0, 1)."""
-        delta = _numbers("delta", delta, HALF_OPEN_UNIT)
+        delta = known("delta", delta, HALF_OPEN_UNIT)
         lower = _epsilon(self.upper, delta, -1.0)
         upper = _epsilon(self.lower, delta, 1.0)
         return Bounds(lower[()], upper[()])
 
     def delta(self, epsilon: Array) -> Bounds:
         """Certified bracket on the smallest delta of (``epsilon``, delta)-DP; of polygons from 0 below 1e-15."""
-        epsilon = _numbers("epsilon", epsilon, NONNEGATIVE)
+        epsilon = known("epsilon", epsilon, NONNEGATIVE)
         lower = _delta(self.upper, epsilon, -1.0)
         upper = _delta(self.lower, epsilon, 1.0)
         return Bounds(lower[()], upper[()])
@@ -87,7 +87,7 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
 
     def tradeoff(self, alpha: Array) -> Bounds:
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
-        alpha = _numbers("alpha", alpha, UNIT)
+        alpha = known("alpha", alpha, UNIT)
         lower = _error(self.lower, alpha, -1.0)
         upper = _error(self.upper, alpha, 1.0)
         upper = np.minimum(upper, rounded_complement(alpha, 1.0))
@@ -98,14 +98,6 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
 
     def _upper_delta(self, epsilon: np.ndarray) -> np.ndarray:
         return self.delta(epsilon).upper
-
-
-def _numbers(name: str, value: Array, domain: Domain) -> np.ndarray:
-    """Return concrete numbers of a domain as an array; else raise ValueError."""
-    if is_traced(value):
-        raise ValueError(f"certified bounds are read outside compiled code: {name} must be a number")
-    check(name, value, domain)
-    return np.asarray(value, np.float64)
 
 
 def _mapped(function: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:

@@ -50,7 +50,6 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import ClippedGrad, clipped_grad
 from gdpjax.ledger import LedgerState, ledger_state_of
 from gdpjax.sampling import BatchOverflowError
-from gdpjax.sampling._host import UNLESS_STATED
 from gdpjax.training._data import Data, check_data, place
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._plan import Plan
@@ -474,7 +473,7 @@ def check_status(state: State) -> None:
         raise BatchOverflowError(
             "a batch exceeded the planned capacity, so the run stopped before training on it. The plan's epsilon "
             "accounts for this event, and the parameters before it may be released; start a new run to go on. "
-            + UNLESS_STATED
+            + BatchOverflowError.unless_stated
         )
 
 

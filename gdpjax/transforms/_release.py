@@ -29,7 +29,6 @@ from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation, AbstractWorkload
 from gdpjax.ledger import StepEvent
 from gdpjax.sampling import AbstractBatches
-from gdpjax.sampling._abstract import step_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ def release_of(
     strategy = promise = None
     sensitivity = 1.0
     if isinstance(noise, IndependentGaussian):
-        step = step_of(batches, neighboring_relation)
+        step = batches.checked_step_event(neighboring_relation)
     elif isinstance(noise, AbstractNoiseStrategy):
         strategy = noise
         promise, step = batches.correlated_event(strategy, neighboring_relation)

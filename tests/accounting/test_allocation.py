@@ -184,8 +184,8 @@ def test_the_grid_without_the_closed_form_agrees_with_the_gaussian_mechanism():
     scheme = _bounds.make_scheme(0.8, 1, 1, 1, 0)
     below, above = _bounds.events_of_scheme(scheme, -40.0, 512)
     for epsilon in (0.1, 1.0, 4.0):
-        lower = _one_run.lower_delta(_bounds.only_pair(below), epsilon)
-        upper = _one_run.upper_delta(_bounds.only_pair(above), epsilon)
+        lower = _one_run.delta(_bounds.only_pair(below), epsilon).lower
+        upper = _one_run.delta(_bounds.only_pair(above), epsilon).upper
         assert lower < accounting.gdp_delta(epsilon, 1 / 0.8) < upper
         assert upper < 1.01 * lower
 

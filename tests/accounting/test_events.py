@@ -10,10 +10,9 @@ from scipy import integrate
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax import Bounds, Event, Ledger, NeighboringRelation
 from gdpjax.accounting import (
     certified,
-    delta_after_overflow,
     delta_bounds,
     epsilon_bounds,
     gdp_delta,
@@ -23,6 +22,7 @@ from gdpjax.accounting import (
     with_overflow,
 )
 from gdpjax.ledger import ApproximateDPEvent, GaussianEvent, LaplaceEvent, RandomizedResponseEvent, UniformEvent
+from gdpjax.tradeoff import NoGuarantee
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 RUN = (1.3, 256 / 60_000, 3516)
@@ -227,7 +227,7 @@ def test_quantile_clipping_is_a_joint_event():
         (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "not available with overflow"),
         (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
         (lambda: epsilon_bounds(*RUN, 1e-5, group_size=0), "group_size must be"),
-        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=1000), "between 1 and 64"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=[2, 3]), "group_size must be one whole number"),
         (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave it out"),
         (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, sampling="uniform"), "leave it out"),
     ],
@@ -328,24 +328,28 @@ def test_events_refuse_what_is_no_number():
         ledger.to_dp_event()
 
 
+class Echo(NoGuarantee):
+    """A curve whose epsilon is the delta that it is asked at."""
+
+    def epsilon(self, delta):
+        return Bounds(delta, delta)
+
+
 def test_overflow_is_paid_for_on_the_safe_side_everywhere():
     """The epsilon with overflow is that at what is left of delta, which is rounded down."""
     run = (1.0, 0.01, 100)
     delta = 1e-5
     overflow = np.array([0.0, 1e-12, 1e-6, 1e-5 * (1 - 1e-9), 2e-5])
     for prob in overflow[:-1]:
-        left = delta_after_overflow(delta, prob)
+        left = with_overflow(Echo(), prob).epsilon(delta).upper if prob else delta
         of_event = epsilon_bounds(Event(*run, overflow=prob), delta=delta)
         assert of_event.upper == pytest.approx(float(epsilon_bounds(*run, left).upper), rel=1e-9)
         of_curve = with_overflow(certified(*run), prob).epsilon(delta)
         np.testing.assert_allclose(of_curve, of_event, rtol=1e-9)
 
         exact = (Fraction(delta) - Fraction(prob)) / (1 - Fraction(prob))
-        rounded = Fraction(float(delta_after_overflow(delta, prob)))
-        assert 0 < exact - rounded < 3e-14 * Fraction(delta)
+        assert not prob or 0 < exact - Fraction(float(left)) < 3e-14 * Fraction(delta)
     assert epsilon_bounds(Event(*run, overflow=overflow[-1]), delta=delta).upper == np.inf
-    with pytest.raises(ValueError, match="delta must exceed"):
-        delta_after_overflow(delta, overflow)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_the_largest_sum_of_an_epoch(noise, steps):
     """The deltas of the largest sum are those of its law, from below."""
     p, q = largest_sum_laws(noise, steps)
     exact = larger_delta(p, q, EPSILONS)
-    deltas = LargestSums([(noise, steps, 1)]).delta(EPSILONS)
+    deltas = LargestSums([(noise, steps, 1)]).delta(EPSILONS).lower
     assert (deltas <= exact * (1 + 1e-5) + 1e-12).all()
     assert (deltas >= exact * (1 - 2e-3) - 1e-9).all()
 
@@ -199,13 +199,13 @@ def test_two_epochs_and_other_noise():
         # A quarter of the points, four times as heavy.
         joint_laws.append(np.multiply.outer(first[::4] * 4, second[::4] * 4).ravel())
     exact = larger_delta(*joint_laws, EPSILONS)
-    deltas = LargestSums([(0.8, 5, 1), (1.2, 3, 1)]).delta(EPSILONS)
+    deltas = LargestSums([(0.8, 5, 1), (1.2, 3, 1)]).delta(EPSILONS).lower
     assert (deltas <= exact * (1 + 1e-4)).all()
     assert (deltas >= exact * (1 - 3e-3)).all()
 
     # Two epochs in one row, or in two.
-    one_row = LargestSums([(0.8, 5, 2)]).delta(EPSILONS)
-    two_rows = LargestSums([(0.8, 5, 1), (0.8, 5, 1)]).delta(EPSILONS)
+    one_row = LargestSums([(0.8, 5, 2)]).delta(EPSILONS).lower
+    two_rows = LargestSums([(0.8, 5, 1), (0.8, 5, 1)]).delta(EPSILONS).lower
     np.testing.assert_allclose(two_rows, one_row, rtol=1e-3)
 
 
@@ -214,7 +214,7 @@ def test_a_data_set_reaches_the_lower_end(noise):
     """The lower end is nearly reached where the other gradients oppose the target's and a null example has a place."""
     p, q = laws_of_epoch(1.0, 0.0, (-1, -1, -1), noise)
     exact = larger_delta(p, q, EPSILONS)
-    deltas = LargestSums([(noise, 2, 1)]).delta(EPSILONS)
+    deltas = LargestSums([(noise, 2, 1)]).delta(EPSILONS).lower
     assert (deltas <= exact * (1 + 5e-3)).all()
     assert (deltas[:3] >= 0.8 * exact[:3]).all()
 
@@ -227,23 +227,23 @@ def test_a_data_set_reaches_the_lower_end(noise):
 def test_the_answers_about_the_largest_sums_agree():
     """Epsilon, the trade-off curve and mu follow from the deltas."""
     sums = LargestSums([(0.9, 30, 4)])
-    largest_epsilon = sums.epsilon(np.asarray(1e-8))
+    largest_epsilon = sums.epsilon(1e-8).lower
     epsilons = np.linspace(0.1, 0.999 * largest_epsilon, 80)
-    deltas = sums.delta(epsilons)
-    np.testing.assert_allclose(sums.epsilon(deltas), epsilons, rtol=1e-3)
+    deltas = sums.delta(epsilons).lower
+    np.testing.assert_allclose(sums.epsilon(deltas).lower, epsilons, rtol=1e-3)
 
     # The curve is above its tangents at the epsilons, and next to the highest of them or the one at epsilon 0.
-    delta_at_zero = sums.delta(np.zeros(1))[0]
+    delta_at_zero = sums.delta(0.0).lower
     for alpha in (1e-3, 0.05, 0.4):
         steep = 1 - deltas - np.exp(epsilons) * alpha
         flat = np.exp(-epsilons) * (1 - deltas - alpha)
         highest = np.maximum(steep, flat).max()
-        beta = sums.tradeoff(np.asarray(alpha))
+        beta = sums.tradeoff(alpha).upper
         assert beta >= highest - 1e-12
         assert beta <= max(highest, 1 - delta_at_zero - alpha) + 2e-2
 
     # Some delta refutes a smaller mu, and none refutes a larger one.
-    mu = sums.mu(np.asarray(1e-8))
+    mu = sums.mu(1e-8).lower
     of_smaller_mu = 1e-8 + (1 - 1e-8) * gdp_delta(epsilons, 0.999 * mu)
     of_larger_mu = 1e-8 + (1 - 1e-8) * gdp_delta(epsilons, 1.01 * mu)
     assert (deltas > of_smaller_mu).any()
@@ -257,10 +257,10 @@ def test_with_one_step_an_epoch_the_ends_meet(noise, epochs):
     mu = np.sqrt(epochs) / noise
     delta = np.array([1e-2, 1e-5, 1e-9])
     exact = gdp_epsilon(delta, mu)
-    epsilon = sums.epsilon(delta)
+    epsilon = sums.epsilon(delta).lower
     assert (epsilon <= exact).all()
     assert (epsilon >= exact * (1 - 1e-3)).all()
-    assert mu * (1 - 1e-3) <= sums.mu(np.asarray(1e-10)) <= mu
+    assert mu * (1 - 1e-3) <= sums.mu(1e-10).lower <= mu
 
 
 @pytest.mark.parametrize("noise", [1e-3, 0.02, 50.0, 1e5])
@@ -272,10 +272,10 @@ def test_extreme_runs_stay_below_the_upper_end(noise, steps, epochs):
     above = certified(ShuffledEvent(noise, steps, epochs)).above
     deltas = np.array([1e-2, 1e-9, 1e-40])
     alphas = np.array([0.0, 0.1, 1.0])
-    assert (sums.epsilon(deltas) <= above.epsilon(deltas).upper).all()
-    assert (sums.delta(EPSILONS) <= above.delta(EPSILONS).upper).all()
-    assert (sums.mu(deltas) <= above.mu(deltas).upper).all()
-    assert (sums.tradeoff(alphas) >= above.tradeoff(alphas).lower).all()
+    assert (sums.epsilon(deltas).lower <= above.epsilon(deltas).upper).all()
+    assert (sums.delta(EPSILONS).lower <= above.delta(EPSILONS).upper).all()
+    assert (sums.mu(deltas).lower <= above.mu(deltas).upper).all()
+    assert (sums.tradeoff(alphas).upper >= above.tradeoff(alphas).lower).all()
 
 
 # The bracket.
@@ -305,18 +305,18 @@ def test_the_bracket_of_null_examples(relation):
     curve = certified(ShuffledEvent(0.5, 10, 5, relation))
     bounds = curve.epsilon(1e-5)
     assert bounds.upper < 1.01 * bounds.lower
-    assert bounds.lower == curve.sums.epsilon(np.asarray(1e-5))
+    assert bounds.lower == curve.below[1].epsilon(1e-5).lower
 
     curve = certified(ShuffledEvent(4.0, 10, 5, relation))
     bounds = curve.epsilon(1e-5)
     of_allocation = certified(AllocationEvent(4.0, 10, 5)).epsilon(1e-5)
     assert bounds.lower == of_allocation.lower
-    assert bounds.lower > curve.sums.epsilon(np.asarray(1e-5))
+    assert bounds.lower > curve.below[1].epsilon(1e-5).lower
 
 
 def test_allocation_or_poisson_accounting_would_be_wrong():
     """The lower end is far above the claims of either accounting."""
-    lower_end = certified(RUN).sums.epsilon(np.asarray(1e-5))
+    lower_end = certified(RUN).below[1].epsilon(1e-5).lower
     of_allocation = epsilon_bounds(AllocationEvent(0.6, 100), delta=1e-5)
     of_poisson = epsilon_bounds(Event(0.6, 0.01, 100), delta=1e-5)
     assert lower_end > 2 * of_allocation.upper
@@ -333,10 +333,10 @@ def test_an_epoch_that_was_not_finished():
 
     delta = np.asarray(1e-5)
     of_three_epochs = certified(ShuffledEvent(0.8, 10, 3))
-    np.testing.assert_array_equal(curve.sums.epsilon(delta), of_three_epochs.sums.epsilon(delta))
+    np.testing.assert_array_equal(curve.below[1].epsilon(delta).lower, of_three_epochs.below[1].epsilon(delta).lower)
     allocation = AllocationEvent(0.8, 10, 4, neighboring_relation=SPECIAL, missing_steps=3)
     assert from_below(unfinished).events == (allocation,)
-    assert certified(ShuffledEvent(0.8, 10, 1, missing_steps=9)).sums is None
+    assert certified(ShuffledEvent(0.8, 10, 1, missing_steps=9)).below[1:] == ()
 
 
 def test_without_noise_everything_is_shown():
@@ -358,7 +358,7 @@ def test_beside_other_events():
     bounds = epsilon_bounds(run, delta=1e-4)
     assert bounds.lower >= epsilon_bounds(run_below, delta=1e-4).lower
     assert bounds.upper == epsilon_bounds(run_above, delta=1e-4).upper
-    assert bounds.lower > certified(shuffled).sums.epsilon(np.asarray(1e-4))
+    assert bounds.lower > certified(shuffled).below[1].epsilon(1e-4).lower
 
 
 def test_beside_other_schemes():

@@ -6,6 +6,6 @@ blocks), `_ledger` (any question, beside other events).
 """
 
 from gdpjax.accounting._allocation._bounds import make_scheme
-from gdpjax.accounting._allocation._ledger import AllocationRun, bracket
+from gdpjax.accounting._allocation._ledger import AllocationCurve
 
-__all__ = ["AllocationRun", "bracket", "make_scheme"]
+__all__ = ["AllocationCurve", "make_scheme"]

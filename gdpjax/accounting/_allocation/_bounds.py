@@ -14,8 +14,8 @@ once with the one that overstates. The derivation is docs/theory/allocation.md.
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from gdpjax.accounting._numeric import _closed_forms, _contour_choice, _directio
 from gdpjax.accounting._numeric._atoms import OutcomeEvents
 from gdpjax.accounting._numeric._run_description import RunDescription
 
+Side = TypeVar("Side")
 _EPSILON_WIDTH = 3e-4
 _DELTA_WIDTH = 3e-3
 FEWEST_CELLS = 512
@@ -40,7 +41,7 @@ _FIRST_LOG_DELTA = -25.0
 _GUESSES = 2
 _SLACK = 1e-9
 _TINY = 2.3e-308
-_EXP_ROUNDING = 1e-12
+EXP_ROUNDING = 1e-12
 
 
 class Scheme(NamedTuple):
@@ -105,14 +106,34 @@ def make_scheme(
     return Scheme(noise_multiplier, block, counts)
 
 
-class Sides(NamedTuple):
-    """The blocks as events of the contour, one a kind of block: those that understate and those that overstate.
+class Sides(NamedTuple, Generic[Side]):
+    """Events or runs that understate and that overstate; None stands for a side of which nothing is known."""
 
-    None stands for a side of which nothing is known.
+    below: Side | None
+    above: Side | None
+
+
+def within(widest: Bounds, sides: Sides[Side], ask: Callable[[Side], Any]) -> Bounds:
+    """Return the bracket from both sides, where they narrow the ``widest``.
+
+    Args:
+        widest: what is known without them.
+        sides: what gives the lower and the upper end.
+        ask: the question to both of them, which brackets the answer.
     """
+    lower, upper = widest
+    if sides.below is not None:
+        lower = float(np.fmax(ask(sides.below).lower, lower))
+    if sides.above is not None:
+        upper = float(np.fmin(ask(sides.above).upper, upper))
+    return Bounds(lower, upper)
 
-    below: tuple[OutcomeEvents, ...] | None
-    above: tuple[OutcomeEvents, ...] | None
+
+def exp_outward(bracket: Any) -> Bounds:
+    """Return the bracket of e^x from one of x."""
+    lower = np.exp(bracket.lower) * (1.0 - EXP_ROUNDING)
+    upper = np.exp(bracket.upper) * (1.0 + EXP_ROUNDING)
+    return Bounds(lower, upper)
 
 
 @functools.lru_cache(maxsize=_KEPT_EVENTS)
@@ -120,9 +141,10 @@ def events_of_scheme(
     scheme: Scheme,
     log_tail: float,
     num_cells: int | None = None,
-) -> Sides:
-    """Return both sides of the blocks, where tails of e^log_tail are left out at each end and in each round.
+) -> Sides[tuple[OutcomeEvents, ...]]:
+    """Return both sides of the blocks as events of the contour, one a kind of block.
 
+    Tails of e^log_tail are left out at each end and in each round.
     Noise multipliers below the smallest that the grid is made for count as that one, which understates.
     """
     # The relative error of a mass doubles with the number of steps.
@@ -156,7 +178,7 @@ def _as_events(
     return tuple(events)
 
 
-def log_tail_of(schemes: list[Scheme], log_delta: float) -> float:
+def log_tail_of(schemes: Sequence[Scheme], log_delta: float) -> float:
     """Return the log of the mass to leave out at each end and in each round, so that a small share of delta is lost.
 
     It is a whole number, so that questions with about the same delta share their events.
@@ -191,11 +213,6 @@ def guess_log_delta(epsilon: float, events: Callable[[float], RunDescription | N
     return guess
 
 
-def _run_of_events(events: tuple[OutcomeEvents, ...]) -> RunDescription:
-    """Return a run of nothing but these events."""
-    return RunDescription((), (), events)
-
-
 def only_pair(events: tuple[OutcomeEvents, ...]) -> Pair:
     """Return the pair of the only event."""
     fields = [getattr(events[0], name) for name in Pair._fields]
@@ -211,23 +228,14 @@ def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
     if scheme.is_gaussian:
         return Bounds(max(gaussian * (1.0 - _SLACK) - 1e-12, 0.0), largest)
 
-    log_delta = math.log(delta)
-    below, above = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
-    lower, upper = 0.0, largest
-    if scheme.is_single:
-        if below is not None:
-            lower = _one_run.lower_epsilon(only_pair(below), delta, largest)
-        if above is not None:
-            upper = _one_run.upper_epsilon(only_pair(above), delta, largest)
-        return Bounds(lower, upper)
+    def ask(events: tuple[OutcomeEvents, ...]) -> Any:
+        if scheme.is_single:
+            return _one_run.epsilon(only_pair(events), delta, largest)
+        return _directions.epsilon_of_run(RunDescription((), (), events), log_delta, _EPSILON_WIDTH)
 
-    if below is not None:
-        bracket = _directions.epsilon_of_run(_run_of_events(below), log_delta, _EPSILON_WIDTH)
-        lower = float(np.fmax(bracket.lower, 0.0))
-    if above is not None:
-        bracket = _directions.epsilon_of_run(_run_of_events(above), log_delta, _EPSILON_WIDTH)
-        upper = float(np.fmin(bracket.upper, largest))
-    return Bounds(lower, upper)
+    log_delta = math.log(delta)
+    sides = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
+    return within(Bounds(0.0, largest), sides, ask)
 
 
 def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
@@ -240,23 +248,14 @@ def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
     def coarse_run(log_delta: float) -> RunDescription | None:
         log_tail = log_tail_of([scheme], log_delta)
         below = events_of_scheme(scheme, log_tail, FEWEST_CELLS).below
-        return None if below is None else _run_of_events(below)
+        return None if below is None else RunDescription((), (), below)
+
+    def ask(events: tuple[OutcomeEvents, ...]) -> Bounds:
+        if scheme.is_single:
+            return _one_run.delta(only_pair(events), epsilon)
+        return exp_outward(_directions.log_delta_of_run(RunDescription((), (), events), epsilon, _DELTA_WIDTH))
 
     log_delta = guess_log_delta(epsilon, coarse_run)
-    below, above = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
-    lower, upper = 0.0, largest
-    if scheme.is_single:
-        if below is not None:
-            lower = _one_run.lower_delta(only_pair(below), epsilon)
-        if above is not None:
-            upper = _one_run.upper_delta(only_pair(above), epsilon)
-    else:
-        if below is not None:
-            bracket = _directions.log_delta_of_run(_run_of_events(below), epsilon, _DELTA_WIDTH)
-            lower = float(np.exp(bracket.lower)) * (1.0 - _EXP_ROUNDING)
-        if above is not None:
-            bracket = _directions.log_delta_of_run(_run_of_events(above), epsilon, _DELTA_WIDTH)
-            upper = float(np.exp(bracket.upper)) * (1.0 + _EXP_ROUNDING)
-    lower = float(np.fmax(lower - _TINY, 0.0))
-    upper = float(np.fmin(upper, largest))
-    return Bounds(lower, upper)
+    sides = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
+    lower, upper = within(Bounds(0.0, largest), sides, ask)
+    return Bounds(max(lower - _TINY, 0.0), upper)

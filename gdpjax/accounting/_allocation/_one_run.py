@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair
 
 _STEPS = 40
@@ -56,28 +57,21 @@ class PairBound:
         return value * self._factor, rate
 
 
-def lower_delta(pair: Pair, epsilon: float) -> float:
-    """Return a lower bound on delta from a pair that understates."""
-    return max(PairBound(pair, -1.0).delta(epsilon)[0], 0.0)
+def delta(pair: Pair, epsilon: float) -> Bounds:
+    """Return a lower bound on delta from a pair that understates, an upper bound from one that overstates."""
+    lower, _ = PairBound(pair, -1.0).delta(epsilon)
+    upper, _ = PairBound(pair, 1.0).delta(epsilon)
+    return Bounds(max(lower, 0.0), min(upper, 1.0))
 
 
-def upper_delta(pair: Pair, epsilon: float) -> float:
-    """Return an upper bound on delta from a pair that overstates."""
-    return min(PairBound(pair, 1.0).delta(epsilon)[0], 1.0)
-
-
-def lower_epsilon(pair: Pair, delta: float, largest: float) -> float:
-    """Return a lower bound on epsilon <= ``largest`` from a pair that understates."""
-    return _crossing(PairBound(pair, -1.0), delta, largest, above=True)
-
-
-def upper_epsilon(pair: Pair, delta: float, largest: float) -> float:
-    """Return an upper bound on epsilon <= ``largest`` from a pair that overstates."""
-    curve = PairBound(pair, 1.0)
-    delta_at_zero, _ = curve.delta(0.0)
+def epsilon(pair: Pair, delta: float, largest: float) -> Bounds:
+    """Return bounds on epsilon <= ``largest``: from a pair that understates a lower, else an upper one."""
+    lower = _crossing(PairBound(pair, -1.0), delta, largest, above=True)
+    above = PairBound(pair, 1.0)
+    delta_at_zero, _ = above.delta(0.0)
     if delta_at_zero <= delta:
-        return 0.0
-    return _crossing(curve, delta, largest, above=False)
+        return Bounds(lower, 0.0)
+    return Bounds(lower, _crossing(above, delta, largest, above=False))
 
 
 def _crossing(curve: PairBound, delta: float, largest: float, *, above: bool) -> float:

@@ -6,7 +6,7 @@ The modules, in the order in which the method is derived:
 * `_bounded_losses`, `_atoms`: events of bounded loss, and events given by their outcomes.
 * `_run_description`: a whole run; `_characteristic_function`: the composition along a line.
 * `_contour`: delta and its bracket; `_contour_choice`: where the line goes; `_inversion`: epsilon from delta.
-* `_rare_outcomes`: runs that hardly ever sample an example.
+* `_rare_outcomes`: runs that hardly ever sample an example; `_participations`: runs with hardly any noise.
 * `_directions`: both directions, and as many tries as it needs.
 * `_tradeoff`, `_dominating`: the curve and mu; `_closed_forms`: runs that have one.
 * `_batch`: arrays; `_questions`: all of it, per run and per run in phases.
@@ -17,7 +17,32 @@ what is certified is decided by comparisons that NaN fails, and by `fmin` and `f
 
 from gdpjax.accounting._numeric._bounded_losses import LAPLACE
 from gdpjax.accounting._numeric._closed_forms import has_closed_form
-from gdpjax.accounting._numeric._questions import Family, of_phases, of_runs, prepare, profile_of_phases
+from gdpjax.accounting._numeric._questions import (
+    DELTA,
+    EPSILON,
+    MU,
+    TRADEOFF,
+    Family,
+    Question,
+    of_phases,
+    of_runs,
+    prepare,
+    profile_of_phases,
+)
 from gdpjax.accounting._numeric._tradeoff import complement
 
-__all__ = ["LAPLACE", "Family", "complement", "has_closed_form", "of_phases", "of_runs", "prepare", "profile_of_phases"]
+__all__ = [
+    "DELTA",
+    "EPSILON",
+    "LAPLACE",
+    "MU",
+    "TRADEOFF",
+    "Family",
+    "Question",
+    "complement",
+    "has_closed_form",
+    "of_phases",
+    "of_runs",
+    "prepare",
+    "profile_of_phases",
+]

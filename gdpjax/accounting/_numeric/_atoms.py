@@ -117,7 +117,7 @@ def log_lost(events: Sequence[OutcomeEvents]) -> float:
 def rounding_terms(atoms: OutcomeEvents, exponent: Array) -> tuple[Array, Array]:
     """Return the errors of each node: c0 of its weight e^exponent, relative, and c1 of its loss, absolute.
 
-    54 ulp stand for the tables and the rotations, as in `_moments`.
+    54 ulp are allowed for, as in `_moments`.
 
     Args:
         atoms: The event.

@@ -12,26 +12,25 @@ distribution is:
   A_j(theta + it) / A_j(theta) = sum_i w_i e^{i t L_i} with positive weights w_i;
 * events of bounded loss have a formula (`_bounded_losses`).
 
-docs/theory/contour.md has the proofs: "The product along the line" for the errors of the product and for the matrix
-product by which the sums over i are evaluated, "Where the panels go" for the panels of the quadrature.
+docs/theory/contour.md has the proofs: "The product along the line" for the errors of the product and for the fast
+transform by which the sums over i are evaluated, "Where the panels go" for the panels of the quadrature.
 """
 
-import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _bounded_losses, _likelihood_ratio, _moments
 from gdpjax.accounting._numeric._atoms import OutcomeEvents
 from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, QuadratureNodes, QuadratureTotals, Window
+from gdpjax.accounting._numeric._likelihood_ratio import Steps
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, QuadratureNodes, QuadratureTotals, Windows
 from gdpjax.accounting._numeric._run_description import RunDescription
 
 MAX_PANELS = 512
-FREQUENCY_BLOCK = 256
+LEAST_FREQUENCIES = 32
 MAX_FREQUENCIES = 16384
 _LEVELS = np.array([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 """The frequencies up to which the error of the quadrature is bounded, relative to the cutoff."""
@@ -39,9 +38,17 @@ _CELLS = 128
 """The number of cells of a window on which the density of panels is evaluated."""
 _FINE = -40.0
 """The `Contour.log_error` where no line is evaluated."""
-_INNER = 64
-_RADIX = 4
-_NODES_AT_ONCE = 1024
+_OVERSAMPLING = 8
+"""Cells of the grid of a Fourier sum for each frequency, at least."""
+_KERNEL_WIDTH = 1.55
+"""Standard deviation of the kernel of a Fourier sum, in cells."""
+_TAPS = np.arange(-12, 16)
+"""The cells that a kernel reaches, from the one to the left of its centre: seven times four."""
+_KERNEL_RATE = 0.5 / _KERNEL_WIDTH**2
+_KERNEL = np.exp(-_KERNEL_RATE * _TAPS**2)
+"""The kernel of a loss in the middle of its cell."""
+_MOST_NUMBERS = 2**22
+"""About so many numbers an array may have."""
 
 
 class Contour(NamedTuple):
@@ -97,26 +104,26 @@ class RunOnLine(NamedTuple):
 
 
 class EventsOnLine(NamedTuple):
-    """The moments A of one kind of event along a line.
+    """The moments A of some kinds of events along a line.
 
     Attributes:
-        num_steps: The number of events of this kind.
-        ratio: A(theta + it) / A(theta) [n].
-        error: A bound on its absolute error [n].
-        log_a: log A(theta).
-        at_zero: A bound on the relative error of A(theta).
-        alias: Upper bounds on log A at the two alias exponents [2].
+        num_steps: The number of events of each kind [kinds].
+        ratio: A(theta + it) / A(theta) [kinds, n].
+        error: A bound on its absolute error [kinds, n].
+        log_a: log A(theta) [kinds].
+        at_zero: A bound on the relative error of A(theta) [kinds].
+        alias: Upper bounds on log A at the two alias exponents [kinds, 2].
     """
 
-    num_steps: float
+    num_steps: Array
     ratio: Array
     error: Array
-    log_a: float
-    at_zero: float
+    log_a: Array
+    at_zero: Array
     alias: Array
 
 
-def transform(run: RunDescription, windows: list[Window], contour: Contour) -> RunOnLine:
+def transform(run: RunDescription, windows: Windows, contour: Contour) -> RunOnLine:
     """Evaluate M along the line.
 
     Args:
@@ -125,7 +132,9 @@ def transform(run: RunDescription, windows: list[Window], contour: Contour) -> R
         contour: The line.
     """
     frequency = frequencies(contour)
-    lines = step_lines(run.steps, windows, contour, frequency)
+    lines = []
+    if run.steps:
+        lines.extend(step_lines(run.side_by_side, windows, contour, frequency))
     for event in run.finite:
         lines.append(_finite_line(event, contour, frequency))
     for event in run.atoms:
@@ -140,30 +149,33 @@ def transform(run: RunDescription, windows: list[Window], contour: Contour) -> R
     log_size = 0.0
     log_size_error = 0.0
     alias = np.zeros(2)
-    total_steps = 0
+    total_steps = 0.0
+    num_kinds = 0
+    is_trusted = True
     for line in lines:
         count = line.num_steps
         size = np.abs(line.ratio)
         # The exact ratio is at most 1, and the computed one is at most 1 up to its error.
         cap = 1.0 + 4.0 * line.at_zero
-        largest = np.minimum(size + line.error, cap)
+        largest = np.minimum(size + line.error, cap[:, None])
         largest = np.maximum(largest, size)
-        modulus += count * np.log(np.maximum(size, 1e-150))
-        angle += count * np.angle(line.ratio)
-        log_largest += count * np.log(np.maximum(largest, 1e-150))
-        relative_error += count * (line.error / largest)
+        modulus += count @ np.log(np.maximum(size, 1e-150))
+        angle += count @ np.angle(line.ratio)
+        log_largest += count @ np.log(np.maximum(largest, 1e-150))
+        relative_error += count @ (line.error / largest)
 
         # log M(theta), and M at the alias exponents.
-        rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a))
+        rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + np.abs(line.log_a))
         alias_rounding = 8.0 * UNIT_ROUNDOFF * np.abs(line.alias)
-        log_size += count * line.log_a
-        log_size_error += count * (2.0 * line.at_zero + rounding)
-        alias += count * (line.alias + alias_rounding)
-        total_steps += count
+        log_size += count @ line.log_a
+        log_size_error += count @ (2.0 * line.at_zero + rounding)
+        alias += count @ (line.alias + alias_rounding)
+        total_steps += np.sum(count)
+        num_kinds += count.size
 
-    # Where the quadrature has failed the formulas for relative errors do not hold.
-    largest_at_zero = max((line.at_zero for line in lines), default=0.0)
-    if not largest_at_zero < 0.2:
+        # Where the quadrature has failed the formulas for relative errors do not hold.
+        is_trusted = is_trusted and bool(np.all(line.at_zero < 0.2))
+    if not is_trusted:
         log_size_error = np.inf
     return RunOnLine(
         frequency=frequency,
@@ -175,30 +187,26 @@ def transform(run: RunDescription, windows: list[Window], contour: Contour) -> R
         log_below=alias[0],
         log_above=alias[1],
         lost=lost_mass(run, windows),
-        phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + len(lines)) * total_steps,
+        phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + num_kinds) * total_steps,
     )
 
 
 def frequencies(contour: Contour) -> Array:
-    """Return the frequencies up to the cutoff, in whole blocks."""
+    """Return the frequencies up to the cutoff, and perhaps some more."""
     spacing = 2.0 * np.pi / contour.period
-    blocks_to_cutoff = contour.cutoff / (spacing * FREQUENCY_BLOCK) + 1e-9
-    most_blocks = MAX_FREQUENCIES // FREQUENCY_BLOCK
-    num_blocks = _round_up_within(blocks_to_cutoff, 1, most_blocks)
-    return spacing * np.arange(FREQUENCY_BLOCK * num_blocks)
+    count = _round_up_within(contour.cutoff / spacing + 1.0, LEAST_FREQUENCIES, MAX_FREQUENCIES)
+    return spacing * np.arange(count)
 
 
-def lost_mass(run: RunDescription, windows: list[Window]) -> float:
+def lost_mass(run: RunDescription, windows: Windows) -> float:
     """Bound the P-mass that the windows of steps and the infinite losses of atoms take out of the composition."""
-    log_remaining = 0.0
-    for step, window in zip(run.steps, windows, strict=True):
-        lost = min(window.lost, 1.0)
-        log_remaining += step.num_steps * np.log1p(-lost)
-    log_remaining = log_remaining + _atoms.log_lost(run.atoms)
+    log_remaining = _atoms.log_lost(run.atoms)
+    if run.steps:
+        log_remaining += run.side_by_side.num_steps @ np.log1p(-np.minimum(windows.lost, 1.0))
     return -np.expm1(log_remaining) * (1.0 + 1e-9)
 
 
-def log_moments_above(steps: Sequence[SubsampledGaussian], windows: list[Window], theta: float) -> Array:
+def log_moments_above(steps: Steps, windows: Windows, theta: float) -> Array:
     """Return upper bounds on log A(theta) of each of the steps [steps], without a line."""
     no_line = Contour(
         theta=theta,
@@ -209,10 +217,7 @@ def log_moments_above(steps: Sequence[SubsampledGaussian], windows: list[Window]
         above=theta,
         log_error=_FINE,
     )
-    bounds = np.zeros(len(steps))
-    for i, (step, window) in enumerate(zip(steps, windows, strict=True)):
-        rule = _step_rule(step, window, no_line)
-        bounds[i] = rule.alias[0]
+    bounds = _step_rule(steps, windows, no_line).alias[:, 0]
     return bounds + 8.0 * UNIT_ROUNDOFF * np.abs(bounds)
 
 
@@ -223,104 +228,114 @@ def _round_up_within(value: float, least: int, most: int) -> int:
 
 
 class _Rule(NamedTuple):
-    """The quadrature of a step, relative to its own A(theta).
+    """The quadratures of steps, relative to their own A(theta).
 
     Attributes:
-        nodes: The nodes of each part of the step.
-        weights: Their weights at theta, for each part [n].
-        mass: The weight of an atom at loss 0.
-        log_a: log A(theta).
-        fixed: The rounding error at frequency t is at most fixed + slope t.
+        nodes: The nodes of each part of the steps.
+        weights: Their weights at theta, for each part [steps, n].
+        mass: The weights of atoms at loss 0 [steps].
+        log_a: log A(theta) [steps].
+        fixed: The rounding error at frequency t is at most fixed + slope t [steps].
         slope: The same.
-        quadrature: The error of the rule at each level [levels].
-        alias: Upper bounds on log A at the two alias exponents [2].
+        quadrature: The errors of the rules at each level [steps, levels].
+        alias: Upper bounds on log A at the two alias exponents [steps, 2].
     """
 
     nodes: list[QuadratureNodes]
     weights: list[Array]
-    mass: float
-    log_a: float
-    fixed: float
-    slope: float
+    mass: Array
+    log_a: Array
+    fixed: Array
+    slope: Array
     quadrature: Array
     alias: Array
 
 
-def step_lines(
-    steps: Sequence[SubsampledGaussian], windows: list[Window], contour: Contour, frequency: Array
-) -> list[EventsOnLine]:
-    """Return the lines of several kinds of subsampled Gaussian steps, each in its window."""
+def step_lines(steps: Steps, windows: Windows, contour: Contour, frequency: Array) -> list[EventsOnLine]:
+    """Return the lines of subsampled Gaussian steps, each in its window: of as many at a time as memory allows."""
+    at_once = max(_MOST_NUMBERS // (32 * frequency.size), 1)
     lines = []
-    for step, window in zip(steps, windows, strict=True):
-        lines.append(_step_line(step, window, contour, frequency))
+    for start in range(0, steps.num_steps.size, at_once):
+        some = slice(start, start + at_once)
+        some_steps = steps._replace(
+            noise_multiplier=steps.noise_multiplier[some],
+            sampling_prob=steps.sampling_prob[some],
+            num_steps=steps.num_steps[some],
+            missed=steps.missed[some],
+        )
+        some_windows = Windows(windows.lower[some], windows.upper[some], windows.lost[some])
+        lines.append(_step_line(some_steps, some_windows, contour, frequency))
     return lines
 
 
-def _step_rule(step: SubsampledGaussian, window: Window, contour: Contour) -> _Rule:
-    """Return the quadrature of one kind of step: the sum over its parts, and a symmetric step's atom at loss 0."""
+def _step_rule(steps: Steps, windows: Windows, contour: Contour) -> _Rule:
+    """Return the quadrature of each kind of step: the sum over its parts, and a symmetric step's atom at loss 0."""
     theta = np.array([contour.theta, contour.below, contour.above])
     levels = contour.cutoff * _LEVELS
-    parts = _likelihood_ratio.one_signed_parts(step)
+    parts = _likelihood_ratio.one_signed_parts(steps)
     nodes = []
     exponents = []
     sums = []
     for part in parts:
-        edges = _panel_edges(part, window, contour)
+        edges = _panel_edges(part, windows, contour)
         rule = _moments.make_nodes(part, edges)
-        exponent = rule.log_weight + theta[:, None] * rule.loss
+        exponent = rule.log_weight[:, None] + theta[:, None] * rule.loss[:, None]
         nodes.append(rule)
         exponents.append(exponent)
         sums.append(_moments.quadrature_error(part, edges, theta, levels, exponent))
     total = _log_total(sums)
-    log_mass = -np.inf
-    if step.symmetric:
-        log_mass = np.log(_likelihood_ratio.mass_at_zero_loss(step))
+    log_mass = np.full((len(total.log_rule), 1), -np.inf)
+    if steps.symmetric:
+        log_mass = np.log(_likelihood_ratio.mass_at_zero_loss(steps))
     log_rule = np.logaddexp(total.log_rule, log_mass)
 
     # The weights at theta and at the alias exponents, and the errors that rounding makes there.
-    exponents = [exponent - log_rule[:, None] for exponent in exponents]
+    exponents = [exponent - log_rule[..., None] for exponent in exponents]
     weights = [np.exp(exponent) for exponent in exponents]
     mass = np.exp(log_mass - log_rule)
     fixed, slope = _rounding(parts, nodes, theta, log_rule, mass, exponents, weights)
 
     # At theta the error of the rule is relative to A(theta). At the alias exponents it is added to the bound.
-    log_quadrature = total.log_error_at - log_rule[0]
-    alias_rule = log_rule[1:] + 2.0 * fixed[1:]
+    log_quadrature = total.log_error_at - log_rule[:, :1]
+    alias_rule = log_rule[:, 1:] + 2.0 * fixed[:, 1:]
     return _Rule(
         nodes=nodes,
-        weights=[weight[0] for weight in weights],
-        mass=mass[0],
-        log_a=log_rule[0],
-        fixed=fixed[0],
-        slope=slope[0],
+        weights=[weight[:, 0] for weight in weights],
+        mass=mass[:, 0],
+        log_a=log_rule[:, 0],
+        fixed=fixed[:, 0],
+        slope=slope[:, 0],
         quadrature=np.exp(np.minimum(log_quadrature, 2.0)),
-        alias=np.logaddexp(alias_rule, total.log_error[1:]),
+        alias=np.logaddexp(alias_rule, total.log_error[:, 1:]),
     )
 
 
-def _step_line(step: SubsampledGaussian, window: Window, contour: Contour, frequency: Array) -> EventsOnLine:
-    """Return the line of one kind of subsampled Gaussian step."""
-    rule = _step_rule(step, window, contour)
-    at_zero = rule.fixed + rule.quadrature[0]
+def _step_line(steps: Steps, windows: Windows, contour: Contour, frequency: Array) -> EventsOnLine:
+    """Return the lines of subsampled Gaussian steps."""
+    rule = _step_rule(steps, windows, contour)
+    at_zero = rule.fixed + rule.quadrature[:, 0]
 
     # The error of the rule at each frequency is the one at the next level above it.
     levels = contour.cutoff * _LEVELS[1:]
     next_level = np.searchsorted(levels, frequency)
     next_level = np.minimum(next_level, levels.size - 1)
-    quadrature = rule.quadrature[1 + next_level]
+    quadrature = rule.quadrature[:, 1 + next_level]
+
+    sums = rule.mass[:, None]
+    total_weight = rule.mass
+    error = rule.slope[:, None] * frequency + quadrature + (rule.fixed + at_zero)[:, None]
+    for nodes, weight in zip(rule.nodes, rule.weights, strict=True):
+        sum_of_part, rounding = _fourier(nodes.loss, weight, frequency)
+        by_panel = weight.reshape(len(weight), -1, _moments.NODES_PER_PANEL).sum(axis=2)
+        sums = sums + sum_of_part
+        total_weight = total_weight + by_panel.sum(axis=1)
+        error = error + rounding
 
     # The ratio divides by the computed A(theta), which is itself off by at_zero.
-    error = rule.fixed + rule.slope * frequency + quadrature + at_zero
-    error = error * (1.0 + 2.0 * at_zero)
-
-    sums = 0.0
-    total_weight = 0.0
-    for nodes, weight in zip(rule.nodes, rule.weights, strict=True):
-        sums = sums + _fourier(nodes.loss, weight, frequency)
-        total_weight = total_weight + weight.sum()
+    error = error * (1.0 + 2.0 * at_zero)[:, None]
     return EventsOnLine(
-        num_steps=step.num_steps,
-        ratio=(rule.mass + sums) / (rule.mass + total_weight),
+        num_steps=steps.num_steps,
+        ratio=sums / total_weight[:, None],
         error=error,
         log_a=rule.log_a,
         at_zero=at_zero,
@@ -329,7 +344,7 @@ def _step_line(step: SubsampledGaussian, window: Window, contour: Contour, frequ
 
 
 def _rounding(
-    parts: tuple[SubsampledGaussian, ...],
+    parts: tuple[Steps, ...],
     nodes: list[QuadratureNodes],
     theta: Array,
     log_a: Array,
@@ -342,26 +357,27 @@ def _rounding(
     They are averages over the nodes: of the relative errors of the weights, and of the errors of the losses.
 
     Args:
-        parts: The one-signed parts of a step.
+        parts: The one-signed parts of the steps.
         nodes: The quadrature nodes of each part.
         theta: The exponents [points].
-        log_a: log A at each exponent [points].
-        mass: The weight of an atom at loss 0, relative to A [points].
-        exponents: The logarithms of the weights, relative to A, for each part [points, n].
-        weights: Their exponentials, for each part [points, n].
+        log_a: log A at each exponent [steps, points].
+        mass: The weights of atoms at loss 0, relative to A [steps, points].
+        exponents: The logarithms of the weights, relative to A, for each part [steps, points, n].
+        weights: Their exponentials, for each part [steps, points, n].
 
     Returns:
-        fixed and slope, each [points].
+        fixed and slope, each [steps, points].
     """
     fixed = 64.0 * mass
-    slope = np.zeros(theta.size)
+    slope = np.zeros(mass.shape)
     count = 0
     for part, rule, exponent, weight in zip(parts, nodes, exponents, weights, strict=True):
         node_fixed, node_slope = _moments.rounding_terms(part, rule)
-        exp_error = 2.0 * np.einsum("ij,ij->i", weight, np.abs(exponent))
-        fixed = fixed + weight @ node_fixed + exp_error
-        slope = slope + weight @ node_slope
-        count += rule.loss.size
+        exp_error = 2.0 * np.einsum("ijk,ijk->ij", weight, np.abs(exponent))
+        fixed = fixed + np.matmul(weight, node_fixed[..., None])[..., 0] + exp_error
+        slope = slope + np.matmul(weight, node_slope[..., None])[..., 0]
+        # The sums are over the nodes of each panel, and over the panels.
+        count += _moments.NODES_PER_PANEL + rule.loss.shape[1] // _moments.NODES_PER_PANEL
 
     slope = UNIT_ROUNDOFF * slope
     fixed = fixed + 2.0 * count + 2.0 * np.abs(log_a) + 16.0
@@ -374,7 +390,7 @@ def _rounding(
 
 
 def _log_total(terms: list[QuadratureTotals]) -> QuadratureTotals:
-    """Return the sum over the parts of a step, which are one or two."""
+    """Return the sum over the parts of the steps, which are one or two."""
     if len(terms) == 1:
         return terms[0]
     first, second = terms
@@ -385,60 +401,63 @@ def _log_total(terms: list[QuadratureTotals]) -> QuadratureTotals:
     )
 
 
-def _panel_edges(step: SubsampledGaussian, window: Window, contour: Contour) -> Array:
-    """Return the edges of the panels [panels + 1], as close as `_panel_density` asks for."""
+def _panel_edges(steps: Steps, windows: Windows, contour: Contour) -> Array:
+    """Return the edges of the panels [steps, panels + 1], as close as `_panel_density` asks for, equally many."""
     # The number of panels from the lower end up to the end of each cell.
-    size = (window.upper - window.lower) / _CELLS
-    middle = window.lower + size * (np.arange(_CELLS) + 0.5)
-    panels_in_cell = _panel_density(step, contour, middle, size) * size
-    panels_below = np.append(0.0, np.cumsum(panels_in_cell))
-    panels_needed = panels_below[-1]
-    num_panels = _round_up_within(panels_needed + 1.0, 2, MAX_PANELS)
+    lower = windows.lower[:, None]
+    size = (windows.upper[:, None] - lower) / _CELLS
+    middle = lower + size * (np.arange(_CELLS) + 0.5)
+    panels_in_cell = _panel_density(steps, contour, middle, size) * size
+    panels_below = np.zeros((len(lower), _CELLS + 1))
+    np.cumsum(panels_in_cell, axis=1, out=panels_below[:, 1:])
+    panels_needed = panels_below[:, -1]
+    num_panels = _round_up_within(np.max(panels_needed) + 1.0, 2, MAX_PANELS)
 
     # The points at which this number passes equally spaced values.
-    cell_edges = window.lower + size * np.arange(_CELLS + 1)
-    goals = panels_needed / num_panels * np.arange(num_panels + 1)
-    edges = np.interp(goals, panels_below, cell_edges)
-    edges[0] = window.lower
-    edges[-1] = window.upper
+    cell_edges = lower + size * np.arange(_CELLS + 1)
+    goals = panels_needed[:, None] / num_panels * np.arange(num_panels + 1)
+    edges = np.array([np.interp(*row) for row in zip(goals, panels_below, cell_edges, strict=True)])
+    edges[:, 0] = windows.lower
+    edges[:, -1] = windows.upper
     return edges
 
 
-def _panel_density(step: SubsampledGaussian, contour: Contour, u: Array, size: float) -> Array:
-    """Return the panels per unit of u [n] that the quadrature needs.
+def _panel_density(steps: Steps, contour: Contour, u: Array, size: Array) -> Array:
+    """Return the panels per unit of u [steps, n] that the quadrature needs.
 
     Where the mass is, that is enough for the oscillation of e^{itL} and for the slope of the weights; see
-    `_turn_per_half_panel`. The points u [n] are the middles of cells of this size.
+    `_turn_per_half_panel`. The points u [steps, n] are the middles of cells of this size [steps, 1].
     """
-    noise_multiplier = step.noise_multiplier
-    ell = _likelihood_ratio.log_ratio(u, step)
-    slope = _likelihood_ratio.posterior_mean(u, step, ell) / noise_multiplier
-    exponent = step.shift + step.sign * contour.theta
+    noise_multiplier = steps.noise_multiplier
+    log_count = np.log(steps.num_steps)[:, None]
+    ell = _likelihood_ratio.log_ratio(u, steps)
+    slope = _likelihood_ratio.posterior_mean(u, steps, ell) / noise_multiplier
+    exponent = steps.shift + steps.sign * contour.theta
 
     # The cells whose errors could be felt after all steps.
     log_mass = exponent * ell - 0.5 * u**2
-    rough_log_a = _moments.log_sum(log_mass, axis=0) + np.log(size)
-    log_share = log_mass - rough_log_a + np.log(step.num_steps)
+    rough_log_a = _moments.log_sum(log_mass, axis=1)[:, None] + np.log(size)
+    log_share = log_mass - rough_log_a + log_count
     matters = log_share > contour.log_error - 3.0
 
     # Half a panel may turn e^{itL} by the angle for which the rule is good enough.
-    nats = np.log(step.num_steps) - contour.log_error
+    nats = log_count - contour.log_error
     turns_per_loss = 0.5 * contour.cutoff / _turn_per_half_panel(nats)
     turns = slope * turns_per_loss
     steepness = 0.06 * (np.abs(u) + abs(exponent) * slope)
     needed = np.where(matters, turns + steepness, 0.0)
-    least = max(0.5 * step.group_size / noise_multiplier, 0.25)
+    least = np.maximum(0.5 * steps.group_size / noise_multiplier, 0.25)
     return np.maximum(needed, least)
 
 
-def _turn_per_half_panel(nats: float) -> float:
+def _turn_per_half_panel(nats: Array) -> Array:
     """Return the angle by which e^{itL} may turn in half a panel, for an error of the rule of about e^-nats.
 
     At the angle a the best ellipse has log rho = x with a = 2 N / cosh x, and the error is e^{-2 N (x - tanh x)}.
     Newton's method solves for x.
     """
     order = 2.0 * _moments.NODES_PER_PANEL
-    goal = min(max(nats, 1.0), 200.0) / order
+    goal = np.clip(nats, 1.0, 200.0) / order
     x = np.cbrt(3.0 * goal)
     for _ in range(4):
         tanh = np.tanh(x)
@@ -446,30 +465,61 @@ def _turn_per_half_panel(nats: float) -> float:
     return order / np.cosh(x)
 
 
-def _fourier(loss: Array, weight: Array, frequency: Array) -> Array:
-    """Return sum_i w_i e^{i t L_i} at each frequency t [frequencies].
+def _fourier(loss: Array, weight: Array, frequency: Array) -> tuple[Array, Array]:
+    """Return sum_i w_i e^{i t L_i} at each frequency t [kinds, frequencies], and bounds on the errors.
 
-    With t = (64 k1 + k2) h this is the product of the matrices e^{i 64 k1 h L_i} w_i and e^{i k2 h L_i}.
+    The weights are spread over a periodic grid by a Gaussian kernel, whose transform is divided out of the grid's.
+
+    Args:
+        loss: the losses of each kind of event [kinds, n].
+        weight: their weights [kinds, n].
+        frequency: multiples of the second one.
+
+    Returns:
+        the sums, and a bound on their errors at each frequency [frequencies], relative to sum_i w_i.
     """
-    num_rows = frequency.size // _INNER
-    row_radices = _radices(num_rows)
-    inner_radices = _radices(_INNER)
-    product = np.zeros((num_rows, _INNER), complex)
-    for start in range(0, loss.size, _NODES_AT_ONCE):
-        some = slice(start, start + _NODES_AT_ONCE)
-        angle = frequency[1] * loss[some]
-        outer = _moments.rotations(_INNER * angle, *row_radices)[:num_rows]
-        inner = _moments.rotations(angle, *inner_radices)
-        product += (outer * weight[some]) @ inner.T
-    return product.reshape(-1)
+    size = scipy.fft.next_fast_len(_OVERSAMPLING * frequency.size, real=True)
+
+    # The places of the losses on the grid, in its cells. The remainders are exact.
+    place = loss * (frequency[1] * size / (2.0 * np.pi))
+    cell = np.floor(place)
+    spread = _spread(place - cell, weight)
+
+    # The grid is a circle: what is beyond its end is added to its beginning. An infinite loss makes NaN of everything.
+    num_kinds = len(loss)
+    num_cells = size + _TAPS.size
+    first_tap = np.nan_to_num(np.mod(cell + _TAPS[0], size)).astype(np.int64)
+    first_tap += num_cells * np.arange(num_kinds)[:, None]
+    index = first_tap[..., None] + np.arange(_TAPS.size)
+    masses = np.bincount(index.reshape(-1), spread.reshape(-1), minlength=num_kinds * num_cells)
+    masses = masses.reshape(num_kinds, num_cells)
+    masses[:, : _TAPS.size] += masses[:, size:]
+
+    # The weights are real, so the transform has the frequencies from 0 on.
+    sums = scipy.fft.rfft(masses[:, :size])[:, : frequency.size].conj()
+    angle = (2.0 * np.pi * _KERNEL_WIDTH / size) * np.arange(frequency.size)
+    gain = np.exp(0.5 * angle**2)
+    num_stages = np.log2(size)
+    rounding = 32.0 + gain * (loss.shape[1] + 8.0 * num_stages + 48.0)
+    return sums * (gain / (_KERNEL_WIDTH * np.sqrt(2.0 * np.pi))), UNIT_ROUNDOFF * rounding
 
 
-def _radices(count: int) -> list[int]:
-    """Return fours, and a last radix that is at most four, whose product is at least ``count``."""
-    num_digits = math.ceil(math.log(count, _RADIX) - 1e-9)
-    num_fours = max(num_digits, 1) - 1
-    last = math.ceil(count / _RADIX**num_fours)
-    return [_RADIX] * num_fours + [last]
+def _spread(offset: Array, weight: Array) -> Array:
+    """Return the shares of the weights in each of `_TAPS` [kinds, n, taps], at an offset from the left of the cell.
+
+    e^{-c (x - j)^2} = e^{-c x^2} (e^{2 c x})^j e^{-c j^2}, and j is four times a whole number and the rest.
+    """
+    ratio = np.exp(2.0 * _KERNEL_RATE * offset)
+    square = ratio**2
+    rest = np.stack([np.ones(ratio.shape), ratio, square, square * ratio], axis=-1)
+
+    fourth = square**2
+    eighth = fourth**2
+    twelfth = eighth * fourth
+    fours = np.stack([1.0 / twelfth, 1.0 / eighth, 1.0 / fourth, rest[..., 0], fourth, eighth, twelfth], axis=-1)
+    fours *= (weight * np.exp(-_KERNEL_RATE * offset**2))[..., None]
+    products = fours[..., :, None] * rest[..., None, :]
+    return products.reshape(*offset.shape, _TAPS.size) * _KERNEL
 
 
 def _finite_line(event: BoundedLossEvents, contour: Contour, frequency: Array) -> EventsOnLine:
@@ -481,14 +531,19 @@ def _finite_line(event: BoundedLossEvents, contour: Contour, frequency: Array) -
     points = np.array([theta, contour.below, contour.above])
     log_a = _bounded_losses.log_moment(event, points)
     alias_ulp = _bounded_losses.ratio_error(event, points[1:], np.zeros(2))
-    return EventsOnLine(
-        num_steps=event.num_steps,
-        ratio=_bounded_losses.ratio(event, theta, frequency),
-        error=UNIT_ROUNDOFF * error_ulp,
-        log_a=log_a[0],
-        at_zero=UNIT_ROUNDOFF * at_zero_ulp,
-        alias=log_a[1:] + UNIT_ROUNDOFF * alias_ulp,
+    return _one_kind(
+        event.num_steps,
+        _bounded_losses.ratio(event, theta, frequency),
+        UNIT_ROUNDOFF * error_ulp,
+        log_a[0],
+        UNIT_ROUNDOFF * at_zero_ulp,
+        log_a[1:] + UNIT_ROUNDOFF * alias_ulp,
     )
+
+
+def _one_kind(num_steps: float, *columns: Array) -> EventsOnLine:
+    """Return the line of one kind of event, from its `EventsOnLine` without the axis of kinds."""
+    return EventsOnLine(*(np.asarray(column)[None] for column in (num_steps, *columns)))
 
 
 def _atoms_line(event: OutcomeEvents, contour: Contour, frequency: Array) -> EventsOnLine:
@@ -512,8 +567,9 @@ def _atoms_line(event: OutcomeEvents, contour: Contour, frequency: Array) -> Eve
     at_zero = fixed + (theta + shift) * slope
 
     # As for steps: the ratio divides by the computed A(theta).
-    ratio = _fourier(event.loss, weight, frequency) / np.sum(weight)
-    error = at_zero + slope * frequency + at_zero
+    sums, rounding = _fourier(event.loss[None], weight[None], frequency)
+    ratio = sums[0] / np.sum(weight)
+    error = at_zero + slope * frequency + at_zero + rounding
     error = error * (1.0 + 2.0 * at_zero)
 
     # At the two other exponents the losses may be further off, in proportion.
@@ -521,4 +577,4 @@ def _atoms_line(event: OutcomeEvents, contour: Contour, frequency: Array) -> Eve
     loss_error = event.displacement + 16.0 * UNIT_ROUNDOFF * largest_loss
     room = (contour.above + 1.0) * loss_error
     alias = log_moments[1:] + 4.0 * at_zero + event.rounding + room
-    return EventsOnLine(event.num_steps, ratio, error, log_a, at_zero, alias)
+    return _one_kind(event.num_steps, ratio, error, log_a, at_zero, alias)

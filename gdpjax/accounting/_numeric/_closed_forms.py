@@ -17,7 +17,7 @@ docs/theory/contour.md has the proof and the slack for rounding ("Closed forms")
 import numpy as np
 
 from gdpjax._core.gdp import delta_kernel, subsampled_epsilon_kernel
-from gdpjax._core.types import Bounds
+from gdpjax._core.types import Array, Bounds
 from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
 from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone
 
@@ -33,7 +33,7 @@ def has_closed_form(run: RunDescription) -> bool:
         return True
     total = 0.0
     for step in run.steps:
-        total += step.num_steps * step.group_size
+        total += step.num_steps * step.num_rows
     return total == 1.0
 
 
@@ -60,12 +60,12 @@ def delta(run: RunDescription, epsilon: float) -> Bounds:
     return Bounds(sampling_prob * lower, sampling_prob * upper)
 
 
-def gaussian_delta(epsilon: float, mu: float) -> Bounds:
+def gaussian_delta(epsilon: float, mu: Array) -> Bounds:
     """Bracket delta at epsilon of a Gaussian mechanism, where both are right to eight roundings of their own size."""
     value = delta_kernel(np, np.asarray(epsilon), np.asarray(mu))
 
     # x = epsilon / mu - mu / 2 is off by as much of the sum of its terms, and log delta feels |x| + 1 times that.
-    safe_mu = max(mu, 1e-300)
+    safe_mu = np.maximum(mu, 1e-300)
     quotient = epsilon / safe_mu
     x_size = np.abs(quotient - 0.5 * mu)
     moved = 16.0 * UNIT_ROUNDOFF * (x_size + 1.0) * (quotient + mu)

@@ -83,19 +83,22 @@ def log_tail(name: str, contour: Contour, start: float) -> float:
     return bound - 0.5 * x**2 - np.log(np.pi) + 1e-9
 
 
+_ROW = 64
+"""How many frequencies share a rotation."""
+
+
 class TrapezoidSums(NamedTuple):
     """e^{theta epsilon - log_size} F(epsilon) for several kernels, as trigonometric sums in epsilon - origin.
 
     Attributes:
-        frequency: t [n].
-        real: The coefficients of cos t (epsilon - origin) [kernels, n].
-        imag: The coefficients of sin t (epsilon - origin) [kernels, n].
+        spacing: The distance of the frequencies.
+        terms: The coefficients of e^{-i t (epsilon - origin)}, whose real parts count: of the sums, and of their
+            derivatives in epsilon, in rows of frequencies [2, kernels, rows, `_ROW`].
         error: Bounds on the errors of the sums [kernels].
     """
 
-    frequency: Array
-    real: Array
-    imag: Array
+    spacing: float
+    terms: Array
     error: Array
 
 
@@ -116,32 +119,30 @@ def make_sums(names: tuple[str, ...], data: RunOnLine, contour: Contour, origin:
     rotation = np.cos(angle) + 1j * np.sin(angle)
     turned = modulus * rotation
 
-    # The phase is right to a few ulp of its size, the kernel to 64 ulp and its own exponent, and the sum adds one ulp
-    # for each term.
+    # The phase is right to a few ulp of its size, the kernel and the rotations to 80 ulp and the kernel's own exponent,
+    # and the sums over a row and over the rows add two ulp for each term.
     farthest = abs(origin) + contour.period
     phase = 4.0 * UNIT_ROUNDOFF * t * farthest + data.phase_rounding
     squared_size = (contour.theta + 1.0) ** 2 + t**2
     kernel_exponent = 4.0 * contour.eta**2 * squared_size
-    count = data.frequency.size
-    term_rounding = phase + UNIT_ROUNDOFF * (64.0 + (kernel_exponent + count))
+    num_rows = -(-t.size // _ROW)
+    num_terms = 2.0 * (_ROW + num_rows)
+    term_rounding = phase + UNIT_ROUNDOFF * (80.0 + (kernel_exponent + num_terms))
     error = measure * data.error[inside] + modulus * term_rounding
 
     # The tail starts at one term fewer than was summed, in case the comparison with the cutoff rounded the other way.
     last = max(t.size - 2.0, 0.5) * spacing
     z = contour.theta + 1j * t
-    num_kernels = len(names)
-    real = np.zeros((num_kernels, t.size))
-    imag = np.zeros((num_kernels, t.size))
-    errors = np.zeros(num_kernels)
+    terms = np.zeros((2, len(names), num_rows * _ROW), complex)
+    errors = np.zeros(len(names))
     for i, name in enumerate(names):
         value, scale = kernel(name, z, contour.eta)
-        term = value * turned
-        real[i] = term.real
-        imag[i] = term.imag
+        terms[0, i, : t.size] = value * turned
+        terms[1, i, : t.size] = -1j * t * terms[0, i, : t.size]
         tail = _exp(log_tail(name, contour, last))
         rounding = np.dot(scale, error) * (1.0 + 1e-9)
         errors[i] = rounding + tail
-    return TrapezoidSums(t, real, imag, errors)
+    return TrapezoidSums(spacing, terms.reshape(2, len(names), num_rows, _ROW), errors)
 
 
 def _exp(x: float) -> float:
@@ -153,14 +154,11 @@ def _exp(x: float) -> float:
 
 def evaluate(sums: TrapezoidSums, shift: float) -> tuple[Array, Array]:
     """Return the sums at epsilon = origin + shift, and their derivatives in epsilon, each [kernels]."""
-    t = sums.frequency
-    phase = shift * t
-    cos = np.cos(phase)
-    sin = np.sin(phase)
-    values = sums.real @ cos + sums.imag @ sin
-    cos_slopes = sums.imag @ (t * cos)
-    sin_slopes = sums.real @ (t * sin)
-    slopes = cos_slopes - sin_slopes
+    # e^{i k angle} is the product of the rotations by k's place in its row and by the row.
+    angle = -1j * shift * sums.spacing
+    in_row = np.exp(angle * np.arange(_ROW))
+    of_row = np.exp(angle * _ROW * np.arange(sums.terms.shape[2]))
+    values, slopes = ((sums.terms @ in_row) @ of_row).real
     return values, slopes
 
 

@@ -25,8 +25,8 @@ import numpy as np
 from gdpjax._core.types import Array
 from gdpjax.accounting._numeric import _atoms, _bounded_losses, _contour, _likelihood_ratio, _moments
 from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
-from gdpjax.accounting._numeric._moments import Window
+from gdpjax.accounting._numeric._likelihood_ratio import Steps
+from gdpjax.accounting._numeric._moments import Windows
 from gdpjax.accounting._numeric._run_description import RunDescription, num_steps
 
 LEAST_EPSILON = 1e-3
@@ -54,7 +54,7 @@ class ContourPlan(NamedTuple):
     """A contour, and the guess of (epsilon, log delta) it is made for."""
 
     contour: Contour
-    windows: list[Window]
+    windows: Windows
     epsilon: float
     log_delta: float
 
@@ -76,17 +76,18 @@ class OutcomeMasses(NamedTuple):
     """[events, n]"""
     log_weight: Array
     """[events, n]"""
+    powers: Array
+    """1, the loss and its square [events, n, 3]"""
 
     def cumulants(self, theta: float) -> Cumulants:
         """Return the cumulants of each event [events] at theta."""
         exponent = self.log_weight + theta * self.loss
-        top = exponent.max(axis=1)
-        weight = np.exp(exponent - top[:, None])
-        total = weight.sum(axis=1)
-        mean = np.einsum("ij,ij->i", weight, self.loss) / total
-        centred = self.loss - mean[:, None]
-        variance = np.einsum("ij,ij,ij->i", weight, centred, centred) / total
-        return Cumulants(np.log(total) + top, mean, variance)
+        top = exponent.max(axis=1, keepdims=True)
+        weight = np.exp(exponent - top)
+        total, first, second = np.matmul(weight[:, None], self.powers)[:, 0].T
+        mean = first / total
+        variance = np.maximum(second / total - mean**2, 0.0)
+        return Cumulants(np.log(total) + top[:, 0], mean, variance)
 
     def log_moments(self, theta: Array) -> Array:
         """Return K of each event at each theta [events, points]."""
@@ -133,18 +134,20 @@ class CoarseRun(NamedTuple):
 # Rough moments of a run.
 
 
-def choose_windows(run: RunDescription, log_delta: float) -> list[Window]:
+def choose_windows(run: RunDescription, log_delta: float) -> Windows:
     """Return windows of the steps that lose about a millionth of delta over the whole run."""
+    if not run.steps:
+        return Windows(*np.zeros((3, 0)))
     steps = max(num_steps(run), 1.0)
     target = log_delta + _LOG_WINDOW_SHARE - np.log(4.0 * steps)
-    return [_moments.choose_window(step, target) for step in run.steps]
+    return _moments.choose_windows(run.side_by_side, target)
 
 
-def coarse_run(run: RunDescription, windows: list[Window]) -> CoarseRun:
+def coarse_run(run: RunDescription, windows: Windows) -> CoarseRun:
     """Return a coarse quadrature of every phase, together with the outcomes of the other events."""
     parts = []
     if run.steps:
-        parts.append(_coarse_steps(run.steps, windows))
+        parts.append(_coarse_steps(run.side_by_side, windows))
     for event in run.finite:
         loss, log_weight = _bounded_losses.distribution(event)
         parts.append(_one_event(event.num_steps, loss, log_weight))
@@ -154,35 +157,31 @@ def coarse_run(run: RunDescription, windows: list[Window]) -> CoarseRun:
     return CoarseRun(parts)
 
 
-def _coarse_steps(steps: tuple[SubsampledGaussian, ...], windows: list[Window]) -> OutcomeMasses:
-    """Return the nodes of all phases, which are equally many."""
-    counts = np.array([step.num_steps for step in steps])
+def _coarse_steps(steps: Steps, windows: Windows) -> OutcomeMasses:
+    """Return a few nodes of all phases."""
+    edges = _moments.uniform_edges(windows, _COARSE_PANELS)
     losses, log_weights = [], []
-    for step, window in zip(steps, windows, strict=True):
-        loss, log_weight = _coarse_step(step, window)
-        losses.append(loss)
-        log_weights.append(log_weight)
-    return OutcomeMasses(counts, np.stack(losses), np.stack(log_weights))
-
-
-def _coarse_step(step: SubsampledGaussian, window: Window) -> tuple[Array, Array]:
-    """Return the losses and log weights of a few nodes of one step."""
-    edges = _moments.uniform_edges(window, _COARSE_PANELS)
-    losses, log_weights = [], []
-    for part in _likelihood_ratio.one_signed_parts(step):
+    for part in _likelihood_ratio.one_signed_parts(steps):
         nodes = _moments.make_nodes(part, edges)
         losses.append(nodes.loss)
         log_weights.append(nodes.log_weight)
 
     # A symmetric step has an atom at loss 0 as well.
-    if step.symmetric:
-        losses.append(np.zeros(1))
-        log_weights.append(np.log([_likelihood_ratio.mass_at_zero_loss(step)]))
-    return np.concatenate(losses), np.concatenate(log_weights)
+    if steps.symmetric:
+        mass = _likelihood_ratio.mass_at_zero_loss(steps)
+        losses.append(np.zeros(mass.shape))
+        log_weights.append(np.log(mass))
+    return outcome_masses(steps.num_steps, np.concatenate(losses, axis=1), np.concatenate(log_weights, axis=1))
 
 
 def _one_event(count: float, loss: Array, log_weight: Array) -> OutcomeMasses:
-    return OutcomeMasses(np.array([count]), loss[None], log_weight[None])
+    return outcome_masses(np.array([count]), loss[None], log_weight[None])
+
+
+def outcome_masses(counts: Array, loss: Array, log_weight: Array) -> OutcomeMasses:
+    """Return events of these outcomes [events, n]."""
+    powers = np.stack([np.ones(loss.shape), loss, loss**2], axis=2)
+    return OutcomeMasses(counts, loss, log_weight, powers)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -295,7 +294,7 @@ def guess_log_delta(run: RunDescription, epsilon: float) -> float:
 
 def make_plan(
     run: RunDescription,
-    windows: list[Window],
+    windows: Windows,
     coarse: CoarseMeasure,
     epsilon: float,
     log_delta: float,

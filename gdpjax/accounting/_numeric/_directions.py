@@ -25,7 +25,7 @@ from gdpjax.accounting._numeric import (
 )
 from gdpjax.accounting._numeric._contour import log_peak
 from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan
-from gdpjax.accounting._numeric._moments import Window
+from gdpjax.accounting._numeric._moments import Windows
 from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone, largest_loss
 
 RELATIVE_WIDTH = 1e-3
@@ -159,7 +159,7 @@ class EpsilonSearch(NamedTuple):
     """What the epsilon of the whole run is known to exceed: an upper end below it need not be improved."""
     target_width: float
     """The relative width at which a bracket is narrow enough."""
-    windows: list[Window]
+    windows: Windows
     coarse: CoarseRun
     theta: float
     """Where to start the search for the line."""
@@ -182,7 +182,10 @@ def direction_epsilon(run: RunDescription, log_delta: float, run_lower: float, t
     search, first_guess = begin_epsilon_search(run, log_delta, run_lower, target_width)
     nothing = EstimatedBounds(0.0, _trivial_upper(run, log_delta), first_guess)
     bracket_epsilon = _rare_epsilon if _rare_outcomes.is_rare(run) else _usual_epsilon
-    return _with_estimate_inside(bracket_epsilon(search, nothing))
+    bracket = bracket_epsilon(search, nothing)
+    if run.missed_below:
+        bracket = bracket._replace(lower=0.0)
+    return _with_estimate_inside(bracket)
 
 
 def begin_epsilon_search(
@@ -442,7 +445,10 @@ def direction_log_deltas(
     )
     if _rare_outcomes.applies(run) and _rare_outcomes.is_rare(run):
         return _rare_log_deltas(search, nothing)
-    return _usual_log_deltas(search, nothing)
+    bracket = _usual_log_deltas(search, nothing)
+    if run.missed_below:
+        bracket = bracket._replace(lower=nothing.lower)
+    return bracket
 
 
 def _usual_log_deltas(search: DeltaSearch, nothing: EstimatedBounds) -> EstimatedBounds:

@@ -14,7 +14,7 @@ from gdpjax.accounting._numeric import _characteristic_function, _contour
 from gdpjax.accounting._numeric._characteristic_function import RunOnLine
 from gdpjax.accounting._numeric._contour import TrapezoidSums
 from gdpjax.accounting._numeric._contour_choice import ContourPlan
-from gdpjax.accounting._numeric._moments import Window
+from gdpjax.accounting._numeric._moments import Windows
 from gdpjax.accounting._numeric._run_description import RunDescription
 
 _MARGINS = (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -257,7 +257,7 @@ def _log_chernoff_delta_on_line(line: PlannedLine, epsilon: float) -> float:
 
 def log_chernoff_delta(
     run: RunDescription,
-    windows: list[Window],
+    windows: Windows,
     theta: float,
     epsilon: float,
 ) -> float:
@@ -272,7 +272,7 @@ def log_chernoff_delta(
 
 def chernoff_epsilon(
     run: RunDescription,
-    windows: list[Window],
+    windows: Windows,
     theta: float,
     log_delta: float,
 ) -> float:
@@ -282,10 +282,10 @@ def chernoff_epsilon(
     return _chernoff(log_size, theta, lost, log_delta)
 
 
-def _log_size_above(run: RunDescription, windows: list[Window], theta: float) -> float:
+def _log_size_above(run: RunDescription, windows: Windows, theta: float) -> float:
     """Return an upper bound on K(theta) of a run of steps."""
-    counts = np.array([step.num_steps for step in run.steps])
-    return counts @ _characteristic_function.log_moments_above(run.steps, windows, theta)
+    steps = run.side_by_side
+    return steps.num_steps @ _characteristic_function.log_moments_above(steps, windows, theta)
 
 
 def _chernoff(log_size: float, theta: float, lost: float, log_delta: float) -> float:

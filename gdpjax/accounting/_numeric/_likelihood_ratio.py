@@ -11,8 +11,11 @@ real axis:
 
     >>> import numpy as np
     >>> step = SubsampledGaussian(noise_multiplier=1.0, sampling_prob=0.5, num_steps=1.0)
-    >>> print(log_ratio(np.array([0.5]), step))
-    [0.]
+    >>> print(log_ratio(np.array([[0.5]]), side_by_side((step,))))
+    [[0.]]
+
+Steps of several kinds are looked at side by side (`Steps`): every array has their axis first, so that a run of a
+thousand phases takes hardly more calls than a run of one.
 
 docs/theory/contour.md derives the bounds ("The likelihood ratio of a step"), and the parts of a symmetric step
 ("Symmetric steps").
@@ -21,6 +24,8 @@ docs/theory/contour.md derives the bounds ("The likelihood ratio of a step"), an
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -41,7 +46,10 @@ class SubsampledGaussian:
         num_steps: The number of steps of this kind.
         sign: +1 where P is the mixture and the loss is L = log r ("remove"); -1 where P is N(0, 1) and the loss is
             L = -log r ("add"). A symmetric step has both parts, and its ``sign`` is not used.
-        group_size: k, the number of rows in the group.
+        group_size: k, the largest number of rows of the group that are in a batch.
+        num_rows: The number of rows in the group; 0: k. Of a large group hardly more than a few rows are ever in one
+            batch, so that the weights of more are left out.
+        missed: A bound on the probability that more than k rows are.
         symmetric: Whether the step samples uniformly, and one row is replaced.
     """
 
@@ -51,6 +59,31 @@ class SubsampledGaussian:
     sign: float = 1.0
     group_size: int = 1
     symmetric: bool = False
+    num_rows: int = 0
+    missed: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.num_rows:
+            object.__setattr__(self, "num_rows", self.group_size)
+
+
+class Steps(NamedTuple):
+    """Kinds of steps side by side, in one direction; see `SubsampledGaussian`.
+
+    Attributes:
+        noise_multiplier, sampling_prob: [steps, 1]
+        num_steps, missed: [steps]
+        sign, group_size, symmetric, num_rows: the same for all.
+    """
+
+    noise_multiplier: Array
+    sampling_prob: Array
+    num_steps: Array
+    sign: float
+    group_size: int
+    symmetric: bool
+    num_rows: int
+    missed: Array
 
     @property
     def shift(self) -> float:
@@ -60,37 +93,51 @@ class SubsampledGaussian:
         return 0.0
 
 
-def one_signed_parts(step: SubsampledGaussian) -> tuple[SubsampledGaussian, ...]:
-    """Return the one-signed parts whose moments add up to those of a step."""
-    if not step.symmetric:
-        return (step,)
-    remove = dataclasses.replace(step, sign=1.0, symmetric=False)
-    add = dataclasses.replace(step, sign=-1.0, symmetric=False)
+def side_by_side(steps: Sequence[SubsampledGaussian]) -> Steps:
+    """Return kinds of steps side by side; they share direction, group and symmetry."""
+    shared = {(step.sign, step.group_size, step.symmetric, step.num_rows) for step in steps}
+    ((sign, group_size, symmetric, num_rows),) = shared
+    return Steps(
+        noise_multiplier=np.array([[step.noise_multiplier] for step in steps], np.float64),
+        sampling_prob=np.array([[step.sampling_prob] for step in steps], np.float64),
+        num_steps=np.array([step.num_steps for step in steps], np.float64),
+        sign=sign,
+        group_size=group_size,
+        symmetric=symmetric,
+        num_rows=num_rows,
+        missed=np.array([step.missed for step in steps]),
+    )
+
+
+def one_signed_parts(steps: Steps) -> tuple[Steps, ...]:
+    """Return the one-signed parts whose moments add up to those of the steps."""
+    if not steps.symmetric:
+        return (steps,)
+    remove = steps._replace(sign=1.0, symmetric=False)
+    add = steps._replace(sign=-1.0, symmetric=False)
     return remove, add
 
 
-def mass_at_zero_loss(step: SubsampledGaussian) -> float:
-    """Return the probability of loss 0 in a symmetric step, outside its parts."""
+def mass_at_zero_loss(steps: Steps) -> Array:
+    """Return the probability of loss 0 in symmetric steps, outside their parts [steps, 1]."""
     # (1 - p) (1 - 2 Phi(-u0)), with u0 = 1 / (2 sigma).
-    u0 = 0.5 / step.noise_multiplier
+    u0 = 0.5 / steps.noise_multiplier
     central_mass = scipy.special.erf(u0 / np.sqrt(2.0))
-    return (1.0 - step.sampling_prob) * central_mass
+    return (1.0 - steps.sampling_prob) * central_mass
 
 
-def _shifted_exponent(u: Array, step: SubsampledGaussian) -> Array:
-    """Return v_1, the exponent of the component that is shifted by one row."""
-    noise_multiplier = step.noise_multiplier
+def _shifted_exponent(u: Array, steps: Steps) -> Array:
+    """Return v_1, the exponent of the component that is shifted by one row [steps, n]."""
+    noise_multiplier = steps.noise_multiplier
     return (u - 0.5 / noise_multiplier) / noise_multiplier
 
 
-def log_ratio(u: Array, step: SubsampledGaussian) -> Array:
-    """Return log r(u), with an error of at most `log_ratio_error`."""
-    if step.group_size > 1:
-        return _log_group_ratio(u, step)
-    sampling_prob = step.sampling_prob
-    v = _shifted_exponent(u, step)
-    if sampling_prob == 1.0:
-        return v
+def log_ratio(u: Array, steps: Steps) -> Array:
+    """Return log r(u) at the points u [steps, n], with an error of at most `log_ratio_error`."""
+    if steps.group_size > 1:
+        return _log_group_ratio(u, steps)
+    sampling_prob = steps.sampling_prob
+    v = _shifted_exponent(u, steps)
 
     # Near r = 1 the logarithm is log1p(p (e^v - 1)), which does not cancel.
     moderate = np.minimum(v, _LARGE)
@@ -98,9 +145,10 @@ def log_ratio(u: Array, step: SubsampledGaussian) -> Array:
     value = np.log1p(np.maximum(excess, -0.25))
 
     # Far below zero 1 + excess would cancel. A sum of two positive terms does not.
-    if sampling_prob > 0.25:
+    if np.max(sampling_prob) > 0.25:
         mixture = (1.0 - sampling_prob) + sampling_prob * np.exp(moderate)
         value = np.where(excess < -0.25, np.log(mixture), value)
+        value = np.where(sampling_prob == 1.0, v, value)
 
     # Far above zero the exponential would overflow, and its own term alone is left.
     if np.max(v) > _LARGE:
@@ -109,29 +157,33 @@ def log_ratio(u: Array, step: SubsampledGaussian) -> Array:
 
 
 @functools.lru_cache(maxsize=1024)
-def log_weights(sampling_prob: float, group_size: int) -> np.ndarray:
-    """Return log w_j [k + 1], the logarithms of the binomial weights."""
+def log_weights(sampling_prob: float, group_size: int, num_rows: int) -> np.ndarray:
+    """Return log w_j [k + 1], the logarithms of the binomial weights of so many rows."""
     j = np.arange(group_size + 1.0)
-    choices = [math.comb(group_size, drawn) for drawn in range(group_size + 1)]
+    log_choices = [math.log(math.comb(num_rows, drawn)) for drawn in range(group_size + 1)]
     log_drawn = scipy.special.xlogy(j, sampling_prob)
-    log_missed = scipy.special.xlog1py(group_size - j, -sampling_prob)
-    return np.log(choices) + log_drawn + log_missed
+    log_missed = scipy.special.xlog1py(num_rows - j, -sampling_prob)
+    return np.array(log_choices) + log_drawn + log_missed
 
 
-def exponents(u: Array, step: SubsampledGaussian) -> tuple[Array, Array]:
-    """Return log w_j [k + 1], and v_j with j on a new last axis [..., k + 1]."""
-    noise_multiplier = step.noise_multiplier
-    j = np.arange(step.group_size + 1.0)
+def all_log_weights(steps: Steps) -> Array:
+    """Return log w_j of each kind of step [steps, k + 1]."""
+    return np.stack([log_weights(float(prob), steps.group_size, steps.num_rows) for (prob,) in steps.sampling_prob])
+
+
+def exponents(u: Array, steps: Steps) -> tuple[Array, Array]:
+    """Return log w_j [steps, 1, k + 1], and v_j with j on a new last axis [steps, n, k + 1]."""
+    noise_multiplier = steps.noise_multiplier[..., None]
+    j = np.arange(steps.group_size + 1.0)
     half_shift = 0.5 * j / noise_multiplier
-    centred = np.asarray(u)[..., None] - half_shift
+    centred = u[..., None] - half_shift
     v = j * centred / noise_multiplier
-    log_w = log_weights(step.sampling_prob, step.group_size)
-    return log_w, v
+    return all_log_weights(steps)[:, None], v
 
 
-def _log_group_ratio(u: Array, step: SubsampledGaussian) -> Array:
+def _log_group_ratio(u: Array, steps: Steps) -> Array:
     """Return log r(u) for a group of more than one row."""
-    log_w, v = exponents(u, step)
+    log_w, v = exponents(u, steps)
     # Near r = 1 sum_j w_j (e^{v_j} - 1) is small, and log1p keeps its relative precision.
     excess_of_each = np.expm1(np.minimum(v, _LARGE))
     excess = np.sum(np.exp(log_w) * excess_of_each, axis=-1)
@@ -141,20 +193,20 @@ def _log_group_ratio(u: Array, step: SubsampledGaussian) -> Array:
     return np.where(near, value_near, scipy.special.logsumexp(log_w + v, axis=-1))
 
 
-def log_ratio_error(u: Array, step: SubsampledGaussian, ell: Array) -> Array:
+def log_ratio_error(u: Array, steps: Steps, ell: Array) -> Array:
     """Bound the absolute error of ``ell`` = log r(u) for exact u, in ulp.
 
     The error is 12 |ell|. For k > 1 the cancellation in the sums adds to it: each log w_j and v_j is right to a few
     ulp of its size, and near r = 1 the terms are w_j (e^{v_j} - 1), whose signs differ.
     """
-    if step.group_size == 1:
+    if steps.group_size == 1:
         return 12.0 * np.abs(ell)
-    log_w, v = exponents(u, step)
+    log_w, v = exponents(u, steps)
 
     # The relative error of a term: the sums, the table of log w_j, the products in v_j.
     is_possible = log_w > -np.inf
     log_w_error = np.where(is_possible, 4.0 * np.abs(log_w), 0.0)
-    sum_error = 16.0 + 2.0 * step.group_size
+    sum_error = 16.0 + 2.0 * steps.group_size
     term_error = sum_error + log_w_error + 8.0 * np.abs(v)
 
     # The size of a term relative to r. Near r = 1 it is that of w_j (e^{v_j} - 1), where r >= 0.76 is allowed for.
@@ -175,37 +227,37 @@ def _posterior(log_w: Array, v: Array, ell: Array) -> Array:
     return np.exp(np.minimum(log_share, 0.0))
 
 
-def posterior_mean(u: Array, step: SubsampledGaussian, ell: Array) -> Array:
+def posterior_mean(u: Array, steps: Steps, ell: Array) -> Array:
     """Return the mean of j given u, sum_j j w_j e^{v_j} / r, where ``ell`` = log r(u).
 
     This is the slope of log r, times sigma.
     """
-    if step.group_size == 1:
-        v = _shifted_exponent(u, step)
-        log_share = np.log(step.sampling_prob) + v - ell
+    if steps.group_size == 1:
+        v = _shifted_exponent(u, steps)
+        log_share = np.log(steps.sampling_prob) + v - ell
         return np.exp(np.minimum(log_share, 0.0))
-    log_w, v = exponents(u, step)
+    log_w, v = exponents(u, steps)
     share = _posterior(log_w, v, ell)
-    j = np.arange(step.group_size + 1.0)
+    j = np.arange(steps.group_size + 1.0)
     mean = np.sum(j * share, axis=-1)
-    return np.minimum(mean, step.group_size)
+    return np.minimum(mean, steps.group_size)
 
 
-def largest_height(step: SubsampledGaussian) -> float:
-    """Return the distance y from the real axis up to which |r| and arg r are monotone."""
-    return 0.499 * np.pi * step.noise_multiplier / step.group_size
+def largest_height(steps: Steps) -> Array:
+    """Return the distance y from the real axis up to which |r| and arg r are monotone [steps, 1]."""
+    return 0.499 * np.pi * steps.noise_multiplier / steps.group_size
 
 
-def argument(x: Array, y: Array, step: SubsampledGaussian) -> Array:
+def argument(x: Array, y: Array, steps: Steps) -> Array:
     """Return arg r(x + iy) for 0 <= y <= `largest_height`, and no less."""
-    if step.group_size > 1:
-        cos_sum, sin_sum, _ = _sum_of_vectors(x, y, step)
+    if steps.group_size > 1:
+        cos_sum, sin_sum, _ = _sum_of_vectors(x, y, steps)
         return np.arctan2(sin_sum, cos_sum) * (1.0 + 1e-9)
 
     # Both components are divided by the larger one, so that neither overflows.
-    sampling_prob = step.sampling_prob
-    v = _shifted_exponent(x, step)
-    omega = y / step.noise_multiplier
+    sampling_prob = steps.sampling_prob
+    v = _shifted_exponent(x, steps)
+    omega = y / steps.noise_multiplier
     missed_scale = np.exp(-np.maximum(v, 0.0))
     drawn_scale = np.exp(np.minimum(v, 0.0))
     missed = (1.0 - sampling_prob) * missed_scale
@@ -215,20 +267,20 @@ def argument(x: Array, y: Array, step: SubsampledGaussian) -> Array:
     return np.arctan2(imag, real)
 
 
-def log_modulus(x: Array, y: Array, step: SubsampledGaussian) -> Array:
+def log_modulus(x: Array, y: Array, steps: Steps) -> Array:
     """Return log |r(x + iy)| for 0 <= y <= `largest_height`, and no more."""
-    ell = log_ratio(x, step)
-    if step.group_size > 1:
-        cos_sum, sin_sum, top = _sum_of_vectors(x, y, step)
+    ell = log_ratio(x, steps)
+    if steps.group_size > 1:
+        cos_sum, sin_sum, top = _sum_of_vectors(x, y, steps)
         squared = cos_sum**2 + sin_sum**2
         value = top + 0.5 * np.log(np.maximum(squared, 1e-300))
-        rounding = 1e-15 * log_ratio_error(x, step, ell)
+        rounding = 1e-15 * log_ratio_error(x, steps, ell)
         return np.minimum(value, ell) - rounding - 1e-14
 
     # |r(x + iy)|^2 = r(x)^2 - 2 (1 - p) p e^v (1 - cos omega), and 1 - cos omega = 2 sin^2(omega / 2).
-    sampling_prob = step.sampling_prob
-    v = _shifted_exponent(x, step)
-    sine = np.sin(0.5 * y / step.noise_multiplier)
+    sampling_prob = steps.sampling_prob
+    v = _shifted_exponent(x, steps)
+    sine = np.sin(0.5 * y / steps.noise_multiplier)
     relative_size = np.exp(v - 2.0 * ell)
     coefficient = 4.0 * (1.0 - sampling_prob) * sampling_prob
     relative_fall = coefficient * relative_size * sine**2
@@ -237,13 +289,13 @@ def log_modulus(x: Array, y: Array, step: SubsampledGaussian) -> Array:
     return ell + 0.5 * np.log(remaining) - rounding - 2e-15
 
 
-def _sum_of_vectors(x: Array, y: Array, step: SubsampledGaussian) -> tuple[Array, Array, Array]:
+def _sum_of_vectors(x: Array, y: Array, steps: Steps) -> tuple[Array, Array, Array]:
     """Return sum_j b_j e^{i j omega} as its real and imaginary parts, both relative to e^top, and top."""
-    log_w, v = exponents(x, step)
+    log_w, v = exponents(x, steps)
     top = np.max(log_w + v, axis=-1)
     size = np.exp(log_w + v - top[..., None])
-    omega = (y / step.noise_multiplier)[..., None]
-    angle = np.arange(step.group_size + 1.0) * omega
+    omega = (y / steps.noise_multiplier)[..., None]
+    angle = np.arange(steps.group_size + 1.0) * omega
     cos_sum = np.sum(size * np.cos(angle), axis=-1)
     sin_sum = np.sum(size * np.sin(angle), axis=-1)
     return cos_sum, sin_sum, top

@@ -1,9 +1,9 @@
 """Answer a question about a run: its epsilon, delta, trade-off curve or mu, for arrays of runs and for runs in phases.
 
-    epsilon = of_runs("epsilon")                       # of runs with one phase, in broadcasting arrays
+    epsilon = of_runs(EPSILON)                         # of runs with one phase, in broadcasting arrays
     bracket = epsilon(noise_multiplier, sampling_prob, num_steps, delta)
 
-    delta = of_phases("delta", Family(groups=True))    # of runs in phases, the last axis of the arrays
+    delta = of_phases(DELTA, Family(groups=True))      # of runs in phases, the last axis of the arrays
     bracket = delta(noise_multipliers, sampling_probs, nums_steps, group_sizes, epsilon)
 
 The losses of the phases of a run add up, so K is a sum over phases. A phase without steps or with sampling_prob 0 does
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 
 from gdpjax._core import checks
 from gdpjax._core.gdp import epsilon_kernel
@@ -26,6 +27,7 @@ from gdpjax.accounting._numeric import (
     _closed_forms,
     _directions,
     _dominating,
+    _participations,
     _run_description,
     _tradeoff,
 )
@@ -52,6 +54,11 @@ SMALLEST_PROB = 1e-30
 """A smaller sampling probability is replaced by this one."""
 _NEARLY_ALL = 0.9
 """Above this sampling probability a run reveals little less than without sampling."""
+_SMALL_GROUP = 16
+"""Of larger groups it is not looked at batches with more rows than ever come together."""
+_MISSED = 1e-60
+"""The expected number of such batches in a run."""
+_MOST_DRAWN = 256
 _SMALLEST_ALPHA = 1e-300
 _LARGEST_ALPHA = 1.0 - 1e-16
 _SMALLEST_NOISE_SEARCHED = 0.2
@@ -104,10 +111,18 @@ def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
         group_sizes = np.broadcast_to(further[0], counts.shape)
         further = further[1:]
 
+    # Of a large group that is often sampled nothing better is known than without sampling.
     steps = []
     raised = False
-    rows = zip(noise_multipliers, sampling_probs, counts, group_sizes, strict=True)
-    for noise_multiplier, sampling_prob, count, group_size in rows:
+    largest_draw, missed = _largest_draw(sampling_probs, counts, group_sizes)
+    if largest_draw > _MOST_DRAWN:
+        raised = True
+        largest_draw, missed = 1, np.zeros(counts.shape)
+        noise_multipliers = noise_multipliers / group_sizes
+        sampling_probs = np.where(sampling_probs > 0, 1.0, 0.0)
+        group_sizes = np.ones_like(counts)
+    rows = zip(noise_multipliers, sampling_probs, counts, group_sizes, missed, strict=True)
+    for noise_multiplier, sampling_prob, count, group_size, missed_share in rows:
         if not (sampling_prob > 0 and count > 0):
             continue
         raised = raised or bool(sampling_prob < SMALLEST_PROB)
@@ -115,12 +130,28 @@ def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
             noise_multiplier=noise_multiplier,
             sampling_prob=max(sampling_prob, SMALLEST_PROB),
             num_steps=count,
-            group_size=int(group_size),
+            group_size=largest_draw,
             symmetric=family.symmetric,
+            num_rows=int(group_size),
+            missed=missed_share,
         )
         steps.append(step)
     finite = _bounded_events(further) if family.finite else ()
     return _PreparedRun(RunDescription(tuple(steps), finite), raised)
+
+
+def _largest_draw(sampling_probs: Array, counts: Array, group_sizes: Array) -> tuple[int, Array]:
+    """Return how many rows of a group are looked at in one batch, and bounds on the probabilities of more [phases]."""
+    size = int(np.max(group_sizes, initial=1.0))
+    if size <= _SMALL_GROUP:
+        return size, np.zeros(counts.shape)
+    drawn = np.arange(1.0, min(size, _MOST_DRAWN + 1))[:, None]
+    more = scipy.special.betainc(drawn + 1.0, size - drawn, sampling_probs)
+    is_enough = np.all(counts * more <= _MISSED, axis=1)
+    if not is_enough.any():
+        return size, np.zeros(counts.shape)
+    first = int(np.argmax(is_enough))
+    return first + 1, more[first] * (1.0 + 1e-9) + _TINY
 
 
 def _bounded_events(columns: list[np.ndarray]) -> tuple[BoundedLossEvents, ...]:
@@ -144,8 +175,16 @@ def _epsilon(run: RunDescription, delta: float, rtol: float) -> Bounds:
     if exact is not None:
         return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta)))
 
+    # With hardly any noise the contour does not reach far.
+    known = Bounds(0.0, np.inf)
+    if _participations.applies(run):
+        known = _participations.epsilon(run, delta)
+        if known.upper - known.lower <= rtol * known.lower or _participations.suffices(run):
+            return Bounds(known.lower, np.fmin(known.upper, _epsilon_without_sampling(run, delta)))
+
     log_delta = np.log(delta)
     lower, upper, _ = _directions.epsilon_of_run(run, log_delta, rtol)
+    lower, upper = max(lower, known.lower), min(upper, known.upper)
     if run.finite:
         lower = max(lower, _bounded_losses.epsilon_from_atom(run.finite, log_delta))
 
@@ -179,6 +218,8 @@ def _delta(run: RunDescription, epsilon: float, rtol: float) -> Bounds:
     """Return the bracket on delta at epsilon."""
     if _closed_forms.has_closed_form(run):
         lower, upper = _closed_forms.delta(run, epsilon)
+    elif _participations.applies(run) and _participations.suffices(run):
+        lower, upper = _participations.delta(run, epsilon)
     else:
         log_delta = _directions.log_delta_of_run(run, epsilon, rtol)
         lower, upper = _directions.exp_outward(log_delta.lower, log_delta.upper)
@@ -211,7 +252,7 @@ def _nothing(_at: float) -> Bounds:
     return Bounds(0.0, 0.0)
 
 
-class _Question(NamedTuple):
+class Question(NamedTuple):
     """A question about a run, the name and domain of what it is asked at, and its answer where nothing is revealed."""
 
     ask: Callable[[RunDescription, float, float], Bounds]
@@ -220,15 +261,13 @@ class _Question(NamedTuple):
     nothing: Callable[[float], Bounds]
 
 
-_QUESTIONS = {
-    "epsilon": _Question(_epsilon, "delta", checks.OPEN_UNIT, _nothing),
-    "delta": _Question(_delta, "epsilon", checks.NONNEGATIVE, _nothing),
-    "tradeoff": _Question(_tradeoff_at, "alpha", checks.UNIT, _tradeoff.complement),
-    "mu": _Question(_mu, "failure", checks.OPEN_UNIT, _nothing),
-}
+EPSILON = Question(_epsilon, "delta", checks.OPEN_UNIT, _nothing)
+DELTA = Question(_delta, "epsilon", checks.NONNEGATIVE, _nothing)
+TRADEOFF = Question(_tradeoff_at, "alpha", checks.UNIT, _tradeoff.complement)
+MU = Question(_mu, "failure", checks.OPEN_UNIT, _nothing)
 
 
-def _answer(question: _Question, family: Family, *values: Any) -> Bounds:
+def _answer(question: Question, family: Family, *values: Any) -> Bounds:
     """Return the answer about one run, which is described by all values but the last, asked at the last."""
     *columns, at = values
     prepared = prepare(family, tuple(columns))
@@ -248,18 +287,17 @@ def _answer(question: _Question, family: Family, *values: Any) -> Bounds:
 
 
 @functools.cache
-def of_runs(name: str, family: Family = POISSON) -> Callable[..., Bounds]:
+def of_runs(question: Question, family: Family = POISSON) -> Callable[..., Bounds]:
     """Return a question for broadcasting arrays of runs.
 
     Args:
-        name: "epsilon", "delta", "tradeoff" or "mu".
+        question: `EPSILON`, `DELTA`, `TRADEOFF` or `MU`.
         family: what kind of runs.
 
     Returns:
         a function of noise_multiplier, sampling_prob, num_steps, group_size if the family has groups, and what the
         question is asked at.
     """
-    question = _QUESTIONS[name]
     domains = dict(_RUN)
     if family.groups:
         domains.update(_GROUP)
@@ -268,18 +306,17 @@ def of_runs(name: str, family: Family = POISSON) -> Callable[..., Bounds]:
 
 
 @functools.cache
-def of_phases(name: str, family: Family = POISSON) -> Callable[..., Bounds]:
+def of_phases(question: Question, family: Family = POISSON) -> Callable[..., Bounds]:
     """Return a question for runs in phases, which are the last axis of every argument but the last.
 
     Args:
-        name: as in `of_runs`.
+        question: as in `of_runs`.
         family: what kind of runs.
 
     Returns:
         a function of what `of_runs` takes, with count, bound and categories of the events of bounded loss before the
         last argument, if the family has such.
     """
-    question = _QUESTIONS[name]
     domains, phase_groups = _arguments_of_phases(family)
     domains[question.argument] = question.domain
     return batched(functools.partial(_answer, question, family), phase_groups=phase_groups, **domains)  # pyright: ignore
@@ -298,23 +335,15 @@ def _arguments_of_phases(family: Family) -> tuple[dict[str, checks.Domain], tupl
     return domains, tuple(phase_groups)
 
 
-@functools.cache
-def profile_of_phases(family: Family = POISSON) -> Callable[..., Bounds]:
-    """Return the question for delta of one run in phases at a vector of epsilon, which share the work.
+def profile_of_phases(family: Family, columns: tuple[Any, ...], epsilon: np.ndarray, width: float) -> Bounds:
+    """Return brackets on delta of one run in phases at each of many epsilon [n], which share the work.
 
     Args:
         family: what kind of run.
-
-    Returns:
-        a function of what `of_phases` takes, with the vector of epsilon and a relative width at the end, all of them
-        numbers that are known.
+        columns: what `of_phases` takes, as numbers that are known.
+        epsilon: the vector of epsilon.
+        width: the relative width that brackets aim at.
     """
-    return functools.partial(_checked_profile, family)
-
-
-def _checked_profile(family: Family, *values: Any) -> Bounds:
-    """Return brackets on delta at each epsilon [n], after a check of all arguments."""
-    *columns, epsilon, width = values
     domains, _ = _arguments_of_phases(family)
     for (name, domain), column in zip(domains.items(), columns, strict=True):
         checks.check(name, column, domain)

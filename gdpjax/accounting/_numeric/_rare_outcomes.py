@@ -17,7 +17,6 @@ The outcomes of every step of the direction "remove" are cut at two levels of th
 docs/theory/telling_runs.md derives all of this, and the errors.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,10 +32,16 @@ from gdpjax.accounting._numeric import (
     _likelihood_ratio,
 )
 from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, EventsOnLine, RunOnLine
-from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan, Cumulants, OutcomeMasses
+from gdpjax.accounting._numeric._contour_choice import (
+    CoarseRun,
+    ContourPlan,
+    Cumulants,
+    OutcomeMasses,
+    outcome_masses,
+)
 from gdpjax.accounting._numeric._inversion import PlannedLine
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Window
+from gdpjax.accounting._numeric._likelihood_ratio import Steps
+from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Windows
 from gdpjax.accounting._numeric._run_description import (
     RunDescription,
     chance_of_leaking,
@@ -109,8 +114,8 @@ _NONE_LOUD = LoudRuns(Bounds(0.0, 0.0), Bounds(0.0, 0.0), np.inf)
 class OutcomeSplit(NamedTuple):
     """The cuts of the outcomes of the steps, and what quiet runs (from an epsilon on) and loud runs add to delta."""
 
-    quiet: list[Window]
-    telling: list[Window]
+    quiet: Windows
+    telling: Windows
     least_epsilon: float
     log_quiet_delta: float
     loud: LoudRuns
@@ -134,7 +139,7 @@ def is_rare(run: RunDescription) -> bool:
 
 def transform(
     run: RunDescription,
-    windows: list[Window],
+    windows: Windows,
     split: OutcomeSplit,
     contour: Contour,
 ) -> RunOnLine:
@@ -147,10 +152,11 @@ def transform(
         contour: where the line is.
     """
     frequency = _characteristic_function.frequencies(contour)
-    quiet = _characteristic_function.step_lines(run.steps, split.quiet, contour, frequency)
-    telling = _characteristic_function.step_lines(run.steps, split.telling, contour, frequency)
-    product = _product(quiet, telling)
+    steps = run.side_by_side
+    quiet = _characteristic_function.step_lines(steps, split.quiet, contour, frequency)
+    telling = _characteristic_function.step_lines(steps, split.telling, contour, frequency)
     num_phases = len(run.steps)
+    product = _product(quiet, telling, num_phases)
 
     # M_r is scale * expm1(a + ib), with expm1(a + ib) = expm1(a) cos b - (1 - cos b) + i e^a sin b.
     a, b = np.real(product.growth), np.imag(product.growth)
@@ -174,13 +180,13 @@ def transform(
     log_size = product.log_size + np.log(at_theta)
     log_size_terms = 1.0 + abs(log_size) + num_phases * abs(product.log_size)
     log_size_error = 2.0 * at_zero + 8.0 * UNIT_ROUNDOFF * log_size_terms
-    largest_error = max(line.at_zero for line in (*quiet, *telling))
+    largest_error = max(np.max(line.at_zero) for line in (*quiet, *telling))
     trusted = at_zero < 0.2 and largest_error < 0.2 and at_theta > _SMALLEST
 
     # Upper bounds on delta add what the windows lose and what the quiet runs add.
     quiet_delta = np.exp(min(split.log_quiet_delta, 0.0))
     lost = _characteristic_function.lost_mass(run, windows) + quiet_delta
-    total_steps = np.sum([step.num_steps for step in run.steps])
+    total_steps = np.sum(steps.num_steps)
     return RunOnLine(
         frequency=frequency,
         modulus=np.log(np.maximum(modulus, _NOT_ZERO)),
@@ -188,8 +194,8 @@ def transform(
         error=error,
         log_size=log_size,
         log_size_error=log_size_error if trusted else np.inf,
-        log_below=_log_moment_above(run.steps, split, contour.below),
-        log_above=_log_moment_above(run.steps, split, contour.above),
+        log_below=_log_moment_above(steps, split, contour.below),
+        log_above=_log_moment_above(steps, split, contour.above),
         lost=min(lost * (1.0 + 1e-9), 1.0),
         phase_rounding=np.pi * UNIT_ROUNDOFF * (8.0 + num_phases) * total_steps,
         least=split.least_epsilon,
@@ -209,27 +215,27 @@ class _Product(NamedTuple):
     """sum_j T_j log X_j(theta)."""
 
 
-def _product(quiet: Sequence[EventsOnLine], telling: Sequence[EventsOnLine]) -> _Product:
+def _product(quiet: list[EventsOnLine], telling: list[EventsOnLine], num_phases: int) -> _Product:
     """Add up the phases, of which the lines of X_j and of Y_j are given."""
-    num_phases, num_frequencies = len(quiet), quiet[0].ratio.size
+    num_frequencies = quiet[0].ratio.shape[1]
     log_quiet, growth = np.zeros((2, num_frequencies), complex)
     log_error_growth = np.zeros(num_frequencies)
     log_size = 0.0
     for x, y in zip(quiet, telling, strict=True):
         count = x.num_steps
         relative_x = _away_from_zero(x.ratio)
-        quotient = np.exp(y.log_a - x.log_a) * y.ratio / relative_x
+        quotient = np.exp(y.log_a - x.log_a)[:, None] * y.ratio / relative_x
         log_one_more = complex_log1p(quotient)
         log_x = np.log(relative_x)
-        log_quiet += count * log_x
-        growth += count * log_one_more
-        log_size += count * x.log_a
+        log_quiet += count @ log_x
+        growth += count @ log_one_more
+        log_size += count @ x.log_a
 
         # What X_j and Y_j are off by, and what the rounding of these lines amounts to.
         size = 1.0 + np.abs(log_one_more) + np.abs(log_x)
         rounding = UNIT_ROUNDOFF * (_STEP_ROUNDING + _PHASE_ROUNDING * num_phases) * size
         off_by = np.maximum(_error_against_exact(x), _error_against_exact(y))
-        log_error_growth += count * np.log1p(off_by + rounding)
+        log_error_growth += count @ np.log1p(off_by + rounding)
     return _Product(log_quiet, growth, log_error_growth, log_size)
 
 
@@ -252,18 +258,15 @@ def _away_from_zero(value: Array) -> Array:
 
 def _error_against_exact(line: EventsOnLine) -> Array:
     """Return what a moment along the line is off by, relative to its exact value at theta."""
-    rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + abs(line.log_a))
-    error = line.error + 2.0 * line.at_zero
-    return error * (1.0 + 4.0 * line.at_zero) + rounding
+    at_zero = line.at_zero[:, None]
+    rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + np.abs(line.log_a))
+    error = line.error + 2.0 * at_zero
+    return error * (1.0 + 4.0 * at_zero) + rounding[:, None]
 
 
-def _log_moment_above(
-    steps: tuple[SubsampledGaussian, ...],
-    split: OutcomeSplit,
-    theta: float,
-) -> float:
+def _log_moment_above(steps: Steps, split: OutcomeSplit, theta: float) -> float:
     """Return an upper bound on log M_r(theta), from bounds on each log X_j and log Y_j."""
-    counts = np.array([step.num_steps for step in steps])
+    counts = steps.num_steps
     log_x = _characteristic_function.log_moments_above(steps, split.quiet, theta)
     log_y = _characteristic_function.log_moments_above(steps, split.telling, theta)
     log_quiet = counts @ log_x
@@ -287,7 +290,7 @@ def _softplus(x: Array) -> Array:
 
 def make_split(
     run: RunDescription,
-    windows: list[Window],
+    windows: Windows,
     coarse: CoarseRun,
     epsilon: float,
     log_delta: float,
@@ -312,11 +315,12 @@ def make_split(
     log_peaks = _contour.log_peak(exponents)
 
     # The coarse bound leaves out what is between two of its nodes, so the certified one decides.
-    ((counts, loss, log_weight),) = coarse.parts
+    (part,) = coarse.parts
+    counts, loss, log_weight = part.counts, part.loss, part.log_weight
     level = best_exponent = np.nan
     for level in levels:
         quiet_log_weight = np.where(loss <= level, log_weight, -np.inf)
-        quiet = OutcomeMasses(counts, loss, quiet_log_weight)
+        quiet = outcome_masses(counts, loss, quiet_log_weight)
         log_bounds = counts @ quiet.log_moments(exponents) + log_peaks - exponents * least_epsilon
         best = np.argmin(log_bounds)
         best_exponent = exponents[best]
@@ -329,20 +333,20 @@ def make_split(
 
 def _split_at(
     run: RunDescription,
-    windows: list[Window],
-    tops: list[float],
+    windows: Windows,
+    tops: Array,
     level: float,
     exponent: float,
     least_epsilon: float,
     loud: LoudRuns,
 ) -> OutcomeSplit:
     """Return the split with quiet outcomes up to a level of the losses and loud ones from the ``tops`` on."""
-    quiet, telling = [], []
-    for step, window, top in zip(run.steps, windows, tops, strict=True):
-        end = min(_cut(step, window, level), top - _NARROWEST)
-        quiet.append(Window(window.lower, end, 0.0))
-        telling.append(Window(end, top, 0.0))
-    log_quiet_delta = _log_quiet_delta(run.steps, quiet, exponent, least_epsilon)
+    steps = run.side_by_side
+    ends = np.minimum(_cuts(steps, windows, level), tops - _NARROWEST)
+    nothing = np.zeros(ends.shape)
+    quiet = Windows(windows.lower, ends, nothing)
+    telling = Windows(ends, tops, nothing)
+    log_quiet_delta = _log_quiet_delta(steps, quiet, exponent, least_epsilon)
     return OutcomeSplit(quiet, telling, least_epsilon, log_quiet_delta, loud)
 
 
@@ -354,46 +358,43 @@ def _log_rest(loud: LoudRuns, epsilon: float, log_delta: float) -> float:
 
 def _cut_loud_outcomes(
     run: RunDescription,
-    windows: list[Window],
+    windows: Windows,
     epsilon: float,
-) -> tuple[list[float], LoudRuns]:
-    """Return the outcomes from which on they are loud, one for each step, and the runs that have one.
+) -> tuple[Array, LoudRuns]:
+    """Return the outcomes from which on they are loud [steps], and the runs that have one.
 
     A run with one outcome above the level has a loss above epsilon, whatever its other outcomes are. Where the windows
     do not reach the level, no outcome is called loud.
     """
     level = _LOUD * epsilon + largest_loss(run)
-    tops = []
-    for step, window in zip(run.steps, windows, strict=True):
-        tops.append(_cut(step, window, level))
+    tops = _cuts(run.side_by_side, windows, level)
     loud = _loud_runs(run, tops)
     if loud.least_loss > epsilon:
         return tops, loud
-    return [window.upper for window in windows], _NONE_LOUD
+    return windows.upper, _NONE_LOUD
 
 
-def _loud_runs(run: RunDescription, tops: list[float]) -> LoudRuns:
-    """Return the runs with an outcome above these."""
-    log_missed_p = log_missed_q = 0.0
-    least_loss = np.inf
-    slack = 1e-11
-    for step, top in zip(run.steps, tops, strict=True):
-        # The chances that a step has a loud outcome, under the mixture and under N(0, 1), and that none has.
-        centres = np.arange(step.group_size + 1.0) / step.noise_multiplier
-        weights = np.exp(_likelihood_ratio.log_weights(step.sampling_prob, step.group_size))
-        step_chance_p = np.dot(weights, scipy.special.ndtr(centres - top))
-        step_chance_q = scipy.special.ndtr(-top)
-        log_missed_p += step.num_steps * np.log1p(-step_chance_p)
-        log_missed_q += step.num_steps * np.log1p(-step_chance_q)
+def _loud_runs(run: RunDescription, tops: Array) -> LoudRuns:
+    """Return the runs with an outcome above these [steps]."""
+    steps = run.side_by_side
+    top = tops[:, None]
 
-        # Both are right to some ulp of the square of the argument, and of what it is the difference of.
-        slack += 16.0 * UNIT_ROUNDOFF * (40.0 + abs(top) + centres[-1]) ** 2
+    # The chances that a step has a loud outcome, under the mixture and under N(0, 1), and that none has.
+    centres = np.arange(steps.group_size + 1.0) / steps.noise_multiplier
+    weights = np.exp(_likelihood_ratio.all_log_weights(steps))
+    step_chance_p = np.sum(weights * scipy.special.ndtr(centres - top), axis=1)
+    step_chance_q = scipy.special.ndtr(-tops)
+    log_missed_p = steps.num_steps @ np.log1p(-step_chance_p)
+    log_missed_q = steps.num_steps @ np.log1p(-step_chance_q)
 
-        # The loss of a loud outcome is at least the one at the cut.
-        at_top = np.array([top])
-        loss = _likelihood_ratio.log_ratio(at_top, step)
-        loss_error = 1e-15 * _likelihood_ratio.log_ratio_error(at_top, step, loss)
-        least_loss = min(least_loss, (loss - loss_error)[0])
+    # Both are right to some ulp of the square of the argument, and of what it is the difference of.
+    sizes = 40.0 + np.abs(tops) + centres[:, -1]
+    slack = 1e-11 + 16.0 * UNIT_ROUNDOFF * np.sum(sizes**2)
+
+    # The loss of a loud outcome is at least the one at the cut.
+    loss = _likelihood_ratio.log_ratio(top, steps)
+    loss_error = 1e-15 * _likelihood_ratio.log_ratio_error(top, steps, loss)
+    least_loss = np.min(loss - loss_error)
 
     chance_p, chance_q = -np.expm1(log_missed_p), -np.expm1(log_missed_q)
     least, largest = 1.0 - slack, 1.0 + slack
@@ -405,27 +406,21 @@ def _loud_runs(run: RunDescription, tops: list[float]) -> LoudRuns:
     )
 
 
-def _cut(step: SubsampledGaussian, window: Window, level: float) -> float:
-    """Return about the outcome at which log r is ``level``, with some room to both ends of the window."""
+def _cuts(steps: Steps, windows: Windows, level: float) -> Array:
+    """Return about the outcomes at which log r is ``level`` [steps], with some room to both ends of the windows."""
 
-    def is_below(outcome: float) -> bool:
-        (loss,) = _likelihood_ratio.log_ratio(np.array([outcome]), step)
-        return not loss > level
+    def is_below(outcome: Array) -> Array:
+        return ~(_likelihood_ratio.log_ratio(outcome[:, None], steps)[:, 0] > level)
 
-    low = window.lower + _LEAST_DISTANCE
-    high = window.upper - _LEAST_DISTANCE
-    cut, _ = bisect_on_host(is_below, low, high, num_iterations=_NUM_CUT_BISECTIONS)
-    return float(cut)
+    low = windows.lower + _LEAST_DISTANCE
+    high = windows.upper - _LEAST_DISTANCE
+    cuts, _ = bisect_on_host(is_below, low, high, num_iterations=_NUM_CUT_BISECTIONS)
+    return cuts
 
 
-def _log_quiet_delta(
-    steps: tuple[SubsampledGaussian, ...],
-    windows: list[Window],
-    exponent: float,
-    least_epsilon: float,
-) -> float:
+def _log_quiet_delta(steps: Steps, windows: Windows, exponent: float, least_epsilon: float) -> float:
     """Return log of the Chernoff bound c(t) e^{K(t) - t e} on what the quiet runs add to delta."""
-    counts = np.array([step.num_steps for step in steps])
+    counts = steps.num_steps
     log_moments = _characteristic_function.log_moments_above(steps, windows, exponent)
     tilt = exponent * least_epsilon
     bound = counts @ log_moments + _contour.log_peak(exponent) - tilt
@@ -439,7 +434,7 @@ def _log_quiet_delta(
 
 def make_plan(
     run: RunDescription,
-    windows: list[Window],
+    windows: Windows,
     coarse: CoarseRun,
     epsilon: float,
     log_delta: float,
@@ -528,7 +523,8 @@ def first_guess(coarse: CoarseRun, log_delta: float) -> float:
     def is_below(log_epsilon: float) -> bool:
         return bool(_log_delta_of_single_outcomes(coarse, np.exp(log_epsilon)) > log_delta)
 
-    ((_, loss, _),) = coarse.parts
+    (part,) = coarse.parts
+    loss = part.loss
     largest = max(np.max(loss), 1e-11)
     low, high = np.log(1e-12), np.log(largest)
     log_epsilon, _ = bisect_on_host(is_below, low, high, num_iterations=_NUM_CUT_BISECTIONS)
@@ -543,9 +539,9 @@ def guess_log_delta(run: RunDescription, epsilon: float) -> float:
 
 def _log_delta_of_single_outcomes(coarse: CoarseRun, epsilon: float) -> float:
     """Return log of the sum over all steps of their own delta(epsilon)."""
-    ((counts, loss, log_weight),) = coarse.parts
-    excess = -np.expm1(np.minimum(epsilon - loss, 0.0))
-    weight = np.exp(log_weight + np.log(counts)[:, None])
+    (part,) = coarse.parts
+    excess = -np.expm1(np.minimum(epsilon - part.loss, 0.0))
+    weight = np.exp(part.log_weight + np.log(part.counts)[:, None])
     return np.log(np.sum(weight * excess))
 
 

@@ -9,6 +9,7 @@ A run has phases of subsampled Gaussian steps, events of bounded loss, and event
 """
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from gdpjax.accounting._numeric import _atoms, _bounded_losses
 from gdpjax.accounting._numeric._atoms import OutcomeEvents
 from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._likelihood_ratio import Steps, SubsampledGaussian, side_by_side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +34,26 @@ class RunDescription:
     finite: tuple[BoundedLossEvents, ...] = ()
     atoms: tuple[OutcomeEvents, ...] = ()
 
+    @functools.cached_property
+    def side_by_side(self) -> Steps:
+        """Return the phases of subsampled Gaussian steps, of which there are some, side by side."""
+        return side_by_side(self.steps)
+
     def towards(self, sign: float) -> "RunDescription":
         """Return the run in the direction "remove" (+1) or "add" (-1)."""
         steps = tuple(dataclasses.replace(step, sign=sign) for step in self.steps)
         atoms = tuple(dataclasses.replace(event, sign=sign) for event in self.atoms)
         return RunDescription(steps, self.finite, atoms)
+
+    @property
+    def missed_below(self) -> float:
+        """Return what is missing of Q, at most: of the mixture, in the direction "add".
+
+        With less of Q delta is larger. Upper ends hold as they are, and lower ends do not.
+        """
+        if not self.steps or self.is_symmetric or self.steps[0].sign > 0:
+            return 0.0
+        return float(self.side_by_side.num_steps @ self.side_by_side.missed) * (1.0 + 1e-12)
 
     @property
     def is_symmetric(self) -> bool:
@@ -70,7 +86,7 @@ def largest_loss(run: RunDescription) -> float:
         loss_of_one_row = np.inf
         if step.sampling_prob < 1:
             loss_of_one_row = -np.log1p(-step.sampling_prob)
-        subsampled += step.num_steps * step.group_size * loss_of_one_row
+        subsampled += step.num_steps * step.num_rows * loss_of_one_row
     of_finite = _bounded_losses.largest_loss(run.finite)
     of_atoms = _atoms.largest_loss(run.atoms)
     return subsampled * (1.0 + 1e-12) + of_finite + of_atoms
@@ -87,7 +103,7 @@ def chance_of_leaking(run: RunDescription) -> float:
         return 1.0
     log_missed = 0.0
     for step in run.steps:
-        num_draws = step.num_steps * step.group_size
+        num_draws = step.num_steps * step.num_rows
         log_missed += num_draws * np.log1p(-step.sampling_prob)
     return min(-np.expm1(log_missed) * (1.0 + 1e-12), 1.0)
 
@@ -99,7 +115,7 @@ def gaussian_mu(run: RunDescription) -> float:
     """
     squares = []
     for step in run.steps:
-        mu_of_step = step.group_size / step.noise_multiplier
+        mu_of_step = step.num_rows / step.noise_multiplier
         squares.append(step.num_steps * mu_of_step**2)
     for event in run.atoms:
         squares.append(event.num_steps * event.mu**2)

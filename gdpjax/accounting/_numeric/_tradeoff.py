@@ -183,7 +183,8 @@ def _bound_by_test(
     shift = 0.0
     if place != _Place.ZERO:
         shift = _corrected_shift(data, plan.contour, sums, epsilon, alpha, place)
-    errors = _errors(data, plan.contour, sums, epsilon, shift)
+    a, b = _errors(data, plan.contour, sums, epsilon, shift)
+    errors = _TestErrors(min(a + run.missed_below, 1.0), b)
     return _bound_by_errors(errors, alpha), epsilon + shift
 
 

@@ -7,7 +7,7 @@ import pytest
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.precision import batched
 from gdpjax.accounting import calibrate_num_steps, delta_bounds, epsilon_bounds
-from gdpjax.accounting._numeric import of_phases
+from gdpjax.accounting._numeric import EPSILON, of_phases
 
 FUNCTIONS = [epsilon_bounds, delta_bounds]
 RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)
@@ -100,7 +100,7 @@ def test_bad_epsilon_and_phases_are_refused():
         with pytest.raises(ValueError, match="epsilon must be"):
             delta_bounds(1.0, 0.1, 1, epsilon)
     with pytest.raises(ValueError, match="num_steps must be"):
-        of_phases("epsilon")([1.0, 1.0], [0.1, 0.1], [1, -1], 1e-5)
+        of_phases(EPSILON)([1.0, 1.0], [0.1, 0.1], [1, -1], 1e-5)
 
 
 INCOMPATIBLE = {
@@ -129,7 +129,7 @@ def test_vectors_that_do_not_fit_each_other_are_refused_while_tracing_too(argume
 def test_nothing_is_revealed_without_sampling():
     assert epsilon_bounds(1.0, 0.0, 10, 1e-5) == (0.0, 0.0)
     assert delta_bounds(1.0, 0.0, 10, 0.0) == (0.0, 0.0)
-    assert of_phases("epsilon")([1.0, 2.0, 1.0, 1.0], [0.1, 0.0, 0.0, 0.0], [0, 10, 0, 0], 1e-5) == (0.0, 0.0)
+    assert of_phases(EPSILON)([1.0, 2.0, 1.0, 1.0], [0.1, 0.0, 0.0, 0.0], [0, 10, 0, 0], 1e-5) == (0.0, 0.0)
 
 
 def test_a_concrete_call_while_something_else_is_compiled_is_computed_at_once():

@@ -9,7 +9,8 @@ from scipy import integrate
 from scipy.special import erf, ndtr
 
 from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _likelihood_ratio, _moments
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian, side_by_side
+from gdpjax.accounting._numeric._run_description import RunDescription
 from tests.accounting.numeric import reference
 
 
@@ -144,22 +145,24 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     low = -8.0
     high = 8.0 + group_size / noise_multiplier
     step = SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, sign, group_size)
-    edges = np.linspace(low, high, panels + 1)
-    nodes = _moments.make_nodes(step, edges)
+    another = SubsampledGaussian(2.0 * noise_multiplier, 0.5 * sampling_prob, 3.0, sign, group_size)
+    steps = side_by_side((another, step))
+    edges = np.stack([np.linspace(-9.0, 10.0, panels + 1), np.linspace(low, high, panels + 1)])
+    nodes = _moments.make_nodes(steps, edges)
     exponent = nodes.log_weight + theta * nodes.loss
-    sums = _moments.quadrature_error(step, edges, np.array([theta]), np.array(FREQUENCIES), exponent[None])
-    scale = float(np.exp(sums.log_rule[0]))
+    sums = _moments.quadrature_error(steps, edges, np.array([theta]), np.array(FREQUENCIES), exponent[:, None])
+    scale = float(np.exp(sums.log_rule[1, 0]))
 
     # The parts of the rounding error, added up over the nodes.
-    weight = np.exp(exponent)
-    fixed_of_nodes, slope_of_nodes = _moments.rounding_terms(step, nodes)
-    fixed = float(np.sum(weight * fixed_of_nodes))
-    slope = float(np.sum(weight * slope_of_nodes))
-    per_node = 2 * nodes.loss.size * float(np.sum(weight))
+    weight = np.exp(exponent[1])
+    fixed_of_nodes, slope_of_nodes = _moments.rounding_terms(steps, nodes)
+    fixed = float(np.sum(weight * fixed_of_nodes[1]))
+    slope = float(np.sum(weight * slope_of_nodes[1]))
+    per_node = 2 * weight.size * float(np.sum(weight))
 
     exact = exact_moments(case, low, high)
-    for frequency, exact_moment, log_bound in zip(FREQUENCIES, exact, sums.log_error_at, strict=True):
-        by_rule = complex(np.sum(weight * np.exp(1j * frequency * nodes.loss)))
+    for frequency, exact_moment, log_bound in zip(FREQUENCIES, exact, sums.log_error_at[1], strict=True):
+        by_rule = complex(np.sum(weight * np.exp(1j * frequency * nodes.loss[1])))
         rounding = 2.0**-53 * (fixed + (theta + 1 + frequency) * slope + per_node)
         allowed = np.exp(log_bound) + rounding
         assert abs(complex(exact_moment) - by_rule) <= allowed
@@ -167,15 +170,24 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
             assert allowed < 1e-10 * scale
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_fourier_sums_match_direct_evaluation(blocks):
-    """The fast sums over blocks of frequencies are the sums term by term."""
-    loss = np.linspace(-0.3, 2.0, 1500)
-    weight = np.exp(-(np.linspace(-3.0, 3.0, 1500) ** 2))
-    frequency = 0.37 * np.arange(blocks * _characteristic_function.FREQUENCY_BLOCK)
-    by_blocks = _characteristic_function._fourier(loss, weight, frequency)
-    directly = np.exp(1j * frequency[:, None] * loss) @ weight
-    np.testing.assert_allclose(by_blocks, directly, atol=1e-11)
+@pytest.mark.parametrize("count", [32, 33, 700, 16384])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_fourier_sums_match_direct_evaluation(count, scale):
+    """The fast sums are the sums term by term, up to the bound on their errors; losses may go around the grid."""
+    rng = np.random.default_rng(count)
+    loss = scale * rng.standard_normal(600)
+    weight = np.exp(5.0 * rng.standard_normal(600))
+    frequency = 0.37 / scale * np.arange(count)
+    losses, weights = np.stack([-loss, loss]), np.stack([2.0 * weight, weight])
+    (_, sums), relative_error = _characteristic_function._fourier(losses, weights, frequency)
+
+    some = np.unique([0, 1, count // 2, count - 2, count - 1, *rng.integers(0, count, 20)])
+    phase = some[:, None] * np.longdouble(frequency[1]) * loss.astype(np.longdouble)
+    directly = (np.cos(phase) + 1j * np.sin(phase)) @ weight.astype(np.longdouble)
+    placing = 4.0 * 2.0**-53 * frequency[some] * (weight @ np.abs(loss))
+    allowed = relative_error[some] * weight.sum() + placing
+    assert np.all(np.abs(sums[some] - directly) <= 0.5 * allowed)
+    assert np.all(relative_error < 3e-13)
 
 
 @pytest.mark.parametrize("name", ["upper", "lower", "reject_p", "reject_q"])
@@ -222,7 +234,7 @@ def test_windows_lose_no_more_than_they_say(direction):
     """The mass outside a window is at most what the window states, which is tiny."""
     for noise_multiplier, sampling_prob in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
         run = reference.run(noise_multiplier, sampling_prob, 10, direction)
-        (window,) = _contour_choice.choose_windows(run, -12.0)
+        window = _contour_choice.choose_windows(run, -12.0)
         shift = 1 / noise_multiplier
         without_example = ndtr(window.lower) + ndtr(-window.upper)
         with_example = ndtr(window.lower - shift) + ndtr(shift - window.upper)
@@ -230,8 +242,8 @@ def test_windows_lose_no_more_than_they_say(direction):
             lost = (1 - sampling_prob) * without_example + sampling_prob * with_example
         else:
             lost = without_example
-        assert lost <= window.lost
-        assert window.lost < 1e-10
+        assert lost <= window.lost[0]
+        assert window.lost[0] < 1e-10
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 7])
@@ -240,12 +252,12 @@ def test_log_ratio_is_accurate(group_size):
     rng = np.random.default_rng(0)
     for noise_multiplier, sampling_prob in ((0.3, 1e-5), (1.0, 0.01), (50.0, 0.3), (0.5, 0.999999), (2.0, 1.0)):
         points = rng.uniform(-15.0, 15.0 + 1 / noise_multiplier, 100)
-        step = SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, 1.0, group_size)
+        steps = side_by_side((SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, 1.0, group_size),))
         with np.errstate(all="ignore"):
-            log_ratios = _likelihood_ratio.log_ratio(points, step)
-            errors = _likelihood_ratio.log_ratio_error(points, step, log_ratios)
-            means = _likelihood_ratio.posterior_mean(points, step, log_ratios)
-        for u, log_ratio, error, mean in zip(points, log_ratios, errors, means, strict=True):
+            log_ratios = _likelihood_ratio.log_ratio(points[None], steps)
+            errors = _likelihood_ratio.log_ratio_error(points[None], steps, log_ratios)
+            means = _likelihood_ratio.posterior_mean(points[None], steps, log_ratios)
+        for u, log_ratio, error, mean in zip(points, log_ratios[0], errors[0], means[0], strict=True):
             with mpmath.workdps(60):
                 truth = mpmath.log(exact_ratio(mpmath.mpf(u), noise_multiplier, sampling_prob, group_size))
                 # The rounding of u - j / (2 sigma) counts as a displacement.
@@ -259,15 +271,16 @@ def test_the_ratio_off_the_axis_is_bounded_by_the_corners_of_the_rectangle(group
     """The modulus and the argument of the ratio on a rectangle are within the bounds that the quadrature uses."""
     rng = np.random.default_rng(1)
     for noise_multiplier, sampling_prob in ((0.5, 0.01), (1.0, 0.3), (5.0, 0.9), (2.0, 1.0)):
-        step = SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, 1.0, group_size)
+        steps = side_by_side((SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, 1.0, group_size),))
         with np.errstate(all="ignore"):
-            height = float(_likelihood_ratio.largest_height(step)) * rng.uniform(0.1, 1.0)
+            height = _likelihood_ratio.largest_height(steps).item() * rng.uniform(0.1, 1.0)
             left, right = np.sort(rng.uniform(-6.0, 8.0, 2))
             real_parts = rng.uniform(left, right, 80)
             imaginary_parts = rng.uniform(-height, height, 80)
-            largest = float(_likelihood_ratio.log_ratio(np.asarray(right), step))
-            smallest = float(_likelihood_ratio.log_modulus(np.asarray(left), np.asarray(height), step))
-            largest_argument = float(_likelihood_ratio.argument(np.asarray(right), np.asarray(height), step))
+            left_end, right_end, top = np.array([[[left]], [[right]], [[height]]])
+            largest = _likelihood_ratio.log_ratio(right_end, steps).item()
+            smallest = _likelihood_ratio.log_modulus(left_end, top, steps).item()
+            largest_argument = _likelihood_ratio.argument(right_end, top, steps).item()
         for x, y in zip(real_parts, imaginary_parts, strict=True):
             ratio = complex(exact_ratio(mpmath.mpc(x, y), noise_multiplier, sampling_prob, group_size))
             assert smallest - 1e-9 <= np.log(abs(ratio)) <= largest + 1e-9
@@ -311,3 +324,30 @@ def test_elementary_functions_are_good_to_four_ulp():
             exact_x = mpmath.mpf(float(x))
             assert abs(cosine - mpmath.cos(exact_x)) < 4 * 2.0**-53
             assert abs(sine - mpmath.sin(exact_x)) < 4 * 2.0**-53
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("group_size", [1, 3])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_phases_side_by_side_are_the_product_of_phases_alone(sign, group_size, symmetric):
+    """The moments along a line of a run in phases, one of them without sampling, and those of each phase by itself."""
+    if symmetric and group_size > 1:
+        return
+    numbers = [(1.0, 0.01, 30.0), (0.7, 0.4, 3.0), (9.0, 1.0, 2.0), (1.3, 1e-6, 500.0)]
+    steps = tuple(SubsampledGaussian(*row, sign, group_size, symmetric) for row in numbers)
+    with np.errstate(all="ignore"):
+        run = RunDescription(steps)
+        windows = _contour_choice.choose_windows(run, -14.0)
+        contour = planned_contour(run, windows, 2.0, -12.0, 1e-2)
+        whole = _characteristic_function.transform(run, windows, contour)
+        parts = []
+        for step in steps:
+            alone = RunDescription((step,))
+            window = _moments.choose_windows(alone.side_by_side, -14.0 + np.log(1e-6) - np.log(4 * 535.0))
+            parts.append(_characteristic_function.transform(alone, window, contour))
+    for name in ("modulus", "log_size", "log_below", "log_above"):
+        expected = sum(getattr(part, name) for part in parts)
+        near = np.exp(np.minimum(whole.modulus, 0.0)) > 1e-6 if name == "modulus" else True
+        np.testing.assert_allclose(np.where(near, getattr(whole, name) - expected, 0.0), 0.0, atol=1e-9)
+    lost = -np.expm1(sum(np.log1p(-part.lost) for part in parts))
+    np.testing.assert_allclose(whole.lost, lost, rtol=1e-6)

@@ -7,8 +7,10 @@ import pytest
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
-from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_delta, mu_bounds, tradeoff_bounds
-from gdpjax.accounting._numeric import Family, of_runs
+from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_delta, gdp_epsilon, mu_bounds, tradeoff_bounds
+from gdpjax.accounting._numeric import EPSILON, Family, _directions, _questions, of_runs
+from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+from gdpjax.accounting._numeric._run_description import RunDescription
 from tests.accounting.numeric import oracle
 
 SYMMETRIC = Family(symmetric=True)
@@ -86,6 +88,8 @@ def symmetric_oracle(sigma, p, steps, epsilon):
         (2, 1.3, 256 / 60_000, 3516),
         (3, 2.0, 0.01, 500),
         (2, 0.8, 0.3, 10),
+        (17, 8.0, 0.01, 60),
+        (60, 20.0, 0.01, 60),
         pytest.param((4, 6.0, 0.5, 50), marks=pytest.mark.slow),
         pytest.param((8, 4.0, 0.002, 2000), marks=pytest.mark.slow),
     ],
@@ -101,6 +105,73 @@ def test_groups_contain_the_oracle(run):
     low, high = group_oracle(run[0], run[1], k, run[2], bounds.upper)
     assert delta.lower <= high
     assert low <= delta.upper
+
+
+@pytest.mark.parametrize(("size", "peer"), [(100, 8.464), (500, 73.96)])
+def test_large_groups_hold_the_figure_of_another_library(size, peer):
+    lower, upper = epsilon_bounds(2.0, 0.001, 1000, 1e-5, group_size=size)
+    assert lower <= peer <= upper < 1.001 * lower
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        (30, 8.0, 0.3, 5),
+        pytest.param((40, 3.0, 0.002, 300), marks=pytest.mark.slow),
+        pytest.param((64, 5.0, 0.01, 20), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_of_a_large_group_is_accounted_for(run, monkeypatch):
+    """Every answer agrees with that of all rows, and where much is left out brackets are wider and still true."""
+    k, *run = run
+    size = {"group_size": k}
+
+    def answers():
+        epsilon = epsilon_bounds(*run, 1e-5, **size)
+        mu = mu_bounds(*run, **size) if k == 40 else epsilon
+        return epsilon, delta_bounds(*run, 3.0, **size), tradeoff_bounds(*run, 0.1, **size), mu
+
+    left_out = answers()
+    monkeypatch.setattr(_questions, "_SMALL_GROUP", 64)
+    whole = answers()
+    for few, all_rows in zip(left_out, whole, strict=True):
+        assert max(few.lower, all_rows.lower) <= min(few.upper, all_rows.upper) * (1 + 1e-9)
+
+    # So few rows that much is lost.
+    for missed in (1e-7, 1e-2):
+        epsilon = np.linspace(0.0, 12.0, 5)
+        monkeypatch.setattr(_questions, "_SMALL_GROUP", 64)
+        exact = delta_bounds(*run, epsilon, **size)
+        monkeypatch.setattr(_questions, "_SMALL_GROUP", 16)
+        monkeypatch.setattr(_questions, "_MISSED", missed)
+        few = delta_bounds(*run, epsilon, **size)
+        assert np.all(few.lower <= exact.upper * (1 + 1e-9))
+        assert np.all(exact.lower <= few.upper * (1 + 1e-9))
+        for of_few, of_all in zip(answers(), whole, strict=True):
+            assert of_few.lower <= of_all.upper * (1 + 1e-9)
+            assert of_all.lower <= of_few.upper * (1 + 1e-9)
+
+
+def test_where_a_part_of_q_is_missing_nothing_is_known_from_below():
+    """With less of Q delta is larger, in the direction that hardly ever decides."""
+    step = SubsampledGaussian(2.0, 0.01, 100.0, -1.0, 3, num_rows=40, missed=1e-4)
+    run = RunDescription((step,))
+    with np.errstate(all="ignore"):
+        assert _directions.direction_epsilon(run, np.log(1e-3), 0.0, 1e-3).lower == 0.0
+        of_delta = _directions.direction_log_deltas(run, np.array([0.5]), np.full(1, -np.inf))
+        assert of_delta.lower[0] == -np.inf
+        assert of_delta.upper[0] < 0.0
+    assert 1e-2 <= run.missed_below <= 1.001e-2
+    assert run.towards(1.0).missed_below == 0.0
+
+
+def test_a_large_group_that_is_often_sampled_is_bounded_as_without_sampling():
+    lower, upper = epsilon_bounds(20.0, 0.5, 10, 1e-5, group_size=1000)
+    assert lower == 0.0
+    assert upper == pytest.approx(float(gdp_epsilon(1e-5, 1000 * np.sqrt(10) / 20.0)), rel=1e-6)
+    of_many = epsilon_bounds(1e6, 1e-9, 100, 1e-8, group_size=10**9)
+    assert 0 <= of_many.lower < of_many.upper < 1e-4
 
 
 def test_groups_without_sampling_are_gaussian_with_k_times_the_mu():
@@ -134,7 +205,7 @@ def test_curves_of_groups():
     ],
 )
 def test_symmetric_steps_contain_the_oracle(run):
-    bounds = of_runs("epsilon", SYMMETRIC)(*run, 1e-5)
+    bounds = of_runs(EPSILON, SYMMETRIC)(*run, 1e-5)
     assert bounds.upper < 1.002 * bounds.lower
     assert symmetric_oracle(*run, bounds.upper)[0] <= 1e-5 * (1 + 1e-6)
     assert symmetric_oracle(*run, bounds.lower)[1] >= 1e-5 * (1 - 1e-6)

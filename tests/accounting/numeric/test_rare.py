@@ -7,7 +7,7 @@ from scipy.special import log_ndtr
 
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import delta_bounds, epsilon_bounds, moments_accountant_epsilon
-from gdpjax.accounting._numeric import _contour_choice, _directions, _rare_outcomes, of_phases
+from gdpjax.accounting._numeric import EPSILON, _contour_choice, _directions, _rare_outcomes, of_phases
 from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
 from gdpjax.accounting._numeric._run_description import RunDescription
 from tests.accounting.numeric import oracle
@@ -197,7 +197,7 @@ def test_no_bracket_is_wider_than_without_the_telling_runs(row, monkeypatch):
 
 def test_phases_and_groups():
     one = epsilon_bounds(0.6, 2e-6, 300, 1e-9)
-    two = of_phases("epsilon")([0.6, 0.6], [2e-6, 2e-6], [100, 200], 1e-9)
+    two = of_phases(EPSILON)([0.6, 0.6], [2e-6, 2e-6], [100, 200], 1e-9)
     assert two.lower <= one.upper
     assert one.lower <= two.upper
     assert two.upper - two.lower <= 1e-2 * two.upper
@@ -224,10 +224,8 @@ def test_a_cut_too_high_is_caught(monkeypatch):
 
     def wrong(*args):
         split = make_split(*args)
-        ends = [window.upper - 0.3 for window in split.telling]
-        quiet = [window._replace(upper=end) for window, end in zip(split.quiet, ends, strict=True)]
-        telling = [window._replace(lower=end) for window, end in zip(split.telling, ends, strict=True)]
-        return split._replace(quiet=quiet, telling=telling)
+        ends = split.telling.upper - 0.3
+        return split._replace(quiet=split.quiet._replace(upper=ends), telling=split.telling._replace(lower=ends))
 
     monkeypatch.setattr(_rare_outcomes, "make_split", wrong)
     with pytest.raises(AssertionError):

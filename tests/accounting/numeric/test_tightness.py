@@ -3,7 +3,7 @@
 import numpy as np
 
 from gdpjax.accounting import delta_bounds, epsilon_bounds
-from gdpjax.accounting._numeric import of_phases
+from gdpjax.accounting._numeric import EPSILON, of_phases
 from tests.accounting.numeric import reference
 
 RUN = ("noise_multiplier", "sampling_prob", "num_steps")
@@ -57,7 +57,7 @@ def epsilon_of_phases(*phases):
     """
     empty_phases = [(1.0, 0.0, 0)] * (4 - len(phases))
     columns = zip(*phases, *empty_phases, strict=True)
-    return of_phases("epsilon")(*(list(column) for column in columns), 1e-6)
+    return of_phases(EPSILON)(*(list(column) for column in columns), 1e-6)
 
 
 def test_equal_phases_are_one_event():
