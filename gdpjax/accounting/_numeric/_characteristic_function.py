@@ -47,8 +47,8 @@ _TAPS = np.arange(-12, 16)
 _KERNEL_RATE = 0.5 / _KERNEL_WIDTH**2
 _KERNEL = np.exp(-_KERNEL_RATE * _TAPS**2)
 """The kernel of a loss in the middle of its cell."""
-_MOST_NUMBERS = 2**22
-"""About so many numbers an array may have."""
+_MOST_NUMBERS = 2**19
+"""About so many numbers an array may have, and still be in the cache."""
 
 
 class Contour(NamedTuple):
