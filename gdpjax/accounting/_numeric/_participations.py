@@ -55,7 +55,7 @@ def applies(run: RunDescription) -> bool:
     if not is_alone(run) or run.is_symmetric or len(run.steps) != 1:
         return False
     (step,) = run.steps
-    return step.group_size == 1 and step.sampling_prob < 1.0 and step.noise_multiplier < _LARGEST_NOISE
+    return step.num_rows == 1 and step.sampling_prob < 1.0 and step.noise_multiplier < _LARGEST_NOISE
 
 
 def suffices(run: RunDescription) -> bool:

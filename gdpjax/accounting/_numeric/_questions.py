@@ -145,13 +145,14 @@ def _largest_draw(sampling_probs: Array, counts: Array, group_sizes: Array) -> t
     size = int(np.max(group_sizes, initial=1.0))
     if size <= _SMALL_GROUP:
         return size, np.zeros(counts.shape)
-    drawn = np.arange(1.0, min(size, _MOST_DRAWN + 1))[:, None]
-    more = scipy.special.betainc(drawn + 1.0, size - drawn, sampling_probs)
+    # At least two, since one alone would be drawn with the probability of a group of one.
+    drawn = np.arange(2.0, min(size, _MOST_DRAWN + 1))[:, None]
+    more = scipy.special.betainc(drawn + 1.0, size - drawn, np.maximum(sampling_probs, SMALLEST_PROB))
     is_enough = np.all(counts * more <= _MISSED, axis=1)
     if not is_enough.any():
         return size, np.zeros(counts.shape)
     first = int(np.argmax(is_enough))
-    return first + 1, more[first] * (1.0 + 1e-9) + _TINY
+    return int(drawn[first, 0]), more[first] * (1.0 + 1e-9) + _TINY
 
 
 def _bounded_events(columns: list[np.ndarray]) -> tuple[BoundedLossEvents, ...]:

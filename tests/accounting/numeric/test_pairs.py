@@ -170,6 +170,9 @@ def test_a_large_group_that_is_often_sampled_is_bounded_as_without_sampling():
     lower, upper = epsilon_bounds(20.0, 0.5, 10, 1e-5, group_size=1000)
     assert lower == 0.0
     assert upper == pytest.approx(float(gdp_epsilon(1e-5, 1000 * np.sqrt(10) / 20.0)), rel=1e-6)
+    # With so tiny a probability hardly ever two rows meet, and it is that of the group that counts.
+    alone, group = (delta_bounds(1e-3, 2e-30, 1, 0.0, group_size=size) for size in (1, 500))
+    assert 499 < group.upper / alone.upper < 501
     of_many = epsilon_bounds(1e6, 1e-9, 100, 1e-8, group_size=10**9)
     assert 0 <= of_many.lower < of_many.upper < 1e-4
 
