@@ -43,6 +43,7 @@ _SUFFICES = 0.018
 _TAIL_DEVIATIONS = 40.0
 """How many standard deviations, and how many numbers, of N are looked at on either side."""
 _MOST_NUMBERS = 100_000
+"""The most numbers N whose masses are added up; the rest is bounded."""
 _SLACK = 1e-9
 _GAPS = np.geomspace(1e-3, 30.0, 16)
 """The numbers t that are tried."""
@@ -110,7 +111,7 @@ def _masses(step: SubsampledGaussian) -> tuple[Array, Array, float]:
 
 
 def _slack(step: SubsampledGaussian) -> float:
-    """Return the relative slack for the rounding of masses and of tails."""
+    """Return the logarithm of a factor that covers the rounding of masses and of tails."""
     size = step.num_steps * np.log(step.num_steps + 2.0)
     return _SLACK + 32.0 * UNIT_ROUNDOFF * size
 
@@ -119,7 +120,7 @@ def _upper_delta(step: SubsampledGaussian, numbers: Array, mass: Array, rest: fl
     """Return the bound from above."""
     mu = np.sqrt(np.maximum(numbers, 1.0)) / step.noise_multiplier
     given = np.where(numbers > 0, gaussian_delta(epsilon, mu).upper, 0.0)
-    return min(float(mass @ given) * (1.0 + _slack(step)) + rest, 1.0)
+    return min(float(mass @ given) * np.exp(_slack(step)) + rest, 1.0)
 
 
 def _lower_delta(step: SubsampledGaussian, numbers: Array, mass: Array, epsilon: float) -> float:
@@ -136,4 +137,4 @@ def _lower_delta(step: SubsampledGaussian, numbers: Array, mass: Array, epsilon:
     z = z - 8.0 * UNIT_ROUNDOFF * sizes / scale
     share = np.where(numbers > 0, scipy.special.ndtr(z), 0.0)
     wins = -np.expm1(-_GAPS) * (share @ mass)
-    return max(float(np.max(wins)) * (1.0 - _slack(step)), 0.0)
+    return max(float(np.max(wins)) * np.exp(-_slack(step)), 0.0)

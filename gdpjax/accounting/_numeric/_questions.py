@@ -55,10 +55,11 @@ SMALLEST_PROB = 1e-30
 _NEARLY_ALL = 0.9
 """Above this sampling probability a run reveals little less than without sampling."""
 _SMALL_GROUP = 16
-"""Of larger groups it is not looked at batches with more rows than ever come together."""
+"""In larger groups, batches with more rows than ever come together are left out."""
 _MISSED = 1e-60
 """The expected number of such batches in a run."""
 _MOST_DRAWN = 256
+"""Where more rows of a group may meet, the run is bounded by the one without sampling."""
 _SMALLEST_ALPHA = 1e-300
 _LARGEST_ALPHA = 1.0 - 1e-16
 _SMALLEST_NOISE_SEARCHED = 0.2
