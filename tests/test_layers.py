@@ -9,14 +9,15 @@ ROOT = pathlib.Path(__file__).parents[1] / "gdpjax"
 LAYERS = {
     "_core": set(),
     "_compilation_cache": set(),
-    "tradeoff": {"_core"},
+    "_composition": {"_core"},
+    "tradeoff": {"_core", "_composition"},
     "ledger": {"_core"},
     "clipping": {"_core"},
     "correlated": {"_core"},
     "sampling": {"_core", "ledger", "correlated"},
     "mechanisms": {"_core", "tradeoff", "ledger"},
     "transforms": {"_core", "clipping", "ledger", "correlated", "sampling"},
-    "accounting": {"_core", "tradeoff", "ledger", "mechanisms"},
+    "accounting": {"_core", "_composition", "tradeoff", "ledger", "mechanisms"},
     "optimizers": {"_core", "sampling", "transforms"},
     "auditing": {"_core", "accounting", "tradeoff"},
     "training": {
@@ -203,14 +204,14 @@ KNOWN_PRIVATE_IMPORTS = {
 
 
 def test_parts_meet_through_public_names() -> None:
-    """A part's underscored modules are its own; `_core` is there for all of them."""
+    """A part's underscored modules are its own; `_core` and `_composition` are there for all of them."""
     private_imports = set()
     for path in sorted(ROOT.rglob("*.py")):
         part = part_of(path)
         for name in imported_modules(path):
             _, *pieces = name.split(".")
             is_private = len(pieces) > 1 and pieces[1].startswith("_")
-            if is_private and pieces[0] not in (part, "_core"):
+            if is_private and pieces[0] not in (part, "_core", "_composition"):
                 private_imports.add((part, ".".join(pieces[:2])))
     assert private_imports == KNOWN_PRIVATE_IMPORTS
 

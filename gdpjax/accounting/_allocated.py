@@ -8,11 +8,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from gdpjax.accounting import _numeric
+from gdpjax._composition import prepare
+from gdpjax._composition._run_description import RunDescription
 from gdpjax.accounting._allocation import AllocationCurve, make_scheme
 from gdpjax.accounting._combinators import Between
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
-from gdpjax.accounting._numeric._run_description import RunDescription
 from gdpjax.accounting._overflow import Lost, with_failure
 from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger, TruncatedPoissonEvent
 from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
@@ -27,7 +27,7 @@ def curve_of_allocation(run: Ledger | AnyEvent) -> CertifiedCurve:
         raise ValueError("no bound is known for a Ledger with both random allocation and truncated Poisson batches")
     check_relations(events)
     described = describe(Ledger(others), 1)
-    rest = _numeric.prepare(described.family, described.columns).run
+    rest = prepare(described.family, described.columns).run
 
     # Epochs that were not finished are there from above only.
     curve = _curve_of_epochs(allocations, rest)

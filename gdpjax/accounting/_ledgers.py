@@ -9,7 +9,7 @@ A step without noise (noise_multiplier 0) shows an example that is in its batch 
 curve is f_{0, p}, a failure of probability p, attained where the gradients of all others are zero.
 
 A **group** of k examples: k of them may be in a batch, so a step's mixture has k + 1 components
-(`_numeric._likelihood_ratio`), and the sensitivity of a whole-data release is k times as large.
+(`_composition._likelihood_ratio`), and the sensitivity of a whole-data release is k times as large.
 """
 
 import math
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax.accounting._numeric import LAPLACE, Family
+from gdpjax._composition import LAPLACE, Family
 from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import (
     AnyEvent,

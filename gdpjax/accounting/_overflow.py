@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
+from gdpjax._composition import complement
 from gdpjax._core.arguments import check_flag, check_instance, check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, OPEN_UNIT, UNIT, known
 from gdpjax._core.types import FAILURE, Array, Bounds
 from gdpjax.accounting._combinators import AccountedCurve
-from gdpjax.accounting._numeric import complement
 from gdpjax.tradeoff import CertifiedCurve
 
 End = Callable[[np.ndarray], np.ndarray]

@@ -4,8 +4,8 @@
     curve = certified(plan.event)             # or a Ledger, or one of its events
     curve.epsilon(1e-5), curve.mu(), curve.tpr(0.01), curve.regret()
 
-A run is described once; each question is then one call of `_numeric`, which computes on the host (`RunCurve`). Other
-classes stand around such curves or in their place; `_curve_of_ledger` chooses among them:
+A run is described once; each question is then one call of `_composition`, which computes on the host (`RunCurve`).
+Other classes stand around such curves or in their place; `_curve_of_ledger` chooses among them:
 
 * `Between` lies between the curves of other runs, `WithFailure` pays for a small probability of failure or overflow.
 * `ClosedForm` is the curve of a mu-GDP run, `AllocationCurve` that of random allocation.
@@ -24,15 +24,27 @@ from typing import Any
 
 import numpy as np
 
+from gdpjax._composition import (
+    DELTA,
+    EPSILON,
+    MU,
+    TRADEOFF,
+    Family,
+    Question,
+    has_closed_form,
+    of_phases,
+    of_runs,
+    prepare,
+    profile_of_phases,
+)
 from gdpjax._core.arguments import check_relation
 from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, check_broadcast, check_scalar, known
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _correlated, _numeric, _shuffled
+from gdpjax.accounting import _correlated, _shuffled
 from gdpjax.accounting._allocated import curve_of_allocation
 from gdpjax.accounting._combinators import AccountedCurve, Between, ClosedForm, rising
 from gdpjax.accounting._ledgers import check_form, describe, events_of
-from gdpjax.accounting._numeric import Family, Question
 from gdpjax.accounting._overflow import with_failure
 from gdpjax.accounting._truncated import TruncatedCurve
 from gdpjax.ledger import (
@@ -97,7 +109,7 @@ class RunCurve(AccountedCurve):
 
     Args:
         family: the kind of run, and how closely it is looked at.
-        columns: the arrays that `_numeric` takes, as runs or in phases.
+        columns: the arrays that `_composition` takes, as runs or in phases.
         in_phases: whether the last axis of the columns is that of the phases of one run.
     """
 
@@ -108,27 +120,27 @@ class RunCurve(AccountedCurve):
 
     def epsilon(self, delta: Array) -> Bounds:
         """Bracket epsilon."""
-        return self._ask(_numeric.EPSILON, delta)
+        return self._ask(EPSILON, delta)
 
     def delta(self, epsilon: Array) -> Bounds:
         """Bracket delta."""
-        return self._ask(_numeric.DELTA, epsilon)
+        return self._ask(DELTA, epsilon)
 
     def mu(self, failure: Array = FAILURE) -> Bounds:
         """Bracket mu."""
-        return self._ask(_numeric.MU, failure)
+        return self._ask(MU, failure)
 
     def tradeoff(self, alpha: Array) -> Bounds:
         """Bracket the trade-off curve."""
-        return self._ask(_numeric.TRADEOFF, alpha)
+        return self._ask(TRADEOFF, alpha)
 
     def _ask(self, question: Question, at: Array) -> Bounds:
-        ask = _numeric.of_phases if self.in_phases else _numeric.of_runs
+        ask = of_phases if self.in_phases else of_runs
         return ask(question, self.family)(*self.columns, at)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
         columns = self.columns if self.in_phases else tuple(np.reshape(column, 1) for column in self.columns)
-        return _numeric.profile_of_phases(self.family, columns, epsilon, width)
+        return profile_of_phases(self.family, columns, epsilon, width)
 
     def _runs(self) -> np.ndarray:
         if self.in_phases:
@@ -181,8 +193,8 @@ def _curve_of_steps(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Cer
     """Return `_curve_of_phases`, in a bracket that allows for the rounding of recorded numbers."""
     curve = _curve_of_phases(run, group_size, rtol)
     described = describe(run, group_size)
-    prepared = _numeric.prepare(described.family, described.columns)
-    is_narrow = rtol < _COARSE or _numeric.has_closed_form(prepared.run)
+    prepared = prepare(described.family, described.columns)
+    is_narrow = rtol < _COARSE or has_closed_form(prepared.run)
     if not is_narrow or not _correlated.may_be_rounded(run):
         return curve
     before_rounding = Ledger(_correlated.before_rounding(event) for event in events_of(run))

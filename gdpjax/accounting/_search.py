@@ -29,14 +29,13 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from gdpjax._composition import _questions, of_runs
 from gdpjax._core import roots
 from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, Domain, check, check_broadcast, is_traced
 from gdpjax._core.precision import batched, float64_function
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting import _numeric
 from gdpjax.accounting._gdp import DELTA
-from gdpjax.accounting._numeric import of_runs
 from gdpjax.accounting._rdp import moments_epsilon_kernel
 
 # The searches aim a little below the target, by more than two compilations of one formula can differ.
@@ -204,23 +203,23 @@ def _log_mu_of_rates(tpr: Array, fpr: Array) -> Array:
 
 def _true_positive_rate(*arguments: Array) -> Bounds:
     """Bracket 1 - f(fpr); its rounding is far below the margin of the search."""
-    beta = of_runs(_numeric.TRADEOFF)(*arguments)
+    beta = of_runs(_questions.TRADEOFF)(*arguments)
     return Bounds(1.0 - beta.upper, 1.0 - beta.lower)
 
 
 _TARGETS = {
     "epsilon": _Target(
-        bounds=of_runs(_numeric.EPSILON),
+        bounds=of_runs(_questions.EPSILON),
         domains={"epsilon": POSITIVE, "delta": DELTA},
         coordinate=_log_rough_mu,
     ),
     "mu": _Target(
-        bounds=of_runs(_numeric.MU),
+        bounds=of_runs(_questions.MU),
         domains={"mu": POSITIVE, "failure": OPEN_UNIT},
         coordinate=_log_mu,
     ),
     "level": _Target(
-        bounds=of_runs(_numeric.DELTA),
+        bounds=of_runs(_questions.DELTA),
         domains={"level": OPEN_UNIT, "epsilon": NONNEGATIVE},
         coordinate=_log_mu_of_level,
     ),

@@ -8,8 +8,8 @@ an epoch have under P the mixture (1/t) sum_i N(e_i, s^2 I), and under Q the law
     R = dP/dQ = (Y_1 + ... + Y_t) / t,      Y_i = e^{g_i / s - 1 / (2 s^2)},  g_i independent standard normal under Q.
 
 `_lognormal` brackets the law of Y, `_average` that of R. For one epoch `_one_run` reads epsilon and delta off; several
-epochs, and several blocks of steps, are composed by the contour of `_numeric`, once with the pair that understates and
-once with the one that overstates. The derivation is docs/theory/allocation.md.
+epochs, and several blocks of steps, are composed by the contour of `_composition`, once with the pair that
+understates and once with the one that overstates. The derivation is docs/theory/allocation.md.
 """
 
 import functools
@@ -19,13 +19,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from gdpjax._composition import _closed_forms, _contour_choice, _directions
+from gdpjax._composition._atoms import OutcomeEvents
+from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import Bounds
 from gdpjax.accounting._allocation import _average, _lognormal, _one_run
 from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
-from gdpjax.accounting._numeric import _closed_forms, _contour_choice, _directions
-from gdpjax.accounting._numeric._atoms import OutcomeEvents
-from gdpjax.accounting._numeric._run_description import RunDescription
 
 Side = TypeVar("Side")
 _EPSILON_WIDTH = 3e-4

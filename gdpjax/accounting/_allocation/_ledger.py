@@ -1,6 +1,6 @@
 """The curve of a run with random allocation, alone or beside other events: `AllocationCurve`.
 
-An epoch is two events given by their outcomes (`_numeric._atoms`), one a kind of block, in a pair that understates
+An epoch is two events given by their outcomes (`_composition._atoms`), one a kind of block, in a pair that understates
 and in one that overstates: `_bounds.events_of_scheme`. They go into one `RunDescription` beside the other phases and
 the events of bounded loss. Of the two runs, below and above, epsilon, delta and mu are asked: the lower end comes from
 the run below and the upper end from the one above. For the trade-off curve, which falls where the others rise, it is
@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import scipy
 
+from gdpjax._composition import _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff
+from gdpjax._composition._questions import SMALLEST_PROB
+from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import FAILURE, Array, Bounds
 from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, within
 from gdpjax.accounting._combinators import AccountedCurve, each
-from gdpjax.accounting._numeric import _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff
-from gdpjax.accounting._numeric._questions import SMALLEST_PROB
-from gdpjax.accounting._numeric._run_description import RunDescription
 
 _SLACK = 1e-9
 _TINY = 2.3e-308

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from gdpjax._composition import EPSILON, of_phases
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.precision import batched
 from gdpjax.accounting import calibrate_num_steps, delta_bounds, epsilon_bounds
-from gdpjax.accounting._numeric import EPSILON, of_phases
 
 FUNCTIONS = [epsilon_bounds, delta_bounds]
 RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)

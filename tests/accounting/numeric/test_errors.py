@@ -8,9 +8,9 @@ import pytest
 from scipy import integrate
 from scipy.special import erf, ndtr
 
-from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _likelihood_ratio, _moments
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian, side_by_side
-from gdpjax.accounting._numeric._run_description import RunDescription
+from gdpjax._composition import _characteristic_function, _contour, _contour_choice, _likelihood_ratio, _moments
+from gdpjax._composition._likelihood_ratio import SubsampledGaussian, side_by_side
+from gdpjax._composition._run_description import RunDescription
 from tests.accounting.numeric import reference
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from gdpjax._composition import _closed_forms, _directions, _participations
+from gdpjax._composition._likelihood_ratio import SubsampledGaussian
+from gdpjax._composition._run_description import RunDescription
 from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_epsilon
-from gdpjax.accounting._numeric import _closed_forms, _directions, _participations
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
-from gdpjax.accounting._numeric._run_description import RunDescription
 
 DELTAS = (1e-3, 1e-5, 1e-9)
 

@@ -7,10 +7,10 @@ import pytest
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
+from gdpjax._composition import EPSILON, Family, _directions, _questions, of_runs
+from gdpjax._composition._likelihood_ratio import SubsampledGaussian
+from gdpjax._composition._run_description import RunDescription
 from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_delta, gdp_epsilon, mu_bounds, tradeoff_bounds
-from gdpjax.accounting._numeric import EPSILON, Family, _directions, _questions, of_runs
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
-from gdpjax.accounting._numeric._run_description import RunDescription
 from tests.accounting.numeric import oracle
 
 SYMMETRIC = Family(symmetric=True)

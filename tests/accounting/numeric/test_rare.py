@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
+from gdpjax._composition import EPSILON, _contour_choice, _directions, _rare_outcomes, of_phases
+from gdpjax._composition._likelihood_ratio import SubsampledGaussian
+from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.types import Bounds
 from gdpjax.accounting import delta_bounds, epsilon_bounds, moments_accountant_epsilon
-from gdpjax.accounting._numeric import EPSILON, _contour_choice, _directions, _rare_outcomes, of_phases
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
-from gdpjax.accounting._numeric._run_description import RunDescription
 from tests.accounting.numeric import oracle
 
 TELLING = [

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from gdpjax._composition import EPSILON, of_phases
 from gdpjax.accounting import delta_bounds, epsilon_bounds
-from gdpjax.accounting._numeric import EPSILON, of_phases
 from tests.accounting.numeric import reference
 
 RUN = ("noise_multiplier", "sampling_prob", "num_steps")

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdpjax._composition import _likelihood_ratio
+from gdpjax._composition._likelihood_ratio import Steps
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _likelihood_ratio
-from gdpjax.accounting._numeric._likelihood_ratio import Steps
 
 UNIT_ROUNDOFF = 2.0**-53
 NODES_PER_PANEL = 32

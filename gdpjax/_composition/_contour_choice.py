@@ -22,12 +22,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from gdpjax._composition import _atoms, _bounded_losses, _contour, _likelihood_ratio, _moments
+from gdpjax._composition._characteristic_function import MAX_FREQUENCIES, Contour
+from gdpjax._composition._likelihood_ratio import Steps
+from gdpjax._composition._moments import Windows
+from gdpjax._composition._run_description import RunDescription, num_steps
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _atoms, _bounded_losses, _contour, _likelihood_ratio, _moments
-from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour
-from gdpjax.accounting._numeric._likelihood_ratio import Steps
-from gdpjax.accounting._numeric._moments import Windows
-from gdpjax.accounting._numeric._run_description import RunDescription, num_steps
 
 LEAST_EPSILON = 1e-3
 """Below it the width of a bracket on epsilon is relative to this."""

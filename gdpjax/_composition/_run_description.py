@@ -14,10 +14,10 @@ import math
 
 import numpy as np
 
-from gdpjax.accounting._numeric import _atoms, _bounded_losses
-from gdpjax.accounting._numeric._atoms import OutcomeEvents
-from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
-from gdpjax.accounting._numeric._likelihood_ratio import Steps, SubsampledGaussian, side_by_side
+from gdpjax._composition import _atoms, _bounded_losses
+from gdpjax._composition._atoms import OutcomeEvents
+from gdpjax._composition._bounded_losses import BoundedLossEvents
+from gdpjax._composition._likelihood_ratio import Steps, SubsampledGaussian, side_by_side
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import (
+from gdpjax._composition import (
     _atoms,
     _bounded_losses,
     _characteristic_function,
@@ -23,10 +22,11 @@ from gdpjax.accounting._numeric import (
     _inversion,
     _rare_outcomes,
 )
-from gdpjax.accounting._numeric._contour import log_peak
-from gdpjax.accounting._numeric._contour_choice import CoarseRun, ContourPlan
-from gdpjax.accounting._numeric._moments import Windows
-from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone, largest_loss
+from gdpjax._composition._contour import log_peak
+from gdpjax._composition._contour_choice import CoarseRun, ContourPlan
+from gdpjax._composition._moments import Windows
+from gdpjax._composition._run_description import RunDescription, gaussian_mu, is_alone, largest_loss
+from gdpjax._core.types import Array, Bounds
 
 RELATIVE_WIDTH = 1e-3
 

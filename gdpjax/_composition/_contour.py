@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdpjax._composition._bounded_losses import complex_expm1
+from gdpjax._composition._characteristic_function import Contour, RunOnLine
+from gdpjax._composition._moments import UNIT_ROUNDOFF
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric._bounded_losses import complex_expm1
-from gdpjax.accounting._numeric._characteristic_function import Contour, RunOnLine
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
 
 
 def kernel(name: str, z: Array, eta: float) -> tuple[Array, Array]:

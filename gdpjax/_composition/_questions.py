@@ -18,11 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from gdpjax._core import checks
-from gdpjax._core.gdp import epsilon_kernel
-from gdpjax._core.precision import batched
-from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import (
+from gdpjax._composition import (
     _bounded_losses,
     _closed_forms,
     _directions,
@@ -31,9 +27,13 @@ from gdpjax.accounting._numeric import (
     _run_description,
     _tradeoff,
 )
-from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
-from gdpjax.accounting._numeric._run_description import RunDescription
+from gdpjax._composition._bounded_losses import BoundedLossEvents
+from gdpjax._composition._likelihood_ratio import SubsampledGaussian
+from gdpjax._composition._run_description import RunDescription
+from gdpjax._core import checks
+from gdpjax._core.gdp import epsilon_kernel
+from gdpjax._core.precision import batched
+from gdpjax._core.types import Array, Bounds
 
 # The arguments that describe a run, and their domains.
 _RUN = {

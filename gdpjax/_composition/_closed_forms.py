@@ -6,7 +6,7 @@ A run without sampling is one Gaussian mechanism with mu^2 = k^2 sum T / sigma^2
 
 where delta_mu is that of the Gaussian mechanism. With p = 1 this is e' = e, so one formula serves both.
 
-    >>> from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+    >>> from gdpjax._composition._likelihood_ratio import SubsampledGaussian
     >>> one_step = RunDescription((SubsampledGaussian(noise_multiplier=1.0, sampling_prob=0.5, num_steps=1.0),))
     >>> print(f"{delta(one_step, epsilon=1.0).upper:.6f}")
     0.028868
@@ -16,10 +16,10 @@ docs/theory/contour.md has the proof and the slack for rounding ("Closed forms")
 
 import numpy as np
 
+from gdpjax._composition._moments import UNIT_ROUNDOFF
+from gdpjax._composition._run_description import RunDescription, gaussian_mu, is_alone
 from gdpjax._core.gdp import delta_kernel, subsampled_epsilon_kernel
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
-from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone
 
 _SLACK = 1e-9
 """The relative slack for the rounding of the closed forms."""

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gdpjax._composition._moments import UNIT_ROUNDOFF, log_sum
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, log_sum
 
 _MERGED = 8
 """The number of outcomes that are merged into one for planning."""

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdpjax._composition import _characteristic_function, _contour
+from gdpjax._composition._characteristic_function import RunOnLine
+from gdpjax._composition._contour import TrapezoidSums
+from gdpjax._composition._contour_choice import ContourPlan
+from gdpjax._composition._moments import Windows
+from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _characteristic_function, _contour
-from gdpjax.accounting._numeric._characteristic_function import RunOnLine
-from gdpjax.accounting._numeric._contour import TrapezoidSums
-from gdpjax.accounting._numeric._contour_choice import ContourPlan
-from gdpjax.accounting._numeric._moments import Windows
-from gdpjax.accounting._numeric._run_description import RunDescription
 
 _MARGINS = (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 """Relative distances from a proposal at which an end is tried, until one is certified."""

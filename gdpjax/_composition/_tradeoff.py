@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdpjax._composition import _characteristic_function, _contour, _contour_choice, _directions
+from gdpjax._composition._characteristic_function import Contour, RunOnLine
+from gdpjax._composition._contour import TrapezoidSums
+from gdpjax._composition._contour_choice import CoarseMeasure
+from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _characteristic_function, _contour, _contour_choice, _directions
-from gdpjax.accounting._numeric._characteristic_function import Contour, RunOnLine
-from gdpjax.accounting._numeric._contour import TrapezoidSums
-from gdpjax.accounting._numeric._contour_choice import CoarseMeasure
-from gdpjax.accounting._numeric._run_description import RunDescription
 
 _WIDTH = 2e-3
 """The relative width that brackets on delta aim at."""

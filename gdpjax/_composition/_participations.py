@@ -16,7 +16,7 @@ sqrt(n) g / sigma with a standard normal g, so that, given N = n,
 
 and delta(e) = E_P (1 - e^{e - L})_+ >= (1 - e^{-t}) P(L >= e + t) for every t > 0.
 
-    >>> from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
+    >>> from gdpjax._composition._likelihood_ratio import SubsampledGaussian
     >>> run = RunDescription((SubsampledGaussian(noise_multiplier=0.001, sampling_prob=0.01, num_steps=10.0),))
     >>> bracket = epsilon(run, 1e-5)
     >>> print(f"{bracket.lower:.4g} {bracket.upper:.4g}")
@@ -29,12 +29,12 @@ are right to a relative 1e-11 after the rounding of their arguments, which is mo
 import numpy as np
 import scipy
 
+from gdpjax._composition._closed_forms import gaussian_delta
+from gdpjax._composition._likelihood_ratio import SubsampledGaussian
+from gdpjax._composition._moments import UNIT_ROUNDOFF
+from gdpjax._composition._run_description import RunDescription, gaussian_mu, is_alone
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric._closed_forms import gaussian_delta
-from gdpjax.accounting._numeric._likelihood_ratio import SubsampledGaussian
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF
-from gdpjax.accounting._numeric._run_description import RunDescription, gaussian_mu, is_alone
 
 _LARGEST_NOISE = 0.03
 """For more noise the contour is better, and quick."""

@@ -12,11 +12,11 @@ Bisection finds the smallest, up to 1e-9, which is right because R_mu increases 
 
 import numpy as np
 
+from gdpjax._composition import _directions
+from gdpjax._composition._run_description import RunDescription, trivial_mu
 from gdpjax._core.dominating import dominates
 from gdpjax._core.gdp import mu_kernel
 from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import _directions
-from gdpjax.accounting._numeric._run_description import RunDescription, trivial_mu
 
 _NUM_INTERVALS = 96
 _SHARING = 6

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
+from gdpjax._composition import _atoms, _bounded_losses, _likelihood_ratio, _moments
+from gdpjax._composition._atoms import OutcomeEvents
+from gdpjax._composition._bounded_losses import BoundedLossEvents
+from gdpjax._composition._likelihood_ratio import Steps
+from gdpjax._composition._moments import UNIT_ROUNDOFF, QuadratureNodes, QuadratureTotals, Windows
+from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.types import Array
-from gdpjax.accounting._numeric import _atoms, _bounded_losses, _likelihood_ratio, _moments
-from gdpjax.accounting._numeric._atoms import OutcomeEvents
-from gdpjax.accounting._numeric._bounded_losses import BoundedLossEvents
-from gdpjax.accounting._numeric._likelihood_ratio import Steps
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, QuadratureNodes, QuadratureTotals, Windows
-from gdpjax.accounting._numeric._run_description import RunDescription
 
 MAX_PANELS = 512
 LEAST_FREQUENCIES = 32

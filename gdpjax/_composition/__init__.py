@@ -15,9 +15,9 @@ All of it is NumPy in float64, one run after another, on the host. In a hard cor
 what is certified is decided by comparisons that NaN fails, and by `fmin` and `fmax`, which leave it out.
 """
 
-from gdpjax.accounting._numeric._bounded_losses import LAPLACE
-from gdpjax.accounting._numeric._closed_forms import has_closed_form
-from gdpjax.accounting._numeric._questions import (
+from gdpjax._composition._bounded_losses import LAPLACE
+from gdpjax._composition._closed_forms import has_closed_form
+from gdpjax._composition._questions import (
     DELTA,
     EPSILON,
     MU,
@@ -29,7 +29,7 @@ from gdpjax.accounting._numeric._questions import (
     prepare,
     profile_of_phases,
 )
-from gdpjax.accounting._numeric._tradeoff import complement
+from gdpjax._composition._tradeoff import complement
 
 __all__ = [
     "DELTA",

@@ -22,33 +22,33 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from gdpjax._core.roots import bisect_on_host
-from gdpjax._core.types import Array, Bounds
-from gdpjax.accounting._numeric import (
+from gdpjax._composition import (
     _characteristic_function,
     _contour,
     _contour_choice,
     _inversion,
     _likelihood_ratio,
 )
-from gdpjax.accounting._numeric._characteristic_function import MAX_FREQUENCIES, Contour, EventsOnLine, RunOnLine
-from gdpjax.accounting._numeric._contour_choice import (
+from gdpjax._composition._characteristic_function import MAX_FREQUENCIES, Contour, EventsOnLine, RunOnLine
+from gdpjax._composition._contour_choice import (
     CoarseRun,
     ContourPlan,
     Cumulants,
     OutcomeMasses,
     outcome_masses,
 )
-from gdpjax.accounting._numeric._inversion import PlannedLine
-from gdpjax.accounting._numeric._likelihood_ratio import Steps
-from gdpjax.accounting._numeric._moments import UNIT_ROUNDOFF, Windows
-from gdpjax.accounting._numeric._run_description import (
+from gdpjax._composition._inversion import PlannedLine
+from gdpjax._composition._likelihood_ratio import Steps
+from gdpjax._composition._moments import UNIT_ROUNDOFF, Windows
+from gdpjax._composition._run_description import (
     RunDescription,
     chance_of_leaking,
     is_alone,
     largest_loss,
     num_steps,
 )
+from gdpjax._core.roots import bisect_on_host
+from gdpjax._core.types import Array, Bounds
 
 _RARE_CHANCE = 0.3
 """The example is hardly ever sampled if the chance that it ever is lies below this."""
