@@ -8,6 +8,7 @@ example, with its probability, which the high moments feel even where it is tiny
 probability that is taken from delta: a thousandth of it, or a tenth (`gdpjax.accounting._truncated.from_above`).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
 from gdpjax.accounting import _correlated, _truncated
-from gdpjax.accounting._allocated import lost_of
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of
 from gdpjax.accounting._overflow import Lost, upper_end
@@ -79,17 +79,16 @@ def moments_accountant_epsilon(
 
     Raises:
         ValueError: an argument outside its range, an unknown conversion or sampling, shapes that do not broadcast; an
-            incomplete or mixed call; a Ledger under several relations or with shuffled batches, whose Renyi divergences
-            are not known.
+            incomplete or mixed call; a Ledger under several relations, or with random allocation or shuffled batches.
 
     Reference: Abadi et al., arXiv:1607.00133, Section 3.2; Mironov, Talwar and Zhang, arXiv:1908.10530; Balle, Barthe
-    and Gaboardi, arXiv:1807.01647, Theorem 9 (uniform); Feldman and Shenfeld, arXiv:2502.08202, Section 6 (allocation).
+    and Gaboardi, arXiv:1807.01647, Theorem 9 (uniform).
 
     >>> print(f"{moments_accountant_epsilon(1.3, 256 / 60000, 3516, 1e-5, conversion='classic'):.3f}")
     1.191
-    >>> from gdpjax.ledger import AllocationEvent
-    >>> print(f"{moments_accountant_epsilon(AllocationEvent(1.3, 234, 15), delta=1e-5):.3f}")
-    0.929
+    >>> from gdpjax.ledger import LaplaceEvent
+    >>> print(f"{moments_accountant_epsilon(LaplaceEvent(0.1, num_steps=30), delta=1e-5):.3f}")
+    2.193
     """
     check_one_of("conversion", conversion, CONVERSIONS)
     check_one_of("sampling", sampling, SAMPLINGS)
@@ -162,6 +161,5 @@ def _lost(events: Sequence[AnyEvent]) -> Lost:
     check_relations(events)
     schemes = AllocationEvent | TruncatedPoissonEvent | ShuffledEvent
     rest = describe(Ledger([event for event in events if not isinstance(event, schemes)]), 1)
-    lost = lost_of([event for event in events if isinstance(event, AllocationEvent)], rest)
     ties = sum(_truncated.ties(event) for event in events if isinstance(event, TruncatedPoissonEvent))
-    return lost._replace(silent=min(lost.silent + ties, 1.0))
+    return rest.lost._replace(silent=min(rest.lost.silent + ties, 1.0), largest_loss=math.inf)

@@ -6,28 +6,23 @@ Renyi divergences of adaptive compositions add up, so each event gives one term:
 |---|---|
 | `Event` | `rdp_subsampled_gaussian` |
 | `TruncatedPoissonEvent` | `gdpjax.accounting._renyi_truncated` |
-| `AllocationEvent` | `gdpjax.accounting._renyi_allocation`, one block of steps |
 | `GaussianEvent`, `CorrelatedGaussianEvent` | a / (2 s^2) |
 | `CyclicPoissonEvent` | `rdp_subsampled_gaussian` of its rounds |
 | `LaplaceEvent` | log(a/(2a-1) e^{(a-1) e} + (a-1)/(2a-1) e^{-a e}) / (a - 1) |
 | `RandomizedResponseEvent` | log((e^{a e} + e^{(1-a) e} + k - 2) / (e^e + k - 1)) / (a - 1) |
 | `ApproximateDPEvent` | that of randomized response with k = 2, the worst mechanism of its epsilon, if delta = 0 |
 
-An epoch of allocation whose last steps were not made counts as a whole one: with fresh bins it is a block of steps for
-each selected one, with fixed bins E epochs are one with s / sqrt(E). Of shuffled batches no Renyi divergence is known
-but that of no sampling at all. Sums, and the rows from `GaussianEvent` on, are Propositions 1, 5, 6 and 7 of Mironov,
-arXiv:1702.07476.
+Of random allocation and shuffled batches only the certified bracket is offered. Sums, and the rows from `GaussianEvent`
+on, are Propositions 1, 5, 6 and 7 of Mironov, arXiv:1702.07476.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from gdpjax.accounting._allocation import make_scheme
 from gdpjax.accounting._ledgers import check_relations
 from gdpjax.accounting._rdp import rdp_subsampled_gaussian
 from gdpjax.accounting._renyi import log_moments
-from gdpjax.accounting._renyi_allocation import log_moments_allocation
 from gdpjax.accounting._renyi_truncated import log_moments_truncated
 from gdpjax.ledger import (
     AllocationEvent,
@@ -54,19 +49,16 @@ def rdp_of_events(events: Sequence[AnyEvent], orders: np.ndarray) -> np.ndarray:
 
 
 def _of_event(event: AnyEvent, orders: np.ndarray) -> np.ndarray:
-    if isinstance(event, ShuffledEvent):
+    if isinstance(event, AllocationEvent | ShuffledEvent):
         raise ValueError(
-            "the Renyi divergences of shuffled batches are not known: use epsilon_bounds, or GaussianEvent with the "
-            "epochs as num_steps, which reveals at least as much"
+            f"the moments accountant does not know {type(event).__name__}: use epsilon_bounds, or GaussianEvent with "
+            f"the epochs as num_steps, which reveals at least as much"
         )
     if isinstance(event, LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent):
         return event.num_steps * (_bounded(event, orders) / (orders - 1.0))
     if event.noise_multiplier == 0:
         nothing = isinstance(event, SampledEvent | TruncatedPoissonEvent) and event.sampling_prob == 0
         return np.full(orders.shape, 0.0 if nothing else np.inf)
-    if isinstance(event, AllocationEvent):
-        numbers = event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected
-        return _of_allocation(*numbers, event.bins == "fixed", orders)
     if isinstance(event, TruncatedPoissonEvent):
         return event.num_steps * _of_truncated(event, orders)
     if isinstance(event, UniformEvent):
@@ -77,20 +69,6 @@ def _of_event(event: AnyEvent, orders: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         moments = log_moments(np.float64(event.noise_multiplier), np.float64(prob), orders, np)
     return event.num_steps * (moments / (orders - 1.0))
-
-
-def _of_allocation(
-    noise_multiplier: float, steps: float, epochs: float, selected: float, fixed: bool, orders: np.ndarray
-) -> np.ndarray:
-    """The Renyi differential privacy of epochs of allocation: the sum over their blocks."""
-    scheme = make_scheme(noise_multiplier, steps, epochs, selected, fixed)
-    # With fixed bins the noise multiplier was divided: less noise than it came out as is on the safe side.
-    noise = scheme.noise_multiplier * (1.0 - 2.0**-51) if fixed else scheme.noise_multiplier
-    total = np.zeros(orders.shape)
-    for count, block in zip(scheme.counts, (scheme.block, scheme.block + 1), strict=True):
-        if count:
-            total = total + count * log_moments_allocation(noise, block, orders)
-    return total / (orders - 1.0) * _ROUNDING
 
 
 def _of_truncated(event: TruncatedPoissonEvent, orders: np.ndarray) -> np.ndarray:

@@ -175,7 +175,6 @@ def test_a_ledger_adds_up():
     events = [
         Event(1.0, 0.05, 30),
         TruncatedPoissonEvent(1.0, 0.05, 60, 1000, 90),
-        AllocationEvent(1.1, 40, 3),
         GaussianEvent(5.0, 2),
         LaplaceEvent(0.05, 4),
         ApproximateDPEvent(0.1, 0.0),
@@ -183,7 +182,7 @@ def test_a_ledger_adds_up():
     parts = [rdp_of(event) for event in events]
     np.testing.assert_allclose(rdp_of(*events), sum(parts), rtol=1e-12)
     np.testing.assert_allclose(parts[0], 30 * rdp_subsampled_gaussian(1.0, 0.05, ORDERS), rtol=1e-9)
-    np.testing.assert_allclose(parts[3], 2 * ORDERS / 50, rtol=1e-10)
+    np.testing.assert_allclose(parts[2], 2 * ORDERS / 50, rtol=1e-10)
     assert (rdp_of() == 0).all()
 
     orders = np.asarray(DEFAULT_ORDERS)
@@ -202,25 +201,19 @@ def test_what_is_lost_is_taken_from_delta():
     both = Ledger([Event(*plain), ApproximateDPEvent(0.0, 4e-6)])
     assert moments_accountant_epsilon(both, delta=1e-5) == pytest.approx(expected, rel=1e-6)
     assert moments_accountant_epsilon(Event(*plain, overflow=1e-4), delta=1e-5) == np.inf
-    allocated = AllocationEvent(1.3, 100, 5)
-    lossy = AllocationEvent(1.3, 100, 5, overflow=4e-6)
-    expected = moments_accountant_epsilon(allocated, delta=left)
-    assert moments_accountant_epsilon(lossy, delta=1e-5) == pytest.approx(expected, rel=1e-9)
 
 
 def test_no_noise_is_no_privacy():
-    for event in (
-        Event(0.0, 0.1, 5), GaussianEvent(0.0), AllocationEvent(0.0, 10), TruncatedPoissonEvent(0.0, 0.1, 5, 100, 20)
-    ):  # fmt: skip
+    for event in (Event(0.0, 0.1, 5), GaussianEvent(0.0), TruncatedPoissonEvent(0.0, 0.1, 5, 100, 20)):
         assert (rdp_of(event) == np.inf).all()
         assert moments_accountant_epsilon(event, delta=1e-5) == np.inf
     assert (rdp_of(Event(0.0, 0.0, 5)) == 0).all()
 
 
 def test_refusals():
-    shuffled = ShuffledEvent(1.0, 100, 5)
-    with pytest.raises(ValueError, match="Renyi divergences of shuffled batches are not known"):
-        moments_accountant_epsilon(Ledger([shuffled]), delta=1e-5)
+    for event in (ShuffledEvent(1.0, 100, 5), AllocationEvent(1.0, 100, 5)):
+        with pytest.raises(ValueError, match=f"moments accountant does not know {type(event).__name__}"):
+            moments_accountant_epsilon(Ledger([event]), delta=1e-5)
     mixed = Ledger([Event(1.0, 0.1, 5), UniformEvent(1.0, 0.1, 5)])
     with pytest.raises(ValueError, match="must share one neighboring relation"):
         moments_accountant_epsilon(mixed, delta=1e-5)
@@ -237,6 +230,12 @@ def test_refusals():
         moments_accountant_epsilon(event, delta=0.0)
     with pytest.raises(ValueError, match="expected sampling to be that of the events"):
         moments_accountant_epsilon(event, delta=1e-5, sampling="uniform")
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-60, 1e-78, 1e-80, 1e-100, 1e-145, 1e-160])
+def test_noise_that_is_next_to_nothing_gives_no_nan(noise_multiplier):
+    event = TruncatedPoissonEvent(noise_multiplier, 1.0, 1, max_examples=2, capacity=1)
+    assert (rdp_of(event, orders=[2.0, 512.0, 1024.0]) > 1e60).all()
 
 
 def test_masked_elements_are_refused():
