@@ -11,7 +11,8 @@ The modules, in the order in which the method is derived:
 * `_tradeoff`, `_dominating`: the curve and mu; `_closed_forms`: runs that have one.
 * `_batch`: arrays; `_questions`: all of it, per run and per run in phases.
 
-All of it is NumPy in float64, one run after another, on the host. In a hard corner a number may be infinite or NaN;
+All of it is NumPy in float64 on the host. Runs of steps of one kind are looked at side by side: what is one number of a
+run is then an array [runs] (`RunDescription.apart`), and what they share is the number of frequencies and of panels. In a hard corner a number may be infinite or NaN;
 what is certified is decided by comparisons that NaN fails, and by `fmin` and `fmax`, which leave it out.
 """
 

@@ -54,6 +54,8 @@ _MOST_NUMBERS = 2**19
 class Contour(NamedTuple):
     """A vertical line and how finely it is sampled. Any values give true bounds, and good ones give tight bounds.
 
+    Each is a number, or an array [runs] of runs side by side.
+
     Attributes:
         theta: The real part of the line.
         period: D. Frequencies are multiples of 2 pi / D.
@@ -64,17 +66,22 @@ class Contour(NamedTuple):
         log_error: The log of the relative error of M that the quadrature aims at.
     """
 
-    theta: float
-    period: float
-    eta: float
-    cutoff: float
-    below: float
-    above: float
-    log_error: float
+    theta: Array
+    period: Array
+    eta: Array
+    cutoff: Array
+    below: Array
+    above: Array
+    log_error: Array
+
+    @property
+    def exponents(self) -> Array:
+        """Theta, and the two alias exponents [1 or runs, 3]."""
+        return np.array([self.theta, self.below, self.above]).T.reshape(-1, 3)
 
 
 class RunOnLine(NamedTuple):
-    """The moments of a run along a line, relative to M(theta).
+    """The moments of a run along a line, relative to M(theta). Runs side by side have one more axis, the first.
 
     Attributes:
         frequency: t [n].
@@ -94,12 +101,12 @@ class RunOnLine(NamedTuple):
     modulus: Array
     angle: Array
     error: Array
-    log_size: float
-    log_size_error: float
-    log_below: float
-    log_above: float
-    lost: float
-    phase_rounding: float
+    log_size: Array
+    log_size_error: Array
+    log_below: Array
+    log_above: Array
+    lost: Array
+    phase_rounding: Array
     least: float = -np.inf
 
 
@@ -142,16 +149,16 @@ def transform(run: RunDescription, windows: Windows, contour: Contour) -> RunOnL
 
     # The product over the lines. Of ratios chi with errors u and m = |chi| + u it needs log prod |chi|^T, the sum of
     # the angles, log prod m^T, and sum T u / m.
-    modulus = np.zeros(frequency.size)
-    angle = np.zeros(frequency.size)
-    log_largest = np.zeros(frequency.size)
-    relative_error = np.zeros(frequency.size)
-    log_size = 0.0
-    log_size_error = 0.0
+    modulus = np.zeros(frequency.shape)
+    angle = np.zeros(frequency.shape)
+    log_largest = np.zeros(frequency.shape)
+    relative_error = np.zeros(frequency.shape)
+    log_size = np.float64(0.0)
+    log_size_error = np.float64(0.0)
     alias = np.zeros(2)
     total_steps = 0.0
     num_kinds = 0
-    is_trusted = True
+    is_trusted = np.True_
     for line in lines:
         count = line.num_steps
         size = np.abs(line.ratio)
@@ -159,63 +166,77 @@ def transform(run: RunDescription, windows: Windows, contour: Contour) -> RunOnL
         cap = 1.0 + 4.0 * line.at_zero
         largest = np.minimum(size + line.error, cap[:, None])
         largest = np.maximum(largest, size)
-        modulus += count @ np.log(np.maximum(size, 1e-150))
-        angle += count @ np.angle(line.ratio)
-        log_largest += count @ np.log(np.maximum(largest, 1e-150))
-        relative_error += count @ (line.error / largest)
+        modulus += run.add_up(count, np.log(np.maximum(size, 1e-150)))
+        angle += run.add_up(count, np.angle(line.ratio))
+        log_largest += run.add_up(count, np.log(np.maximum(largest, 1e-150)))
+        relative_error += run.add_up(count, line.error / largest)
 
         # log M(theta), and M at the alias exponents.
         rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + np.abs(line.log_a))
         alias_rounding = 8.0 * UNIT_ROUNDOFF * np.abs(line.alias)
-        log_size += count @ line.log_a
-        log_size_error += count @ (2.0 * line.at_zero + rounding)
-        alias += count @ (line.alias + alias_rounding)
-        total_steps += np.sum(count)
-        num_kinds += count.size
+        log_size = log_size + run.add_up(count, line.log_a)
+        log_size_error = log_size_error + run.add_up(count, 2.0 * line.at_zero + rounding)
+        alias = alias + run.add_up(count, line.alias + alias_rounding)
+        total_steps = total_steps + run.add_up(count, np.ones(count.shape))
+        num_kinds += 1 if run.apart else count.size
 
         # Where the quadrature has failed the formulas for relative errors do not hold.
-        is_trusted = is_trusted and bool(np.all(line.at_zero < 0.2))
-    if not is_trusted:
-        log_size_error = np.inf
+        is_exact = line.at_zero < 0.2
+        is_trusted = is_trusted & (is_exact if run.apart else np.all(is_exact))
     return RunOnLine(
         frequency=frequency,
         modulus=modulus,
         angle=angle,
         error=np.exp(log_largest) * np.minimum(relative_error, 2.0),
         log_size=log_size,
-        log_size_error=log_size_error,
-        log_below=alias[0],
-        log_above=alias[1],
+        log_size_error=np.where(is_trusted, log_size_error, np.inf)[()],
+        log_below=alias[..., 0],
+        log_above=alias[..., 1],
         lost=lost_mass(run, windows),
         phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + num_kinds) * total_steps,
     )
 
 
 def frequencies(contour: Contour) -> Array:
-    """Return the frequencies up to the cutoff, and perhaps some more."""
+    """Return the frequencies up to the cutoff, and perhaps some more [n]; of runs side by side [runs, n]."""
+    spacing = 2.0 * np.pi / np.asarray(contour.period)
+    return spacing[..., None] * np.arange(np.max(num_frequencies(contour)))
+
+
+def num_frequencies(contour: Contour) -> Array:
+    """Return how many frequencies there are up to the cutoff."""
     spacing = 2.0 * np.pi / contour.period
-    count = _round_up_within(contour.cutoff / spacing + 1.0, LEAST_FREQUENCIES, MAX_FREQUENCIES)
-    return spacing * np.arange(count)
+    needed = np.fmax(np.ceil(contour.cutoff / spacing + 1.0), LEAST_FREQUENCIES)
+    return np.fmin(needed, MAX_FREQUENCIES).astype(int)
 
 
-def lost_mass(run: RunDescription, windows: Windows) -> float:
+def num_at_once(num_frequencies: int) -> int:
+    """Return of how many kinds of steps the lines fit into the cache."""
+    return max(_MOST_NUMBERS // (32 * num_frequencies), 1)
+
+
+def lost_mass(run: RunDescription, windows: Windows) -> Array:
     """Bound the P-mass that the windows of steps and the infinite losses of atoms take out of the composition."""
     log_remaining = _atoms.log_lost(run.atoms)
     if run.steps:
-        log_remaining += run.side_by_side.num_steps @ np.log1p(-np.minimum(windows.lost, 1.0))
+        log_kept = np.log1p(-np.minimum(windows.lost, 1.0))
+        log_remaining = log_remaining + run.add_up(run.side_by_side.num_steps, log_kept)
     return -np.expm1(log_remaining) * (1.0 + 1e-9)
 
 
-def log_moments_above(steps: Steps, windows: Windows, theta: float) -> Array:
-    """Return upper bounds on log A(theta) of each of the steps [steps], without a line."""
+def log_moments_above(steps: Steps, windows: Windows, theta: Array) -> Array:
+    """Return upper bounds on log A(theta) of each of the steps [steps], without a line.
+
+    Theta is the same for all steps, or one for each [steps].
+    """
     no_line = Contour(
         theta=theta,
         period=np.inf,
         eta=0.0,
-        cutoff=0.0,
+        cutoff=np.float64(0.0),
         below=theta,
         above=theta,
-        log_error=_FINE,
+        log_error=np.float64(_FINE),
     )
     bounds = _step_rule(steps, windows, no_line).alias[:, 0]
     return bounds + 8.0 * UNIT_ROUNDOFF * np.abs(bounds)
@@ -253,25 +274,21 @@ class _Rule(NamedTuple):
 
 def step_lines(steps: Steps, windows: Windows, contour: Contour, frequency: Array) -> list[EventsOnLine]:
     """Return the lines of subsampled Gaussian steps, each in its window: of as many at a time as memory allows."""
-    at_once = max(_MOST_NUMBERS // (32 * frequency.size), 1)
+    if frequency.ndim == 2:  # runs side by side
+        return [_step_line(steps, windows, contour, frequency)]
+    at_once = num_at_once(frequency.size)
     lines = []
     for start in range(0, steps.num_steps.size, at_once):
         some = slice(start, start + at_once)
-        some_steps = steps._replace(
-            noise_multiplier=steps.noise_multiplier[some],
-            sampling_prob=steps.sampling_prob[some],
-            num_steps=steps.num_steps[some],
-            missed=steps.missed[some],
-        )
         some_windows = Windows(windows.lower[some], windows.upper[some], windows.lost[some])
-        lines.append(_step_line(some_steps, some_windows, contour, frequency))
+        lines.append(_step_line(steps.taken(some), some_windows, contour, frequency))
     return lines
 
 
 def _step_rule(steps: Steps, windows: Windows, contour: Contour) -> _Rule:
     """Return the quadrature of each kind of step: the sum over its parts, and a symmetric step's atom at loss 0."""
-    theta = np.array([contour.theta, contour.below, contour.above])
-    levels = contour.cutoff * _LEVELS
+    theta = contour.exponents
+    levels = _column(contour.cutoff) * _LEVELS
     parts = _likelihood_ratio.one_signed_parts(steps)
     nodes = []
     exponents = []
@@ -279,7 +296,7 @@ def _step_rule(steps: Steps, windows: Windows, contour: Contour) -> _Rule:
     for part in parts:
         edges = _panel_edges(part, windows, contour)
         rule = _moments.make_nodes(part, edges)
-        exponent = rule.log_weight[:, None] + theta[:, None] * rule.loss[:, None]
+        exponent = rule.log_weight[:, None] + theta[..., None] * rule.loss[:, None]
         nodes.append(rule)
         exponents.append(exponent)
         sums.append(_moments.quadrature_error(part, edges, theta, levels, exponent))
@@ -316,10 +333,10 @@ def _step_line(steps: Steps, windows: Windows, contour: Contour, frequency: Arra
     at_zero = rule.fixed + rule.quadrature[:, 0]
 
     # The error of the rule at each frequency is the one at the next level above it.
-    levels = contour.cutoff * _LEVELS[1:]
-    next_level = np.searchsorted(levels, frequency)
-    next_level = np.minimum(next_level, levels.size - 1)
-    quadrature = rule.quadrature[:, 1 + next_level]
+    levels = _column(contour.cutoff) * _LEVELS[1:]
+    next_level = np.sum(frequency[..., None] > levels[:, None, :-1], axis=-1)
+    next_level = np.broadcast_to(next_level, (len(at_zero), frequency.shape[-1]))
+    quadrature = np.take_along_axis(rule.quadrature, 1 + next_level, axis=1)
 
     sums = rule.mass[:, None]
     total_weight = rule.mass
@@ -359,7 +376,7 @@ def _rounding(
     Args:
         parts: The one-signed parts of the steps.
         nodes: The quadrature nodes of each part.
-        theta: The exponents [points].
+        theta: The exponents [1 or steps, points].
         log_a: log A at each exponent [steps, points].
         mass: The weights of atoms at loss 0, relative to A [steps, points].
         exponents: The logarithms of the weights, relative to A, for each part [steps, points, n].
@@ -401,6 +418,11 @@ def _log_total(terms: list[QuadratureTotals]) -> QuadratureTotals:
     )
 
 
+def _column(value: Array) -> Array:
+    """Return a number, or one of each of some steps side by side, as an array [1 or steps, 1]."""
+    return np.reshape(value, (-1, 1))
+
+
 def _panel_edges(steps: Steps, windows: Windows, contour: Contour) -> Array:
     """Return the edges of the panels [steps, panels + 1], as close as `_panel_density` asks for, equally many."""
     # The number of panels from the lower end up to the end of each cell.
@@ -432,19 +454,19 @@ def _panel_density(steps: Steps, contour: Contour, u: Array, size: Array) -> Arr
     log_count = np.log(steps.num_steps)[:, None]
     ell = _likelihood_ratio.log_ratio(u, steps)
     slope = _likelihood_ratio.posterior_mean(u, steps, ell) / noise_multiplier
-    exponent = steps.shift + steps.sign * contour.theta
+    exponent = steps.shift + steps.sign * _column(contour.theta)
 
     # The cells whose errors could be felt after all steps.
     log_mass = exponent * ell - 0.5 * u**2
     rough_log_a = _moments.log_sum(log_mass, axis=1)[:, None] + np.log(size)
     log_share = log_mass - rough_log_a + log_count
-    matters = log_share > contour.log_error - 3.0
+    matters = log_share > _column(contour.log_error) - 3.0
 
     # Half a panel may turn e^{itL} by the angle for which the rule is good enough.
-    nats = log_count - contour.log_error
-    turns_per_loss = 0.5 * contour.cutoff / _turn_per_half_panel(nats)
+    nats = log_count - _column(contour.log_error)
+    turns_per_loss = 0.5 * _column(contour.cutoff) / _turn_per_half_panel(nats)
     turns = slope * turns_per_loss
-    steepness = 0.06 * (np.abs(u) + abs(exponent) * slope)
+    steepness = 0.06 * (np.abs(u) + np.abs(exponent) * slope)
     needed = np.where(matters, turns + steepness, 0.0)
     least = np.maximum(0.5 * steps.group_size / noise_multiplier, 0.25)
     return np.maximum(needed, least)
@@ -473,15 +495,16 @@ def _fourier(loss: Array, weight: Array, frequency: Array) -> tuple[Array, Array
     Args:
         loss: the losses of each kind of event [kinds, n].
         weight: their weights [kinds, n].
-        frequency: multiples of the second one.
+        frequency: multiples of the second one [n], or those of each kind [kinds, n].
 
     Returns:
         the sums, and a bound on their errors at each frequency [frequencies], relative to sum_i w_i.
     """
-    size = scipy.fft.next_fast_len(_OVERSAMPLING * frequency.size, real=True)
+    num_frequencies = frequency.shape[-1]
+    size = scipy.fft.next_fast_len(_OVERSAMPLING * num_frequencies, real=True)
 
     # The places of the losses on the grid, in its cells. The remainders are exact.
-    place = loss * (frequency[1] * size / (2.0 * np.pi))
+    place = loss * (frequency[..., 1:2] * size / (2.0 * np.pi))
     cell = np.floor(place)
     spread = _spread(place - cell, weight)
 
@@ -496,8 +519,8 @@ def _fourier(loss: Array, weight: Array, frequency: Array) -> tuple[Array, Array
     masses[:, : _TAPS.size] += masses[:, size:]
 
     # The weights are real, so the transform has the frequencies from 0 on.
-    sums = scipy.fft.rfft(masses[:, :size])[:, : frequency.size].conj()
-    angle = (2.0 * np.pi * _KERNEL_WIDTH / size) * np.arange(frequency.size)
+    sums = scipy.fft.rfft(masses[:, :size])[:, :num_frequencies].conj()
+    angle = (2.0 * np.pi * _KERNEL_WIDTH / size) * np.arange(num_frequencies)
     gain = np.exp(0.5 * angle**2)
     num_stages = np.log2(size)
     rounding = 32.0 + gain * (loss.shape[1] + 8.0 * num_stages + 48.0)

@@ -11,6 +11,8 @@ give the two errors of the test behind "lower". A line is evaluated in two steps
 * `make_sums` turns the moments on the line into the coefficients of trigonometric sums, with bounds on their errors;
 * `log_upper_delta` and `log_lower_delta` evaluate these sums at any epsilon nearby, and add what else is off.
 
+Of runs side by side every number is an array [runs], and every array has the axis of runs first.
+
 The kernels, the aliases of the trapezoid sum and its tail are derived in docs/theory/contour.md ("Two smoothings",
 "The trapezoid sum", "The bracket on delta"), the errors of M in its section "The product along the line".
 """
@@ -25,13 +27,13 @@ from gdpjax._composition._moments import UNIT_ROUNDOFF
 from gdpjax._core.types import Array
 
 
-def kernel(name: str, z: Array, eta: float) -> tuple[Array, Array]:
+def kernel(name: str, z: Array, eta: Array) -> tuple[Array, Array]:
     """Return the kernel of this name at complex z, and the real scale of its error.
 
     Args:
         name: "upper", "lower", "reject_p" or "reject_q".
         z: Points off the poles 0 and -1 [n].
-        eta: The smoothing.
+        eta: The smoothing, a number or an array that broadcasts to z.
 
     Returns:
         The kernel [n], right to 64 ulp of the scale [n].
@@ -62,14 +64,14 @@ def kernel(name: str, z: Array, eta: float) -> tuple[Array, Array]:
     return gauss * (first - second), scale
 
 
-def log_tail(name: str, contour: Contour, start: float) -> float:
+def log_tail(name: str, contour: Contour, start: Array) -> Array:
     """Return the log of a bound on (1 / pi) integral_{start}^inf |k(theta + it)| dt."""
     eta = contour.eta
     theta = contour.theta
     x = eta * start
     if name == "upper":
         growth = 0.5 * eta**2 * (theta**2 + theta)
-        decay = min(0.0, -2.0 * np.log(x))
+        decay = np.minimum(0.0, -2.0 * np.log(x))
         bound = growth - np.log(start) + decay
     else:
         p_growth = 0.5 * (eta * theta) ** 2
@@ -93,72 +95,76 @@ class TrapezoidSums(NamedTuple):
     Attributes:
         spacing: The distance of the frequencies.
         terms: The coefficients of e^{-i t (epsilon - origin)}, whose real parts count: of the sums, and of their
-            derivatives in epsilon, in rows of frequencies [2, kernels, rows, `_ROW`].
+            derivatives in epsilon, in rows of frequencies [2, kernels, rows, `_ROW`]; the axis of runs side by side
+            is the third one here.
         error: Bounds on the errors of the sums [kernels].
     """
 
-    spacing: float
+    spacing: Array
     terms: Array
     error: Array
 
 
-def make_sums(names: tuple[str, ...], data: RunOnLine, contour: Contour, origin: float) -> TrapezoidSums:
+def make_sums(names: tuple[str, ...], data: RunOnLine, contour: Contour, origin: Array) -> TrapezoidSums:
     """Return the trapezoid sums about epsilon = ``origin``.
 
     The errors hold for |epsilon - origin| <= period.
     """
-    inside = ~(data.frequency > contour.cutoff)
-    t = data.frequency[inside]
-    spacing = data.frequency[1]
+    theta, cutoff, period, eta, origin = (
+        np.asarray(number)[..., None] for number in (contour.theta, contour.cutoff, contour.period, contour.eta, origin)
+    )
+    t = data.frequency
+    spacing = t[..., 1]
+    inside = ~(t > cutoff)
 
     # The trapezoid rule on t >= 0: its two halves are conjugate, and t = 0 belongs to both.
-    measure = np.full(t.size, spacing / np.pi)
-    measure[0] *= 0.5
-    modulus = np.exp(data.modulus[inside]) * measure
-    angle = data.angle[inside] - t * origin
+    measure = np.where(inside, spacing[..., None] / np.pi, 0.0)
+    measure[..., 0] *= 0.5
+    modulus = np.exp(data.modulus) * measure
+    angle = data.angle - t * origin
     rotation = np.cos(angle) + 1j * np.sin(angle)
     turned = modulus * rotation
 
     # The phase is right to a few ulp of its size, the kernel and the rotations to 80 ulp and the kernel's own exponent,
     # and the sums over a row and over the rows add two ulp for each term.
-    farthest = abs(origin) + contour.period
-    phase = 4.0 * UNIT_ROUNDOFF * t * farthest + data.phase_rounding
-    squared_size = (contour.theta + 1.0) ** 2 + t**2
-    kernel_exponent = 4.0 * contour.eta**2 * squared_size
-    num_rows = -(-t.size // _ROW)
+    farthest = np.abs(origin) + period
+    phase = 4.0 * UNIT_ROUNDOFF * t * farthest + np.asarray(data.phase_rounding)[..., None]
+    squared_size = (theta + 1.0) ** 2 + t**2
+    kernel_exponent = 4.0 * eta**2 * squared_size
+    num_terms_inside = t.shape[-1]
+    num_rows = -(-num_terms_inside // _ROW)
     num_terms = 2.0 * (_ROW + num_rows)
     term_rounding = phase + UNIT_ROUNDOFF * (80.0 + (kernel_exponent + num_terms))
-    error = measure * data.error[inside] + modulus * term_rounding
+    error = measure * data.error + modulus * term_rounding
 
     # The tail starts at one term fewer than was summed, in case the comparison with the cutoff rounded the other way.
-    last = max(t.size - 2.0, 0.5) * spacing
-    z = contour.theta + 1j * t
-    terms = np.zeros((2, len(names), num_rows * _ROW), complex)
-    errors = np.zeros(len(names))
+    last = np.maximum(np.sum(inside, axis=-1) - 2.0, 0.5) * spacing
+    z = theta + 1j * t
+    terms = np.zeros((2, len(names), *t.shape[:-1], num_rows * _ROW), complex)
+    errors = np.zeros((len(names), *t.shape[:-1]))
     for i, name in enumerate(names):
-        value, scale = kernel(name, z, contour.eta)
-        terms[0, i, : t.size] = value * turned
-        terms[1, i, : t.size] = -1j * t * terms[0, i, : t.size]
+        value, scale = kernel(name, z, eta)
+        terms[0, i, ..., :num_terms_inside] = value * turned
+        terms[1, i, ..., :num_terms_inside] = -1j * t * terms[0, i, ..., :num_terms_inside]
         tail = _exp(log_tail(name, contour, last))
-        rounding = np.dot(scale, error) * (1.0 + 1e-9)
+        rounding = np.sum(scale * error, axis=-1) * (1.0 + 1e-9)
         errors[i] = rounding + tail
-    return TrapezoidSums(spacing, terms.reshape(2, len(names), num_rows, _ROW), errors)
+    return TrapezoidSums(spacing, terms.reshape(*terms.shape[:-1], num_rows, _ROW), errors)
 
 
-def _exp(x: float) -> float:
+def _exp(x: Array) -> Array:
     """Return e^x, and inf where it would overflow or x is NaN."""
-    if x < 700.0:
-        return np.exp(x)
-    return np.inf
+    return np.where(x < 700.0, np.exp(np.minimum(x, 700.0)), np.inf)
 
 
-def evaluate(sums: TrapezoidSums, shift: float) -> tuple[Array, Array]:
+def evaluate(sums: TrapezoidSums, shift: Array) -> tuple[Array, Array]:
     """Return the sums at epsilon = origin + shift, and their derivatives in epsilon, each [kernels]."""
     # e^{i k angle} is the product of the rotations by k's place in its row and by the row.
-    angle = -1j * shift * sums.spacing
+    angle = np.asarray(-1j * shift * sums.spacing)[..., None]
     in_row = np.exp(angle * np.arange(_ROW))
-    of_row = np.exp(angle * _ROW * np.arange(sums.terms.shape[2]))
-    values, slopes = ((sums.terms @ in_row) @ of_row).real
+    of_row = np.exp(angle * _ROW * np.arange(sums.terms.shape[-2]))
+    of_rows = (sums.terms @ in_row[..., None])[..., 0]
+    values, slopes = (of_rows[..., None, :] @ of_row[..., None])[..., 0, 0].real
     return values, slopes
 
 
@@ -170,7 +176,7 @@ def log_peak(theta: Array) -> Array:
     return -theta * np.log1p(1.0 / theta) - np.log1p(theta)
 
 
-def log_alias(data: RunOnLine, contour: Contour, epsilon: float) -> float:
+def log_alias(data: RunOnLine, contour: Contour, epsilon: Array) -> Array:
     """Return the log of a bound on the aliases of a function F that is nowhere above (1 - e^{-x})_+.
 
     These are sum_{m >= 1} e^{theta m D} F(epsilon + mD) + e^{-theta m D} F(epsilon - mD).
@@ -185,61 +191,56 @@ def log_alias(data: RunOnLine, contour: Contour, epsilon: float) -> float:
     right = above + log_geometric((contour.above - theta) * period)
 
     # On the left F <= 1 may be the better bound.
-    left = min(log_geometric(theta * period), left)
+    left = np.minimum(log_geometric(theta * period), left)
     return np.logaddexp(left, right) + 1e-9
 
 
-def log_geometric(rate: float) -> float:
+def log_geometric(rate: Array) -> Array:
     """Return log sum_{m >= 1} e^{-m rate}."""
-    if rate > 0:
-        return -rate - np.log(-np.expm1(-rate))
-    return np.inf
+    return np.where(rate > 0, -rate - np.log(np.abs(np.expm1(-rate))), np.inf)
 
 
-def log_upper_delta(data: RunOnLine, contour: Contour, sums: TrapezoidSums, origin: float, epsilon: float) -> float:
+def log_upper_delta(data: RunOnLine, contour: Contour, sums: TrapezoidSums, origin: Array, epsilon: Array) -> Array:
     """Return the log of a certified upper bound on delta(epsilon).
 
     The first kernel of ``sums`` is "upper".
     """
-    if abs(epsilon - origin) > contour.period or epsilon < data.least:
-        return 0.0
     values, _ = evaluate(sums, epsilon - origin)
-    largest = max(values[0], 0.0) + sums.error[0]
+    largest = np.maximum(values[0], 0.0) + sums.error[0]
     above = log_scale(data, contour, epsilon, 1.0) + _log(largest)
     # What the windows lose may all be in delta.
-    return min(np.logaddexp(above, _log(data.lost)), 0.0)
+    bound = np.minimum(np.logaddexp(above, _log(data.lost)), 0.0)
+    is_outside = (np.abs(epsilon - origin) > contour.period) | (epsilon < data.least)
+    return np.where(is_outside, 0.0, bound)[()]
 
 
-def log_lower_delta(data: RunOnLine, contour: Contour, sums: TrapezoidSums, origin: float, epsilon: float) -> float:
+def log_lower_delta(data: RunOnLine, contour: Contour, sums: TrapezoidSums, origin: Array, epsilon: Array) -> Array:
     """Return the log of a certified lower bound on delta(epsilon), which may be -inf.
 
     The second kernel of ``sums`` is "lower".
     """
-    if abs(epsilon - origin) > contour.period:
-        return -np.inf
     values, _ = evaluate(sums, epsilon - origin)
-    smallest = max(values[1] - sums.error[1], 0.0)
+    smallest = np.maximum(values[1] - sums.error[1], 0.0)
     below = log_scale(data, contour, epsilon, -1.0) + _log(smallest)
-    if not below > -np.inf:
-        return -np.inf
-    log_alias_share = log_alias(data, contour, epsilon) - below
-    remaining_share = -np.expm1(min(log_alias_share, 0.0))
-    return below + _log(remaining_share)
+    is_known = (below > -np.inf) & ~(np.abs(epsilon - origin) > contour.period)
+
+    # The aliases may take some of it.
+    safe_below = np.where(is_known, below, 0.0)
+    log_alias_share = log_alias(data, contour, epsilon) - safe_below
+    remaining_share = -np.expm1(np.minimum(log_alias_share, 0.0))
+    return np.where(is_known, safe_below + _log(remaining_share), -np.inf)[()]
 
 
-def _log(x: float) -> float:
+def _log(x: Array) -> Array:
     """Return log x: -inf at 0, NaN below."""
-    if x > 0:
+    with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(x)
-    if x == 0:
-        return -np.inf
-    return np.nan
 
 
-def log_scale(data: RunOnLine, contour: Contour, epsilon: float, side: float) -> float:
+def log_scale(data: RunOnLine, contour: Contour, epsilon: Array, side: float) -> Array:
     """Return K(theta) - theta epsilon, moved to the given side by its rounding and quadrature error."""
     shift = contour.theta * epsilon
     exponent = data.log_size - shift
-    size = abs(data.log_size) + abs(shift)
+    size = np.abs(data.log_size) + np.abs(shift)
     rounding = 8.0 * UNIT_ROUNDOFF * (1.0 + size)
     return exponent + side * (data.log_size_error + rounding)

@@ -18,7 +18,7 @@ what the quadrature bound asks for.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,8 +46,8 @@ _LARGEST_ETA = 0.6
 
 _MAX_EVALUATIONS = 80
 _NEWTON_STEPS = 20
-_ROOT_WIDTH = 2e-3
-_OVERSHOOT = 0.5e-3
+_ROOT_WIDTH = 4e-3
+_OVERSHOOT = 1e-3
 
 
 class ContourPlan(NamedTuple):
@@ -55,12 +55,12 @@ class ContourPlan(NamedTuple):
 
     contour: Contour
     windows: Windows
-    epsilon: float
-    log_delta: float
+    epsilon: Array
+    log_delta: Array
 
 
 class Cumulants(NamedTuple):
-    """K and its first two derivatives at one theta: numbers, or arrays [events]."""
+    """K and its first two derivatives at one theta: numbers, or arrays [events] or [runs]."""
 
     log_moment: Array
     mean: Array
@@ -79,9 +79,9 @@ class OutcomeMasses(NamedTuple):
     powers: Array
     """1, the loss and its square [events, n, 3]"""
 
-    def cumulants(self, theta: float) -> Cumulants:
-        """Return the cumulants of each event [events] at theta."""
-        exponent = self.log_weight + theta * self.loss
+    def cumulants(self, theta: Array) -> Cumulants:
+        """Return the cumulants of each event [events] at theta, a number or [events]."""
+        exponent = self.log_weight + np.reshape(theta, (-1, 1)) * self.loss
         top = exponent.max(axis=1, keepdims=True)
         weight = np.exp(exponent - top)
         total, first, second = np.matmul(weight[:, None], self.powers)[:, 0].T
@@ -90,15 +90,15 @@ class OutcomeMasses(NamedTuple):
         return Cumulants(np.log(total) + top[:, 0], mean, variance)
 
     def log_moments(self, theta: Array) -> Array:
-        """Return K of each event at each theta [events, points]."""
-        tilt = theta[:, None] * self.loss[:, None]
+        """Return K of each event at each theta [points] or [events, points]."""
+        tilt = theta[..., None] * self.loss[:, None]
         return _moments.log_sum(self.log_weight[:, None] + tilt, axis=2)
 
 
 class CoarseMeasure(Protocol):
     """A positive measure on the losses of a run, whose moments are known roughly."""
 
-    def cumulants(self, theta: float) -> Cumulants:
+    def cumulants(self, theta: Array) -> Cumulants:
         """Return the cumulants at theta."""
         ...
 
@@ -107,12 +107,26 @@ class CoarseMeasure(Protocol):
         ...
 
 
+class RunsApart(NamedTuple):
+    """Runs side by side, each of one kind of event."""
+
+    events: OutcomeMasses
+
+    def cumulants(self, theta: Array) -> Cumulants:
+        """Return the cumulants of each run [runs] at its theta."""
+        return Cumulants(*(self.events.counts * of_one for of_one in self.events.cumulants(theta)))
+
+    def log_moments(self, theta: Array) -> Array:
+        """Return K of each run at its points [runs, points]."""
+        return self.events.counts[:, None] * self.events.log_moments(theta)
+
+
 class CoarseRun(NamedTuple):
     """All the events of a run."""
 
     parts: list[OutcomeMasses]
 
-    def cumulants(self, theta: float) -> Cumulants:
+    def cumulants(self, theta: Array) -> Cumulants:
         """Return the cumulants of the whole run at theta."""
         log_moment = mean = variance = 0.0
         for part in self.parts:
@@ -134,17 +148,19 @@ class CoarseRun(NamedTuple):
 # Rough moments of a run.
 
 
-def choose_windows(run: RunDescription, log_delta: float) -> Windows:
+def choose_windows(run: RunDescription, log_delta: Array) -> Windows:
     """Return windows of the steps that lose about a millionth of delta over the whole run."""
     if not run.steps:
         return Windows(*np.zeros((3, 0)))
-    steps = max(num_steps(run), 1.0)
+    steps = np.maximum(num_steps(run), 1.0)
     target = log_delta + _LOG_WINDOW_SHARE - np.log(4.0 * steps)
     return _moments.choose_windows(run.side_by_side, target)
 
 
-def coarse_run(run: RunDescription, windows: Windows) -> CoarseRun:
-    """Return a coarse quadrature of every phase, together with the outcomes of the other events."""
+def coarse_run(run: RunDescription, windows: Windows) -> Any:
+    """Return a coarse quadrature of every phase, together with the outcomes of the other events: a `CoarseMeasure`."""
+    if run.apart:
+        return RunsApart(_coarse_steps(run.side_by_side, windows))
     parts = []
     if run.steps:
         parts.append(_coarse_steps(run.side_by_side, windows))
@@ -189,12 +205,12 @@ def outcome_masses(counts: Array, loss: Array, log_weight: Array) -> OutcomeMass
 
 
 def rising_root(
-    function: Callable[[float], tuple[float, float]],
+    function: Callable[[Array], tuple[Array, Array]],
     low: float,
     high: float,
-    start: float,
-) -> float:
-    """Return the root in theta of an increasing function, to 2e-3 of theta.
+    start: Array,
+) -> Array:
+    """Return the root in theta of an increasing function, to 4e-3 of theta.
 
     Newton steps in log theta are kept between two ends that close in, because they go astray where the loss of one step
     has two scales (sampling_prob = 1e-4, or few expected participations). A step is made a little too long, so that the
@@ -205,35 +221,37 @@ def rising_root(
         function: maps theta to the value of the function and its slope.
         low: log of an end below the root.
         high: log of an end above the root.
-        start: log of a guess.
+        start: log of a guess, or of one for each of some functions side by side.
     """
-    x = min(max(start, low), high)
-    step = 0.0
+    x = np.minimum(np.maximum(start, low), high)
+    lows, highs = low, high
     for i in range(_MAX_EVALUATIONS):
         theta = np.exp(x)
         value, slope = function(theta)
 
         # The root is to the right of x where the value is negative.
         is_left_of_root = value < 0
-        if is_left_of_root:
-            low = x
-        else:
-            high = x
-        step = -value / (slope * theta) if slope > 0 else np.nan
-        if high - low < _ROOT_WIDTH:
+        lows = np.where(is_left_of_root, x, lows)
+        highs = np.where(is_left_of_root, highs, x)
+        step = -value / (slope * theta)
+        is_open = highs - lows >= _ROOT_WIDTH
+        if not is_open.any():
             break
 
-        overshoot = _OVERSHOOT if is_left_of_root else -_OVERSHOOT
-        proposal = x + step + overshoot
-        is_trusted = low < proposal < high and i < _NEWTON_STEPS
-        x = proposal if is_trusted else 0.5 * (low + high)
-    return np.exp(min(max(x + step, low), high))
+        # A step in the wrong direction, where the slope is not positive, leaves the ends as well.
+        goal = 0.5 * (lows + highs)
+        if i < _NEWTON_STEPS:
+            proposal = x + step + np.where(is_left_of_root, _OVERSHOOT, -_OVERSHOOT)
+            is_inside = (lows < proposal) & (proposal < highs)
+            goal = np.where(is_inside, proposal, goal)
+        x = np.where(is_open, goal, x)
+    return np.exp(np.minimum(np.maximum(x + step, lows), highs))
 
 
-def chernoff_line(coarse: CoarseMeasure, log_delta: float) -> float:
+def chernoff_line(coarse: CoarseMeasure, log_delta: Array) -> Array:
     """Return the theta of the best Chernoff bound on epsilon at delta."""
 
-    def excess(theta: float) -> tuple[float, float]:
+    def excess(theta: Array) -> tuple[Array, Array]:
         log_moment, mean, variance = coarse.cumulants(theta)
         value = theta * mean - log_moment + np.log1p(theta) + log_delta
         slope = theta * variance + 1.0 / (1.0 + theta)
@@ -241,16 +259,14 @@ def chernoff_line(coarse: CoarseMeasure, log_delta: float) -> float:
 
     # For a Gaussian loss the root is sqrt(2 log(1/delta) / variance).
     variance = coarse.cumulants(0.0).variance
-    start = 0.0
-    if variance > 0:
-        start = 0.5 * np.log(-2.0 * log_delta / variance)
+    start = np.where(variance > 0, 0.5 * np.log(-2.0 * log_delta / variance), 0.0)
     return rising_root(excess, _LOG_LEAST_THETA, _LOG_LARGEST_THETA, start)
 
 
-def saddle_line(coarse: CoarseMeasure, epsilon: float, start: float = 1.0) -> float:
+def saddle_line(coarse: CoarseMeasure, epsilon: Array, start: Array = 1.0) -> Array:
     """Return the theta of the saddle point of e^{K(z) - z e} / (z (z + 1)), sought from ``start``."""
 
-    def excess(theta: float) -> tuple[float, float]:
+    def excess(theta: Array) -> tuple[Array, Array]:
         _, mean, variance = coarse.cumulants(theta)
         poles = 1.0 / theta + 1.0 / (1.0 + theta)
         value = mean - poles - epsilon
@@ -260,7 +276,7 @@ def saddle_line(coarse: CoarseMeasure, epsilon: float, start: float = 1.0) -> fl
     return rising_root(excess, _LOG_LEAST_THETA, _LOG_LARGEST_THETA, np.log(start))
 
 
-def saddle_log_delta(coarse: CoarseMeasure, theta: float) -> float:
+def saddle_log_delta(coarse: CoarseMeasure, theta: Array) -> Array:
     """Return the saddle-point estimate of log delta(e) + theta e."""
     log_moment, _, variance = coarse.cumulants(theta)
     spread = variance + theta**-2 + (1.0 + theta) ** -2
@@ -270,15 +286,15 @@ def saddle_log_delta(coarse: CoarseMeasure, theta: float) -> float:
 class RoughEpsilon(NamedTuple):
     """A rough epsilon at delta, and the line it comes from."""
 
-    epsilon: float
-    theta: float
+    epsilon: Array
+    theta: Array
 
 
-def first_guess(coarse: CoarseMeasure, log_delta: float) -> RoughEpsilon:
+def first_guess(coarse: CoarseMeasure, log_delta: Array) -> RoughEpsilon:
     """Return the epsilon of the saddle-point formula on the line of the Chernoff bound."""
     theta = chernoff_line(coarse, log_delta)
     epsilon = (saddle_log_delta(coarse, theta) - log_delta) / theta
-    return RoughEpsilon(max(epsilon, 0.0), theta)
+    return RoughEpsilon(np.maximum(epsilon, 0.0), theta)
 
 
 def guess_log_delta(run: RunDescription, epsilon: float) -> float:
@@ -296,12 +312,12 @@ def make_plan(
     run: RunDescription,
     windows: Windows,
     coarse: CoarseMeasure,
-    epsilon: float,
-    log_delta: float,
-    width: float,
+    epsilon: Array,
+    log_delta: Array,
+    width: Array,
     *,
     of_delta: bool,
-    start: float = 1.0,
+    start: Array = 1.0,
     least: float = LEAST_EPSILON,
 ) -> ContourPlan:
     """Return the plan about a guess of (epsilon, log delta).
@@ -319,47 +335,48 @@ def make_plan(
     """
     theta = saddle_line(coarse, epsilon, start)
     # log delta falls with the slope -theta.
-    scale = 1.0 if of_delta else theta * max(epsilon, least)
+    scale = 1.0 if of_delta else theta * np.maximum(epsilon, least)
     contour = choose_contour(coarse, theta, epsilon, log_delta, width * scale)
     return ContourPlan(contour, windows, epsilon, log_delta)
 
 
-def choose_contour(coarse: CoarseMeasure, theta: float, epsilon: float, log_delta: float, width: float) -> Contour:
+def choose_contour(coarse: CoarseMeasure, theta: Array, epsilon: Array, log_delta: Array, width: Array) -> Contour:
     """Return period, smoothing and cutoff for a line, a point (epsilon, log delta) and a relative width of delta."""
     # Aliases and the tail may be as large as 2 % of the width, relative to delta.
-    log_share = np.log(0.02 * min(width, 1.0))
+    log_share = np.log(0.02 * np.minimum(width, 1.0))
     goal = log_delta + log_share
 
     # For each exponent on either side: the period at which its bound makes the alias as small as the goal.
     shares = np.concatenate([[1.0], _BELOW, _ABOVE])
-    points = theta * shares
+    points = np.multiply.outer(theta, shares)
     log_moments = coarse.log_moments(points)
-    log_moment_at_theta = log_moments[0]
-    points = points[1:]
-    log_bounds = _contour.log_peak(points) + log_moments[1:] - points * epsilon
-    periods = np.maximum(log_bounds - goal, 1.0) / np.abs(points - theta)
+    log_moment_at_theta = log_moments[..., 0]
+    points = points[..., 1:]
+    log_bounds = _contour.log_peak(points) + log_moments[..., 1:] - points * np.asarray(epsilon)[..., None]
+    distance = np.abs(points - np.asarray(theta)[..., None])
+    periods = np.maximum(log_bounds - np.asarray(goal)[..., None], 1.0) / distance
 
     # Both aliases are small at the longer of the two best periods. The left one is small, too, where e^{-theta D} is.
-    left_points, right_points = points[: _BELOW.size], points[_BELOW.size :]
-    left_periods, right_periods = periods[: _BELOW.size], periods[_BELOW.size :]
-    left_period = min(np.min(left_periods), -goal / theta)
-    period = max(left_period, np.min(right_periods))
+    left_points, right_points = points[..., : _BELOW.size], points[..., _BELOW.size :]
+    left_periods, right_periods = periods[..., : _BELOW.size], periods[..., _BELOW.size :]
+    left_period = np.minimum(np.min(left_periods, axis=-1), -goal / theta)
+    period = np.maximum(left_period, np.min(right_periods, axis=-1))
     below = _largest_of_the_best(left_points, left_periods)
     above = _largest_of_the_best(right_points, right_periods)
 
     # The smoothing costs theta (theta + 1) eta^2 relative to delta.
-    eta = min(np.sqrt(0.5 * width / (theta * (theta + 1.0))), _LARGEST_ETA)
+    eta = np.minimum(np.sqrt(0.5 * width / (theta * (theta + 1.0))), _LARGEST_ETA)
 
     # The kernels fall as e^{-kappa^2 / 2} at the cutoff kappa / eta. The sum is relative to e^K, and delta is this much
     # of it.
     log_sum = log_delta + theta * epsilon - log_moment_at_theta
     nats = np.log(0.03) - log_share - log_sum
-    kappa = np.sqrt(2.0 * min(max(nats, 6.0), 60.0))
+    kappa = np.sqrt(2.0 * np.minimum(np.maximum(nats, 6.0), 60.0))
     cutoff = kappa / eta
 
     # If that takes more frequencies than there are, the cutoff is lowered and the smoothing grows in proportion.
     largest_cutoff = 0.999 * 2.0 * np.pi * MAX_FREQUENCIES / period
-    crowding = max(cutoff / largest_cutoff, 1.0)
+    crowding = np.maximum(cutoff / largest_cutoff, 1.0)
     return Contour(
         theta=theta,
         period=period,
@@ -371,7 +388,7 @@ def choose_contour(coarse: CoarseMeasure, theta: float, epsilon: float, log_delt
     )
 
 
-def _largest_of_the_best(points: Array, cost: Array) -> float:
-    """Return the largest of the points with the least cost."""
-    is_best = cost <= np.min(cost)
-    return np.max(points[is_best], initial=-np.inf)
+def _largest_of_the_best(points: Array, cost: Array) -> Array:
+    """Return the largest of the points with the least cost, along the last axis."""
+    is_best = cost <= np.min(cost, axis=-1, keepdims=True)
+    return np.max(np.where(is_best, points, -np.inf), axis=-1)

@@ -10,7 +10,8 @@ while the bracket is wider than asked for (`direction_epsilon`, `direction_log_d
    sampled and epsilon is tiny: two ordinary tries relative to that epsilon.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from gdpjax._composition import (
     _inversion,
     _rare_outcomes,
 )
+from gdpjax._composition._characteristic_function import RunOnLine
 from gdpjax._composition._contour import log_peak
 from gdpjax._composition._contour_choice import CoarseRun, ContourPlan
 from gdpjax._composition._moments import Windows
@@ -113,15 +115,93 @@ def epsilon_of_run(run: RunDescription, log_delta: float, width: float = RELATIV
     return best
 
 
-def _is_smaller(run: RunDescription, log_delta: float, epsilon: float, width: float) -> bool:
+def epsilons_of_runs(
+    runs: Sequence[RunDescription], log_delta: Array, width: float = RELATIVE_WIDTH
+) -> EstimatedBounds:
+    """Return the brackets on epsilon of several runs, each at its log delta [runs]: the first tries side by side.
+
+    A run that is narrow then is done. The others are asked one by one, by what is known so far.
+    """
+    brackets = np.zeros((3, len(runs)))
+    for rows in _alike(runs):
+        if rows.size == 1:
+            brackets[:, rows[0]] = epsilon_of_run(runs[rows[0]], log_delta[rows[0]], width)
+        else:
+            alike = [runs[row].steps[0] for row in rows]
+            brackets[:, rows] = _side_by_side(RunDescription(tuple(alike), apart=True), log_delta[rows], width)
+    return EstimatedBounds(*brackets)
+
+
+def _alike(runs: Sequence[RunDescription]) -> list[Array]:
+    """Return the places of runs that can be looked at side by side: of steps of one kind alone, which are not rare."""
+    places: dict[Any, list[int]] = {}
+    for place, run in enumerate(runs):
+        kind: Any = (place,)
+        if is_alone(run) and len(run.steps) == 1 and not _rare_outcomes.is_rare(run) and not run.steps[0].missed:
+            step = run.steps[0]
+            kind = step.group_size, step.num_rows, step.symmetric
+        places.setdefault(kind, []).append(place)
+    return [np.array(rows) for rows in places.values()]
+
+
+def _side_by_side(run: RunDescription, log_delta: Array, width: float) -> EstimatedBounds:
+    """Return `epsilon_of_run` of runs side by side [runs]."""
+    best = EstimatedBounds(*np.zeros((3, log_delta.size)))
+    for sign in run.signs:
+        directed = run.towards(sign)
+        is_left = np.ones(log_delta.size, bool)
+        if sign != run.signs[0]:
+            is_left = ~((best.lower > 0) & _is_smaller(directed, log_delta, best.lower, width))
+        rows = np.flatnonzero(is_left)
+        if rows.size:
+            some = directed.taken(rows)
+            found = direction_epsilon(some, log_delta[rows], best.lower[rows], width)
+            larger = _larger(EstimatedBounds(*taken(tuple(best), rows)), found)
+            for ends, new_ends in zip(best, larger, strict=True):
+                ends[rows] = new_ends
+    return best
+
+
+def taken(record: Any, rows: Array) -> Any:
+    """Return a record of arrays, and of such records, with some of the rows of each; numbers stay as they are."""
+    if isinstance(record, tuple):
+        parts = [taken(part, rows) for part in record]
+        return type(record)(*parts) if hasattr(record, "_fields") else tuple(parts)
+    return record[rows] if np.ndim(record) else record
+
+
+def on_lines(run: RunDescription, plan: ContourPlan, ask: Callable[[RunOnLine, ContourPlan], Any]) -> Any:
+    """Return the answer of ``ask``, numbers or arrays [runs], to the transform along the line of the plan.
+
+    Of runs side by side as many lines at a time as stay in the cache, in the order of their numbers of frequencies.
+    """
+    if not run.apart:
+        return ask(_characteristic_function.transform(run, plan.windows, plan.contour), plan)
+    counts = np.broadcast_to(_characteristic_function.num_frequencies(plan.contour), run.side_by_side.num_steps.shape)
+    order = np.argsort(-counts)
+    answers = []
+    start = 0
+    while start < order.size:
+        rows = order[start : start + _characteristic_function.num_at_once(int(counts[order[start]]))]
+        start += rows.size
+        some = taken(plan, rows)
+        data = _characteristic_function.transform(run.taken(rows), some.windows, some.contour)
+        answers.append(np.asarray(ask(data, some)))
+    answer = np.concatenate(answers, axis=-1)
+    return answer[..., np.argsort(order)]
+
+
+def _is_smaller(run: RunDescription, log_delta: Array, epsilon: Array, width: float) -> Array:
     """Return whether the epsilon of one direction is certainly at most this one, by one try, as coarse as it may be.
 
     That is so if delta(epsilon) is at most e^log_delta. The smoothing takes half of the gap between the two, and there
     is no try where that is finer than a bracket of relative ``width`` needs.
     """
     goal = log_delta - _LOG_DELTA_ROUNDING
-    if _is_beyond(run, epsilon):
-        return _log_infinite(run) <= goal
+    is_beyond = _is_beyond(run, epsilon)
+    is_smaller = is_beyond & (_log_infinite(run) <= goal)
+    if np.all(is_beyond):
+        return is_smaller
 
     # A Chernoff bound costs little. It is certified where a rough one is clearly below.
     windows = _contour_choice.choose_windows(run, log_delta)
@@ -129,21 +209,42 @@ def _is_smaller(run: RunDescription, log_delta: float, epsilon: float, width: fl
     theta = _contour_choice.saddle_line(coarse, epsilon)
     guess = _contour_choice.saddle_log_delta(coarse, theta) - theta * epsilon
     rough_chernoff = coarse.cumulants(theta).log_moment - theta * epsilon + log_peak(theta)
-    is_likely = is_alone(run) and rough_chernoff < log_delta - _CLEAR
-    if is_likely and _inversion.log_chernoff_delta(run, windows, theta, epsilon) <= goal:
-        return True
+    is_likely = ~is_beyond & (rough_chernoff < log_delta - _CLEAR) & is_alone(run)
+    is_smaller = is_smaller | _where(
+        is_likely,
+        lambda some, windows, theta, epsilon, goal: (
+            _inversion.log_chernoff_delta(some, windows, theta, epsilon) <= goal
+        ),
+        run,
+        (windows, theta, epsilon, goal),
+    )
 
     # Where delta(epsilon) is very small the line need not be the best one for it.
-    if not guess > log_delta - _FAR_BELOW:
-        theta = _contour_choice.chernoff_line(coarse, log_delta)
-        guess = log_delta - _FAR_BELOW
+    is_far = ~(guess > log_delta - _FAR_BELOW)
+    if np.any(is_far & ~is_smaller & ~is_beyond):
+        theta = np.where(is_far, _contour_choice.chernoff_line(coarse, log_delta), theta)
+    guess = np.where(is_far, log_delta - _FAR_BELOW, guess)
     half_gap = 0.5 * (log_delta - guess)
-    if not half_gap > width * theta * max(epsilon, _contour_choice.LEAST_EPSILON):
-        return False
-    contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, min(half_gap, 1.0))
-    plan = ContourPlan(contour, windows, epsilon, guess)
-    data = _characteristic_function.transform(run, windows, contour)
-    return _inversion.log_upper_delta(data, plan) <= goal
+    is_tried = half_gap > width * theta * np.maximum(epsilon, _contour_choice.LEAST_EPSILON)
+    contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, np.minimum(half_gap, 1.0))
+    return is_smaller | _where(
+        is_tried & ~is_smaller & ~is_beyond,
+        lambda some, plan, goal: on_lines(some, plan, _inversion.log_upper_delta) <= goal,
+        run,
+        (ContourPlan(contour, windows, epsilon, guess), goal),
+    )
+
+
+def _where(is_asked: Array, ask: Callable[..., Array], run: RunDescription, arguments: tuple[Any, ...]) -> Array:
+    """Return the answer of ``ask`` to the run, or to those of the runs side by side, that is asked; and else False."""
+    if not np.any(is_asked):
+        return is_asked
+    if not run.apart:
+        return ask(run, *arguments)
+    rows = np.flatnonzero(is_asked)
+    answer = np.zeros(is_asked.shape, bool)
+    answer[rows] = ask(run.taken(rows), *taken(arguments, rows))
+    return answer
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -154,23 +255,28 @@ class EpsilonSearch(NamedTuple):
     """The data that all tries at the epsilon of one direction share."""
 
     run: RunDescription
-    log_delta: float
-    run_lower: float
+    log_delta: Array
+    run_lower: Array
     """What the epsilon of the whole run is known to exceed: an upper end below it need not be improved."""
     target_width: float
     """The relative width at which a bracket is narrow enough."""
     windows: Windows
     coarse: CoarseRun
-    theta: float
+    theta: Array
     """Where to start the search for the line."""
 
-    def is_wide(self, bracket: EstimatedBounds, width: float, least: float = LEAST_RARE_EPSILON) -> bool:
+    def is_wide(self, bracket: EstimatedBounds, width: float, least: float = LEAST_RARE_EPSILON) -> Array:
         """Return whether a bracket matters, and is wider than this relative to its estimate."""
         gap = bracket.upper - bracket.lower
-        return gap > width * max(bracket.estimate, least) and bracket.upper > self.run_lower
+        return (gap > width * np.maximum(bracket.estimate, least)) & (bracket.upper > self.run_lower)
+
+    def taken(self, rows: Array) -> "EpsilonSearch":
+        """Return the search for some of the runs side by side."""
+        run, *others = self
+        return EpsilonSearch(run.taken(rows), *taken(tuple(others), rows))
 
 
-def direction_epsilon(run: RunDescription, log_delta: float, run_lower: float, target_width: float) -> EstimatedBounds:
+def direction_epsilon(run: RunDescription, log_delta: Array, run_lower: Array, target_width: float) -> EstimatedBounds:
     """Bracket the epsilon of one direction.
 
     Args:
@@ -180,17 +286,19 @@ def direction_epsilon(run: RunDescription, log_delta: float, run_lower: float, t
         target_width: the relative width at which the search stops.
     """
     search, first_guess = begin_epsilon_search(run, log_delta, run_lower, target_width)
-    nothing = EstimatedBounds(0.0, _trivial_upper(run, log_delta), first_guess)
-    bracket_epsilon = _rare_epsilon if _rare_outcomes.is_rare(run) else _usual_epsilon
-    bracket = bracket_epsilon(search, nothing)
+    trivial = _trivial_upper(run, log_delta)
+    nothing = EstimatedBounds(np.zeros_like(trivial), trivial, first_guess)
+    if run.apart:
+        return _with_estimate_inside(_epsilons_apart(search, nothing))
+    bracket = _rare_epsilon(search, nothing) if _rare_outcomes.is_rare(run) else _usual_epsilon(search, nothing)
     if run.missed_below:
         bracket = bracket._replace(lower=0.0)
     return _with_estimate_inside(bracket)
 
 
 def begin_epsilon_search(
-    run: RunDescription, log_delta: float, run_lower: float, target_width: float
-) -> tuple[EpsilonSearch, float]:
+    run: RunDescription, log_delta: Array, run_lower: Array, target_width: float
+) -> tuple[EpsilonSearch, Array]:
     """Return what the tries share, and a first guess of epsilon."""
     windows = _contour_choice.choose_windows(run, log_delta)
     coarse = _contour_choice.coarse_run(run, windows)
@@ -199,9 +307,20 @@ def begin_epsilon_search(
     return search, guess.epsilon
 
 
-def _usual_epsilon(search: EpsilonSearch, nothing: EstimatedBounds) -> EstimatedBounds:
-    """Bracket epsilon where an example is not rare: the ordinary tries, then what else there is."""
+def _epsilons_apart(search: EpsilonSearch, nothing: EstimatedBounds) -> EstimatedBounds:
+    """Bracket the epsilon of runs side by side: the ordinary tries, then what else there is, one by one."""
     bracket = _ordinary_epsilon(search, nothing, range(TRIES))
+    ends = np.array(bracket)
+    for row in np.flatnonzero(search.is_wide(bracket, RARE_LAST_WIDTH)):
+        run = RunDescription((search.run.steps[row],))
+        one, _ = begin_epsilon_search(run, search.log_delta[row], search.run_lower[row], search.target_width)
+        ends[:, row] = _usual_epsilon(one, EstimatedBounds(*ends[:, row]), range(0))
+    return EstimatedBounds(*ends)
+
+
+def _usual_epsilon(search: EpsilonSearch, known: EstimatedBounds, tries: range = range(TRIES)) -> EstimatedBounds:
+    """Bracket epsilon where an example is not rare: the ordinary tries, then what else there is."""
+    bracket = _ordinary_epsilon(search, known, tries)
     if _rare_outcomes.applies(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
         bracket = telling_epsilon(search, bracket)
     if is_alone(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
@@ -246,31 +365,48 @@ def _ordinary_epsilon(
         least: below it the width of a bracket is relative to this.
     """
     bracket = known
+    is_open = np.True_
     for i in tries:
-        if not search.is_wide(bracket, search.target_width, least):
+        is_open = is_open & search.is_wide(bracket, search.target_width, least)
+        if not np.any(is_open):
             break
-
-        # The gap to an epsilon that is known to be larger allows for a coarse contour.
-        slack = 0.5 * (search.run_lower / max(bracket.estimate, 1e-300) - 1.0)
-        width = min(max(slack, search.target_width), _COARSEST_WIDTH) * 0.8**i
-        plan = _contour_choice.make_plan(
-            search.run,
-            search.windows,
-            search.coarse,
-            bracket.estimate,
-            search.log_delta,
-            width,
-            of_delta=False,
-            start=search.theta,
-            least=least,
-        )
-        data = _characteristic_function.transform(search.run, search.windows, plan.contour)
-        bounds, estimate = _inversion.epsilon_bracket(data, plan)
         before = bracket
-        bracket = _narrowed(before, bounds, estimate)
-        if i > tries[0] and _is_stuck(before, bracket):
-            break
+        if search.run.apart:
+            rows = np.flatnonzero(is_open)
+            some = _ordinary_try(search.taken(rows), taken(before, rows), i, least)
+            ends = np.array(before)
+            ends[:, rows] = some
+            bracket = EstimatedBounds(*ends)
+        else:
+            bracket = _ordinary_try(search, before, i, least)
+        if i > tries[0]:
+            is_open = is_open & ~_is_stuck(before, bracket)
     return bracket
+
+
+def _ordinary_try(search: EpsilonSearch, bracket: EstimatedBounds, i: int, least: float) -> EstimatedBounds:
+    """Improve a bracket by the ordinary try of this number."""
+    plan = _plan_of_try(search, bracket, i, least)
+    lower, upper, estimate = on_lines(search.run, plan, _inversion.epsilon_bracket)
+    return _narrowed(bracket, Bounds(lower, upper), estimate)
+
+
+def _plan_of_try(search: EpsilonSearch, bracket: EstimatedBounds, i: int, least: float) -> ContourPlan:
+    """Return the plan of the ordinary try of this number."""
+    # The gap to an epsilon that is known to be larger allows for a coarse contour.
+    slack = 0.5 * (search.run_lower / np.maximum(bracket.estimate, 1e-300) - 1.0)
+    width = np.minimum(np.maximum(slack, search.target_width), _COARSEST_WIDTH) * 0.8**i
+    return _contour_choice.make_plan(
+        search.run,
+        search.windows,
+        search.coarse,
+        bracket.estimate,
+        search.log_delta,
+        width,
+        of_delta=False,
+        start=search.theta,
+        least=least,
+    )
 
 
 def telling_epsilon(search: EpsilonSearch, known: EstimatedBounds) -> EstimatedBounds:
@@ -307,16 +443,16 @@ def telling_epsilon(search: EpsilonSearch, known: EstimatedBounds) -> EstimatedB
     return _with_estimate_inside(bracket)
 
 
-def _narrowed(bracket: EstimatedBounds, bounds: Bounds, estimate: float) -> EstimatedBounds:
-    """Return what a bracket and new bounds leave, with a new estimate."""
-    lower = max(bracket.lower, bounds.lower)
-    upper = min(bracket.upper, bounds.upper)
+def _narrowed(bracket: EstimatedBounds, bounds: Bounds, estimate: Array) -> EstimatedBounds:
+    """Return what a bracket and new bounds leave, with a new estimate. A number that is not known says nothing."""
+    lower = np.fmax(bracket.lower, bounds.lower)
+    upper = np.fmin(bracket.upper, bounds.upper)
     return EstimatedBounds(lower, upper, estimate)
 
 
-def _is_stuck(before: EstimatedBounds, after: EstimatedBounds) -> bool:
+def _is_stuck(before: EstimatedBounds, after: EstimatedBounds) -> Array:
     """Return whether a try found a lower end and left nearly all of the bracket."""
-    return after.lower > 0 and after.upper - after.lower > _PROGRESS * (before.upper - before.lower)
+    return (after.lower > 0) & (after.upper - after.lower > _PROGRESS * (before.upper - before.lower))
 
 
 def _with_chernoff_bounds(search: EpsilonSearch, bracket: EstimatedBounds) -> EstimatedBounds:
@@ -336,7 +472,7 @@ def _with_chernoff_bounds(search: EpsilonSearch, bracket: EstimatedBounds) -> Es
 # Bounds that need no search.
 
 
-def _trivial_upper(run: RunDescription, log_delta: float) -> float:
+def _trivial_upper(run: RunDescription, log_delta: Array) -> Array:
     """Return an upper bound on epsilon that ignores the sampling.
 
     Without sampling the steps are mu-GDP, delta <= Phi(mu/2 - e/mu) <= e^{-x^2/2}; other losses are bounded.

@@ -3,8 +3,11 @@
 Any e with a certified delta(e) <= delta is an upper bound on epsilon, and any e with delta(e) >= delta a lower one. So
 Newton's method, which knows nothing of errors, proposes points, and the certified bounds of `_contour` decide about
 them. The Chernoff bound is there where they do not reach.
+
+Every number of a run may be an array [runs] of runs side by side.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,12 +41,12 @@ class PlannedLine(NamedTuple):
     plan: ContourPlan
     sums: TrapezoidSums
 
-    def log_upper_delta(self, epsilon: float) -> float:
+    def log_upper_delta(self, epsilon: Array) -> Array:
         """Return a certified upper bound on log delta(epsilon)."""
         plan = self.plan
         return _contour.log_upper_delta(self.data, plan.contour, self.sums, plan.epsilon, epsilon)
 
-    def log_lower_delta(self, epsilon: float) -> float:
+    def log_lower_delta(self, epsilon: Array) -> Array:
         """Return a certified lower bound on log delta(epsilon)."""
         plan = self.plan
         return _contour.log_lower_delta(self.data, plan.contour, self.sums, plan.epsilon, epsilon)
@@ -55,16 +58,16 @@ def make_line(data: RunOnLine, plan: ContourPlan) -> PlannedLine:
     return PlannedLine(data, plan, sums)
 
 
-def _clipped(value: float, low: float, high: float) -> float:
-    return min(max(value, low), high)
+def _clipped(value: Array, low: Array, high: Array) -> Array:
+    return np.minimum(np.maximum(value, low), high)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Epsilon.
 
 
-def epsilon_bracket(data: RunOnLine, plan: ContourPlan) -> tuple[Bounds, float]:
-    """Return a certified bracket on the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside.
+def epsilon_bracket(data: RunOnLine, plan: ContourPlan) -> tuple[Array, Array, Array]:
+    """Return the certified ends of the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside.
 
     Each end is the first one of a widening sequence of proposals that is certified. If none is, the upper end is the
     Chernoff bound and the lower one is 0.
@@ -72,53 +75,54 @@ def epsilon_bracket(data: RunOnLine, plan: ContourPlan) -> tuple[Bounds, float]:
     line = make_line(data, plan)
     shift, converged = _estimate(line)
     upper_crossing, lower_crossing = _crossings(line, shift)
-    highest = max(plan.epsilon + upper_crossing, 0.0)
-    lowest = max(plan.epsilon + lower_crossing, 0.0)
+    highest = np.maximum(plan.epsilon + upper_crossing, 0.0)
+    lowest = np.maximum(plan.epsilon + lower_crossing, 0.0)
 
     lower = _certified_lower(line, lowest)
     upper = np.fmin(_chernoff_upper(line), _certified_upper(line, highest))
 
-    estimate = plan.epsilon + shift
-    if not converged:
-        estimate = 0.5 * (lower + upper)
-    return Bounds(lower, upper), _clipped(estimate, lower, upper)
+    estimate = np.where(converged, plan.epsilon + shift, 0.5 * (lower + upper))
+    return lower, upper, _clipped(estimate, lower, upper)
 
 
-def _certified_upper(line: PlannedLine, highest: float) -> float:
+def _certified_upper(line: PlannedLine, highest: Array) -> Array:
     """Return the first point from ``highest`` upwards, or the plan's epsilon, with a certified delta(e) <= delta."""
     goal = line.plan.log_delta - _LOG_DELTA_ROUNDING
-    for margin in _MARGINS:
-        distance = margin * max(highest, _LEAST_MARGIN_EPSILON)
-        point = highest + distance if highest > 0 else 0.0
-        if line.log_upper_delta(point) <= goal:
-            return point
-    if line.log_upper_delta(line.plan.epsilon) <= goal:
-        return line.plan.epsilon
-    return np.inf
+    distances = [margin * np.maximum(highest, _LEAST_MARGIN_EPSILON) for margin in _MARGINS]
+    points = [np.where(highest > 0, highest + distance, 0.0) for distance in distances]
+    return _first_point([*points, line.plan.epsilon], lambda point: line.log_upper_delta(point) <= goal, np.inf)
 
 
-def _certified_lower(line: PlannedLine, lowest: float) -> float:
+def _certified_lower(line: PlannedLine, lowest: Array) -> Array:
     """Return the first point from ``lowest`` downwards, or the plan's epsilon, with a certified delta(e) >= delta."""
     goal = line.plan.log_delta + _LOG_DELTA_ROUNDING
-    for margin in _MARGINS:
-        distance = margin * max(lowest, _LEAST_MARGIN_EPSILON)
-        point = max(lowest - distance, 0.0)
-        if line.log_lower_delta(point) >= goal:
-            return point
-    if line.log_lower_delta(line.plan.epsilon) >= goal:
-        return line.plan.epsilon
-    return 0.0
+    distances = [margin * np.maximum(lowest, _LEAST_MARGIN_EPSILON) for margin in _MARGINS]
+    points = [np.maximum(lowest - distance, 0.0) for distance in distances]
+    return _first_point([*points, line.plan.epsilon], lambda point: line.log_lower_delta(point) >= goal, 0.0)
 
 
-def _chernoff_upper(line: PlannedLine) -> float:
+def _first_point(points: Sequence[Array], is_certified: Callable[[Array], Array], otherwise: float) -> Array:
+    """Return the first of the points at which something is certified."""
+    found = np.full(np.shape(points[0]), otherwise)
+    is_open = np.ones(np.shape(points[0]), bool)
+    for point in points:
+        is_found = is_open & is_certified(point)
+        found = np.where(is_found, point, found)
+        is_open = is_open & ~is_found
+        if not is_open.any():
+            break
+    return found[()]
+
+
+def _chernoff_upper(line: PlannedLine) -> Array:
     """Return the Chernoff bound on epsilon on the line itself; below ``least`` nothing is known."""
     data, plan = line.data, line.plan
     log_size = data.log_size + data.log_size_error
     bound = _chernoff(log_size, plan.contour.theta, data.lost, plan.log_delta)
-    return max(bound, data.least)
+    return np.maximum(bound, data.least)
 
 
-def _estimate(line: PlannedLine) -> tuple[float, bool]:
+def _estimate(line: PlannedLine) -> tuple[Array, Array]:
     """Return where the mean of the two sums, without error terms, crosses delta, and whether the search converged.
 
     The answer is a shift from plan.epsilon, sought by Newton's method. A step to where the (smaller) error of the upper
@@ -128,40 +132,44 @@ def _estimate(line: PlannedLine) -> tuple[float, bool]:
     theta = plan.contour.theta
     reach = 0.45 * plan.contour.period
     close = 1e-3 * plan.contour.eta
-    last_good, move = 0.0, 0.0
+    last_good, move = np.zeros((2, *np.shape(theta)))
     longest_move = 0.4 * reach
+    is_open = np.ones(np.shape(theta), bool)
     for _ in range(_ESTIMATE_STEPS):
-        shift = _clipped(last_good + move, max(-reach, -plan.epsilon), reach)
+        shift = _clipped(last_good + move, np.maximum(-reach, -plan.epsilon), reach)
         values, slopes = _contour.evaluate(sums, shift)
         value = 0.5 * (values[_UPPER] + values[_LOWER])
         slope = 0.5 * (slopes[_UPPER] + slopes[_LOWER])
 
         # log delta is log_size - theta e + log(value), and delta falls by at least a little.
-        if value > 2.0 * sums.error[_UPPER]:
-            epsilon = plan.epsilon + shift
-            log_delta = data.log_size - theta * epsilon + np.log(value)
-            rate = min(slope / value - theta, -0.02 * theta)
-            last_good = shift
-            move = -(log_delta - plan.log_delta) / rate
-        else:
-            longest_move = 0.3 * min(longest_move, abs(move))
-        move = _clipped(move, -longest_move, longest_move)
-        if not abs(move) > close:
+        is_good = value > 2.0 * sums.error[_UPPER]
+        safe_value = np.where(is_good, value, 1.0)
+        log_delta = data.log_size - theta * (plan.epsilon + shift) + np.log(safe_value)
+        rate = np.minimum(slope / safe_value - theta, -0.02 * theta)
+        newton_move = np.where(is_good, -(log_delta - plan.log_delta) / rate, move)
+
+        # What has converged stays.
+        last_good = np.where(is_open & is_good, shift, last_good)
+        shorter = 0.3 * np.minimum(longest_move, np.abs(move))
+        longest_move = np.where(is_open & ~is_good, shorter, longest_move)
+        move = np.where(is_open, _clipped(newton_move, -longest_move, longest_move), move)
+        is_open = is_open & (np.abs(move) > close)
+        if not is_open.any():
             break
-    converged = abs(move) <= close
+    converged = np.abs(move) <= close
     return _clipped(last_good + move, -reach, reach), converged
 
 
-def _crossings(line: PlannedLine, guess: float) -> tuple[float, float]:
+def _crossings(line: PlannedLine, guess: Array) -> tuple[Array, Array]:
     """Return where the upper and the lower bound cross delta, about: shifts from plan.epsilon.
 
     What is added to the sums for the lost mass and the aliases is held fixed at the ``guess``.
     """
     data, plan, sums = line.data, line.plan, line.sums
     log_lost_share = np.log(data.lost) - plan.log_delta
-    lost_share = np.exp(min(log_lost_share, -0.5))
+    lost_share = np.exp(np.minimum(log_lost_share, -0.5))
     log_alias = _contour.log_alias(data, plan.contour, plan.epsilon + guess)
-    alias_share = np.exp(min(log_alias - plan.log_delta, 0.0))
+    alias_share = np.exp(np.minimum(log_alias - plan.log_delta, 0.0))
 
     # The bounds are the two sums, moved by their errors.
     upper_goal = plan.log_delta + np.log1p(-lost_share)
@@ -174,27 +182,29 @@ def _crossings(line: PlannedLine, guess: float) -> tuple[float, float]:
 def _crossing(
     line: PlannedLine,
     kernel: int,
-    error: float,
-    goal: float,
-    guess: float,
-) -> float:
+    error: Array,
+    goal: Array,
+    guess: Array,
+) -> Array:
     """Return where one sum, moved by its error, makes log delta the goal, by Newton's method from the guess."""
     plan = line.plan
     theta = plan.contour.theta
     reach = 0.2 * plan.contour.period
     shift = guess
+    is_open = np.ones(np.shape(guess), bool)
     for _ in range(_CROSSING_STEPS):
         values, slopes = _contour.evaluate(line.sums, shift)
-        value = max(values[kernel] + error, 1e-300)
+        value = np.maximum(values[kernel] + error, 1e-300)
         epsilon = plan.epsilon + shift
         log_delta = line.data.log_size - theta * epsilon + np.log(value)
-        rate = min(slopes[kernel] / value - theta, -0.05 * theta)
+        rate = np.minimum(slopes[kernel] / value - theta, -0.05 * theta)
 
         proposal = shift - (log_delta - goal) / rate
-        move = _clipped(proposal, guess - reach, guess + reach) - shift
-        shift += move
+        move = np.where(is_open, _clipped(proposal, guess - reach, guess + reach) - shift, 0.0)
+        shift = shift + move
         # The next step would be about the square of this one.
-        if not abs(move) > 1e-5 * abs(plan.epsilon + shift):
+        is_open = is_open & (np.abs(move) > 1e-5 * np.abs(plan.epsilon + shift))
+        if not is_open.any():
             break
     return shift
 
@@ -203,7 +213,7 @@ def _crossing(
 # Log delta.
 
 
-def log_upper_delta(data: RunOnLine, plan: ContourPlan) -> float:
+def log_upper_delta(data: RunOnLine, plan: ContourPlan) -> Array:
     """Return a certified upper bound on log delta(plan.epsilon) of one direction."""
     sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
     return PlannedLine(data, plan, sums).log_upper_delta(plan.epsilon)
@@ -258,14 +268,14 @@ def _log_chernoff_delta_on_line(line: PlannedLine, epsilon: float) -> float:
 def log_chernoff_delta(
     run: RunDescription,
     windows: Windows,
-    theta: float,
-    epsilon: float,
-) -> float:
+    theta: Array,
+    epsilon: Array,
+) -> Array:
     """Return the Chernoff bound on log delta(epsilon) of one direction of a run of steps."""
     log_size = _log_size_above(run, windows, theta)
     tilt = theta * epsilon
     bound = log_size - tilt + _contour.log_peak(theta)
-    slack = 1e-13 * (1.0 + abs(log_size) + abs(tilt))
+    slack = 1e-13 * (1.0 + np.abs(log_size) + np.abs(tilt))
     lost = _characteristic_function.lost_mass(run, windows)
     return np.logaddexp(bound + slack, np.log(lost))
 
@@ -282,21 +292,19 @@ def chernoff_epsilon(
     return _chernoff(log_size, theta, lost, log_delta)
 
 
-def _log_size_above(run: RunDescription, windows: Windows, theta: float) -> float:
+def _log_size_above(run: RunDescription, windows: Windows, theta: Array) -> Array:
     """Return an upper bound on K(theta) of a run of steps."""
     steps = run.side_by_side
-    return steps.num_steps @ _characteristic_function.log_moments_above(steps, windows, theta)
+    return run.add_up(steps.num_steps, _characteristic_function.log_moments_above(steps, windows, theta))
 
 
-def _chernoff(log_size: float, theta: float, lost: float, log_delta: float) -> float:
+def _chernoff(log_size: Array, theta: Array, lost: Array, log_delta: Array) -> Array:
     """Solve delta <= c(theta) e^{K(theta) - theta e} + lost for e; ``log_size`` is at least K(theta)."""
-    if not log_delta > _LEAST_LOG_DELTA:
-        return np.inf
-    share = lost / np.exp(log_delta)
-    if not share < 0.5:
-        return np.inf
-    goal = log_delta + np.log1p(-share)
+    share = lost / np.exp(np.maximum(log_delta, _LEAST_LOG_DELTA))
+    is_known = (log_delta > _LEAST_LOG_DELTA) & (share < 0.5)
+    goal = log_delta + np.log1p(-np.where(is_known, share, 0.0))
     peak = _contour.log_peak(theta)
-    size = 1.0 + abs(log_size) + abs(peak) + abs(log_delta)
+    size = 1.0 + np.abs(log_size) + np.abs(peak) + np.abs(log_delta)
     slack = 1e-14 * size
-    return max((log_size + peak - goal + slack) / theta, 0.0)
+    bound = np.maximum((log_size + peak - goal + slack) / theta, 0.0)
+    return np.where(is_known, bound, np.inf)[()]

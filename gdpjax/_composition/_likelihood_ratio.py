@@ -25,7 +25,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -92,6 +92,15 @@ class Steps(NamedTuple):
             return 1.0
         return 0.0
 
+    def taken(self, some: Any) -> "Steps":
+        """Return some of the kinds of steps, by their places."""
+        return self._replace(
+            noise_multiplier=self.noise_multiplier[some],
+            sampling_prob=self.sampling_prob[some],
+            num_steps=self.num_steps[some],
+            missed=self.missed[some],
+        )
+
 
 def side_by_side(steps: Sequence[SubsampledGaussian]) -> Steps:
     """Return kinds of steps side by side; they share direction, group and symmetry."""
@@ -157,18 +166,17 @@ def log_ratio(u: Array, steps: Steps) -> Array:
 
 
 @functools.lru_cache(maxsize=1024)
-def log_weights(sampling_prob: float, group_size: int, num_rows: int) -> np.ndarray:
-    """Return log w_j [k + 1], the logarithms of the binomial weights of so many rows."""
-    j = np.arange(group_size + 1.0)
-    log_choices = [math.log(math.comb(num_rows, drawn)) for drawn in range(group_size + 1)]
-    log_drawn = scipy.special.xlogy(j, sampling_prob)
-    log_missed = scipy.special.xlog1py(num_rows - j, -sampling_prob)
-    return np.array(log_choices) + log_drawn + log_missed
+def _log_choices(group_size: int, num_rows: int) -> Array:
+    """Return log C(m, j) [k + 1], the number of ways to draw j of m rows."""
+    return np.array([math.log(math.comb(num_rows, drawn)) for drawn in range(group_size + 1)])
 
 
-def all_log_weights(steps: Steps) -> Array:
-    """Return log w_j of each kind of step [steps, k + 1]."""
-    return np.stack([log_weights(float(prob), steps.group_size, steps.num_rows) for (prob,) in steps.sampling_prob])
+def log_weights(steps: Steps) -> Array:
+    """Return log w_j of each kind of step, the logarithms of the binomial weights [steps, k + 1]."""
+    j = np.arange(steps.group_size + 1.0)
+    log_drawn = scipy.special.xlogy(j, steps.sampling_prob)
+    log_missed = scipy.special.xlog1py(steps.num_rows - j, -steps.sampling_prob)
+    return _log_choices(steps.group_size, steps.num_rows) + log_drawn + log_missed
 
 
 def exponents(u: Array, steps: Steps) -> tuple[Array, Array]:
@@ -178,7 +186,7 @@ def exponents(u: Array, steps: Steps) -> tuple[Array, Array]:
     half_shift = 0.5 * j / noise_multiplier
     centred = u[..., None] - half_shift
     v = j * centred / noise_multiplier
-    return all_log_weights(steps)[:, None], v
+    return log_weights(steps)[:, None], v
 
 
 def _log_group_ratio(u: Array, steps: Steps) -> Array:

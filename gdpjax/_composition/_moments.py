@@ -59,16 +59,20 @@ class QuadratureNodes(NamedTuple):
     width: Array
 
 
-def choose_windows(steps: Steps, log_target: float) -> Windows:
-    """Return windows outside of which one step has P-mass of about exp(log_target), with a proved bound on it."""
+def choose_windows(steps: Steps, log_target: Array) -> Windows:
+    """Return windows outside of which one step has P-mass of about exp(log_target), with a proved bound on it.
+
+    The target is one number, or one for each kind of step [steps].
+    """
+    log_target = np.reshape(log_target, (-1, 1))
     group_size = steps.group_size
-    log_w = _likelihood_ratio.all_log_weights(steps)
+    log_w = _likelihood_ratio.log_weights(steps)
     centres = np.arange(group_size + 1.0) / steps.noise_multiplier
-    reach = np.sqrt(2.0 * max(-log_target, 2.0))
+    reach = np.sqrt(2.0 * np.maximum(-log_target, 2.0))
     remove = steps.sign > 0 or steps.symmetric
 
     # The window covers every component of the mixture that has enough mass. All ends are [steps, 1].
-    lower = np.full(steps.noise_multiplier.shape, -reach)
+    lower = np.zeros(steps.noise_multiplier.shape) - reach
     upper = -lower
     if remove:
         log_excess = np.maximum(log_w - log_target, 2.0)
@@ -214,8 +218,8 @@ def quadrature_error(steps: Steps, edges: Array, theta: Array, levels: Array, ex
     Args:
         steps: The steps.
         edges: The edges of the panels [steps, panels + 1].
-        theta: The exponents [points].
-        levels: Frequencies up to which errors are bounded [levels]. The first is 0.
+        theta: The exponents, the same for all steps or not [1 or steps, points].
+        levels: Frequencies up to which errors are bounded [1 or steps, levels]. The first is 0.
         exponents: The logarithms of the weighted nodes at each exponent [steps, points, n].
     """
     num_steps, num_points, _ = exponents.shape
@@ -244,9 +248,9 @@ def quadrature_error(steps: Steps, edges: Array, theta: Array, levels: Array, ex
     # for the first exponent. Both arrays are [steps, ., panels, heights], and the best height counts.
     powers = steps.shift + steps.sign * theta
     log_r = _log_ratio_in(steps, ellipses).reshape(log_rate.shape)
-    still = log_rate[:, None] + log_r[:, None] * powers[:, None, None]
+    still = log_rate[:, None] + log_r[:, None] * powers[..., None, None]
     angle = _likelihood_ratio.argument(ellipses.right, ellipses.height, steps).reshape(log_rate.shape)
-    growth = angle[:, None] * levels[1:, None, None]
+    growth = angle[:, None] * levels[:, 1:, None, None]
     moving = still[:, :1] + growth
     errors = np.concatenate([still, moving], axis=1)
     errors = errors.min(axis=3)

@@ -12,7 +12,7 @@ otherwise the contour integral, improves the answer by bounds that cost nothing,
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,24 +169,45 @@ def _bounded_events(columns: list[np.ndarray]) -> tuple[BoundedLossEvents, ...]:
 # The questions, about one run.
 
 
-def _epsilon(run: RunDescription, delta: float, rtol: float) -> Bounds:
-    """Return the bracket on epsilon at delta."""
+def _epsilons(runs: Sequence[RunDescription], delta: Array, rtol: float) -> list[Bounds]:
+    """Return the bracket on epsilon of each of the runs, at its delta [runs]."""
+    answers: list[Bounds | None] = []
+    known = []
+    for run, one_delta in zip(runs, delta, strict=True):
+        answer, known_bounds = _epsilon_without_contour(run, one_delta, rtol)
+        answers.append(answer)
+        known.append(known_bounds)
+
+    # The others by the contour, side by side.
+    places = [place for place, answer in enumerate(answers) if answer is None]
+    contoured = _directions.epsilons_of_runs([runs[place] for place in places], np.log(delta[places]), rtol)
+    for place, lower, upper in zip(places, contoured.lower, contoured.upper, strict=True):
+        bounds = Bounds(max(lower, known[place].lower), min(upper, known[place].upper))
+        answers[place] = _epsilon_with_contour(runs[place], delta[place], rtol, bounds)
+    return answers  # pyright: ignore[reportReturnType]
+
+
+def _epsilon_without_contour(run: RunDescription, delta: float, rtol: float) -> tuple[Bounds | None, Bounds]:
+    """Return the answer where it needs no contour, else None; and what is known."""
+    known = Bounds(0.0, np.inf)
     if delta >= _run_description.chance_of_leaking(run):
-        return Bounds(0.0, 0.0)
+        return Bounds(0.0, 0.0), known
     exact = _closed_form_epsilon(run, delta)
     if exact is not None:
-        return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta)))
+        return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta))), known
 
     # With hardly any noise the contour does not reach far.
-    known = Bounds(0.0, np.inf)
     if _participations.applies(run):
         known = _participations.epsilon(run, delta)
         if known.upper - known.lower <= rtol * known.lower or _participations.suffices(run):
-            return Bounds(known.lower, np.fmin(known.upper, _epsilon_without_sampling(run, delta)))
+            return Bounds(known.lower, np.fmin(known.upper, _epsilon_without_sampling(run, delta))), known
+    return None, known
 
+
+def _epsilon_with_contour(run: RunDescription, delta: float, rtol: float, bounds: Bounds) -> Bounds:
+    """Improve the bracket on epsilon that the contour gives, by bounds that cost little."""
+    lower, upper = bounds
     log_delta = np.log(delta)
-    lower, upper, _ = _directions.epsilon_of_run(run, log_delta, rtol)
-    lower, upper = max(lower, known.lower), min(upper, known.upper)
     if run.finite:
         lower = max(lower, _bounded_losses.epsilon_from_atom(run.finite, log_delta))
 
@@ -257,31 +278,37 @@ def _nothing(_at: float) -> Bounds:
 class Question(NamedTuple):
     """A question about a run, the name and domain of what it is asked at, and its answer where nothing is revealed."""
 
-    ask: Callable[[RunDescription, float, float], Bounds]
+    ask: Callable[[Sequence[RunDescription], Array, float], Sequence[Bounds]]
     argument: str
     domain: checks.Domain
     nothing: Callable[[float], Bounds]
 
 
-EPSILON = Question(_epsilon, "delta", checks.OPEN_UNIT, _nothing)
-DELTA = Question(_delta, "epsilon", checks.NONNEGATIVE, _nothing)
-TRADEOFF = Question(_tradeoff_at, "alpha", checks.UNIT, _tradeoff.complement)
-MU = Question(_mu, "failure", checks.OPEN_UNIT, _nothing)
+def _one_by_one(ask: Callable[[RunDescription, float, float], Bounds]) -> Callable[..., list[Bounds]]:
+    """Return a question about one run as one about several."""
+    return lambda runs, at, rtol: [ask(run, one, rtol) for run, one in zip(runs, at, strict=True)]
 
 
-def _answer(question: Question, family: Family, *values: Any) -> Bounds:
-    """Return the answer about one run, which is described by all values but the last, asked at the last."""
-    *columns, at = values
-    prepared = prepare(family, tuple(columns))
-    nothing = question.nothing(at)
-    if prepared.is_nothing:
-        return nothing
-    answer = question.ask(prepared.run, at, family.rtol)
+EPSILON = Question(_epsilons, "delta", checks.OPEN_UNIT, _nothing)
+DELTA = Question(_one_by_one(_delta), "epsilon", checks.NONNEGATIVE, _nothing)
+TRADEOFF = Question(_one_by_one(_tradeoff_at), "alpha", checks.UNIT, _tradeoff.complement)
+MU = Question(_one_by_one(_mu), "failure", checks.OPEN_UNIT, _nothing)
 
-    # The answer is that of a run with a larger sampling probability, so nothing at all is the other end.
-    if prepared.raised:
-        return Bounds(min(answer.lower, nothing.lower), max(answer.upper, nothing.upper))
-    return answer
+
+def _answers(question: Question, family: Family, configurations: list[tuple[Any, ...]]) -> list[Bounds]:
+    """Return the answers about some runs, each described by all numbers but the last, asked at the last."""
+    prepared = [prepare(family, configuration[:-1]) for configuration in configurations]
+    answers = [question.nothing(configuration[-1]) for configuration in configurations]
+    places = [place for place, run in enumerate(prepared) if not run.is_nothing]
+    at = np.array([configurations[place][-1] for place in places], np.float64)
+    found = question.ask([prepared[place].run for place in places], at, family.rtol)
+    for place, answer in zip(places, found, strict=True):
+        # Of a run with a larger sampling probability than was asked about, so nothing at all is the other end.
+        if prepared[place].raised:
+            nothing = answers[place]
+            answer = Bounds(min(answer.lower, nothing.lower), max(answer.upper, nothing.upper))
+        answers[place] = answer
+    return answers
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -304,7 +331,7 @@ def of_runs(question: Question, family: Family = POISSON) -> Callable[..., Bound
     if family.groups:
         domains.update(_GROUP)
     domains[question.argument] = question.domain
-    return batched(functools.partial(_answer, question, family), **domains)  # pyright: ignore
+    return batched(functools.partial(_answers, question, family), **domains)  # pyright: ignore
 
 
 @functools.cache
@@ -321,7 +348,7 @@ def of_phases(question: Question, family: Family = POISSON) -> Callable[..., Bou
     """
     domains, phase_groups = _arguments_of_phases(family)
     domains[question.argument] = question.domain
-    return batched(functools.partial(_answer, question, family), phase_groups=phase_groups, **domains)  # pyright: ignore
+    return batched(functools.partial(_answers, question, family), phase_groups=phase_groups, **domains)  # pyright: ignore
 
 
 def _arguments_of_phases(family: Family) -> tuple[dict[str, checks.Domain], tuple[int, ...]]:

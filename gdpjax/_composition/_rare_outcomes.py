@@ -381,7 +381,7 @@ def _loud_runs(run: RunDescription, tops: Array) -> LoudRuns:
 
     # The chances that a step has a loud outcome, under the mixture and under N(0, 1), and that none has.
     centres = np.arange(steps.group_size + 1.0) / steps.noise_multiplier
-    weights = np.exp(_likelihood_ratio.all_log_weights(steps))
+    weights = np.exp(_likelihood_ratio.log_weights(steps))
     step_chance_p = np.sum(weights * scipy.special.ndtr(centres - top), axis=1)
     step_chance_q = scipy.special.ndtr(-tops)
     log_missed_p = steps.num_steps @ np.log1p(-step_chance_p)

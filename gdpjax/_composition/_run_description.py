@@ -13,11 +13,13 @@ import functools
 import math
 
 import numpy as np
+import scipy
 
 from gdpjax._composition import _atoms, _bounded_losses
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._bounded_losses import BoundedLossEvents
 from gdpjax._composition._likelihood_ratio import Steps, SubsampledGaussian, side_by_side
+from gdpjax._core.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +30,14 @@ class RunDescription:
         steps: Phases of subsampled Gaussian steps.
         finite: Events of bounded loss.
         atoms: Events given by their outcomes.
+        apart: Whether each of the steps is a run of its own, side by side with the others, and there are no other
+            events. What is one number of a run is then an array [runs].
     """
 
     steps: tuple[SubsampledGaussian, ...]
     finite: tuple[BoundedLossEvents, ...] = ()
     atoms: tuple[OutcomeEvents, ...] = ()
+    apart: bool = False
 
     @functools.cached_property
     def side_by_side(self) -> Steps:
@@ -43,7 +48,19 @@ class RunDescription:
         """Return the run in the direction "remove" (+1) or "add" (-1)."""
         steps = tuple(dataclasses.replace(step, sign=sign) for step in self.steps)
         atoms = tuple(dataclasses.replace(event, sign=sign) for event in self.atoms)
-        return RunDescription(steps, self.finite, atoms)
+        return RunDescription(steps, self.finite, atoms, self.apart)
+
+    def taken(self, rows: Array) -> "RunDescription":
+        """Return some of the runs side by side."""
+        some = RunDescription(tuple(self.steps[row] for row in rows), apart=True)
+        some.__dict__["side_by_side"] = self.side_by_side.taken(rows)
+        return some
+
+    def add_up(self, num_steps: Array, values: Array) -> Array:
+        """Return the sum over all steps of what one of each kind has [kinds, ...]: of the run, or of each run."""
+        if self.apart:
+            return (values.T * num_steps).T
+        return num_steps @ values
 
     @property
     def missed_below(self) -> float:
@@ -68,8 +85,10 @@ class RunDescription:
         return 1.0, -1.0
 
 
-def num_steps(run: RunDescription) -> float:
+def num_steps(run: RunDescription) -> Array:
     """Return the number of all steps and events."""
+    if run.apart:
+        return run.side_by_side.num_steps
     parts = (*run.steps, *run.finite, *run.atoms)
     return sum(part.num_steps for part in parts)
 
@@ -79,14 +98,13 @@ def is_alone(run: RunDescription) -> bool:
     return not run.finite and not run.atoms
 
 
-def largest_loss(run: RunDescription) -> float:
+def largest_loss(run: RunDescription) -> Array:
     """Return the largest finite loss: of events, and of steps in the direction "add", where r >= (1 - p)^k."""
     subsampled = 0.0
-    for step in run.steps:
-        loss_of_one_row = np.inf
-        if step.sampling_prob < 1:
-            loss_of_one_row = -np.log1p(-step.sampling_prob)
-        subsampled += step.num_steps * step.num_rows * loss_of_one_row
+    if run.steps:
+        steps = run.side_by_side
+        loss_of_one_row = -scipy.special.log1p(-steps.sampling_prob[:, 0])
+        subsampled = run.add_up(steps.num_steps, steps.num_rows * loss_of_one_row)
     of_finite = _bounded_losses.largest_loss(run.finite)
     of_atoms = _atoms.largest_loss(run.atoms)
     return subsampled * (1.0 + 1e-12) + of_finite + of_atoms
@@ -108,11 +126,14 @@ def chance_of_leaking(run: RunDescription) -> float:
     return min(-np.expm1(log_missed) * (1.0 + 1e-12), 1.0)
 
 
-def gaussian_mu(run: RunDescription) -> float:
+def gaussian_mu(run: RunDescription) -> Array:
     """Return mu of the steps without sampling, sqrt(sum T (k / sigma)^2), and of events with outcomes.
 
     With sampling the steps reveal less.
     """
+    if run.apart:
+        steps = run.side_by_side
+        return np.sqrt(steps.num_steps * (steps.num_rows / steps.noise_multiplier[:, 0]) ** 2)
     squares = []
     for step in run.steps:
         mu_of_step = step.num_rows / step.noise_multiplier

@@ -16,14 +16,14 @@ Use it as a decorator. The body is a pure function of a few real arguments:
    direction that keeps its standing: up for an upper bound, outward for a bracket, to nearest for an estimate.
 
 There are two kinds of bodies. `float64_function` compiles a body that is written for arrays in jax.numpy. `batched`
-lifts a body that is written for one configuration in NumPy. Large arrays are evaluated in pieces: `map_chunks` for the
-compiled bodies, one configuration after another for those of NumPy.
+lifts a body that is written for a list of configurations in NumPy. Large arrays are evaluated in pieces: `map_chunks`
+for the compiled bodies, `AT_ONCE` for those of NumPy.
 """
 
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -41,6 +41,8 @@ R = TypeVar("R")
 
 CHUNK = 64
 """Configurations that `map_chunks` evaluates together."""
+AT_ONCE = 256
+"""Configurations that are given to the function of `batched` together."""
 
 
 def _check_arguments(arguments: Mapping[str, Any], domains: Mapping[str, Domain], broadcast: bool) -> None:
@@ -356,14 +358,19 @@ def map_chunks(kernel: Callable[..., Array], *arguments: Array) -> Array:
 
 
 def batched(
-    core: Callable[..., Any], *, phase_groups: tuple[int, ...] = (), bounds: bool = True, **domains: Domain
+    core: Callable[[list[tuple[Any, ...]]], Sequence[Any]],
+    *,
+    phase_groups: tuple[int, ...] = (),
+    bounds: bool = True,
+    **domains: Domain,
 ) -> Callable[..., Any]:
-    """Lift a function of numbers, given in the order of ``domains``, to broadcasting arrays.
+    """Lift a function of configurations, each numbers in the order of ``domains``, to broadcasting arrays.
 
-    The first ``phase_groups[0]`` arguments of ``core`` are vectors [J] instead, the last axis of what is passed, the
-    next ``phase_groups[1]`` vectors of another length, and so on. ``core`` returns `Bounds`, or one number if not
-    ``bounds``. Called eagerly the result is NumPy float64 and arguments are checked; under an outer trace it is
-    float32 rounded outward unless x64 is on, and NaN where a traced argument is outside its domain.
+    The first ``phase_groups[0]`` numbers are vectors [J] instead, the last axis of what is passed, the next
+    ``phase_groups[1]`` vectors of another length, and so on. ``core`` takes a list of up to `AT_ONCE` configurations
+    and returns their `Bounds`, or numbers if not ``bounds``. Called eagerly the result is NumPy float64 and arguments
+    are checked; under an outer trace it is float32 rounded outward unless x64 is on, and NaN where a traced argument is
+    outside its domain.
     """
 
     def call(*values: Array) -> Any:
@@ -385,12 +392,13 @@ def batched(
         rows = _rows(values, shape, phase_groups)
         answers = np.full((2 if bounds else 1, *shape), np.nan)
         valid = np.broadcast_to(valid, shape)
+        indices = [index for index in np.ndindex(*shape) if valid[index]]
         with np.errstate(all="ignore"):
-            for index in np.ndindex(*shape):
-                if not valid[index]:
-                    continue
-                arguments = [row[index] for row in rows]
-                answers[(slice(None), *index)] = core(*arguments)
+            for start in range(0, len(indices), AT_ONCE):
+                some = indices[start : start + AT_ONCE]
+                found = core([tuple(row[index] for row in rows) for index in some])
+                for index, one in zip(some, found, strict=True):
+                    answers[(slice(None), *index)] = one
         return answers
 
     return call

@@ -285,17 +285,16 @@ class _SecantSearch(NamedTuple):
                 state = self.advance(state, upper, goal, condition)
             return self.answer(state)
 
-    def of_one(self, *row: float) -> float:
-        """Return the value for one element."""
-        columns = [np.array([number]) for number in row]
-        return float(self.on_host(*columns).value[0])
+    def of_rows(self, rows: list[tuple[float, ...]]) -> Array:
+        """Return the value for each row of arguments."""
+        return self.on_host(*np.array(rows, np.float64).T).value
 
 
 def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
     """Return the calibration of ``unknown`` to a target of the certified accountant."""
     secant_search = _SecantSearch(unknown, target)
     domains: dict[str, Any] = {**target.domains, **_RUN}
-    traced_search = batched(secant_search.of_one, bounds=False, **domains)
+    traced_search = batched(secant_search.of_rows, bounds=False, **domains)
 
     def search(**arguments: Array) -> CalibratedValue:
         values = [arguments[name] for name in domains]

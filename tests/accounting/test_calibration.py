@@ -191,7 +191,13 @@ def closed_bounds(noise_multiplier, sampling_prob, num_steps, delta):
     return Bounds(0.999 * upper, upper)
 
 
-CLOSED = batched(closed_bounds, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=OPEN_UNIT)
+CLOSED = batched(
+    lambda rows: [closed_bounds(*row) for row in rows],
+    noise_multiplier=POSITIVE,
+    sampling_prob=UNIT,
+    num_steps=COUNT,
+    delta=OPEN_UNIT,
+)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,24 @@ def test_broadcasting_is_a_loop(function):
     assert whole.shape[-2:] == (3, 2)
     for i in range(3):
         one = np.asarray(function(RUN[0][i], 0.02, RUN[2], last(function)))
-        np.testing.assert_array_equal(whole[..., i, 1], one)
+        np.testing.assert_allclose(whole[..., i, 1], one, rtol=1e-9)
     assert np.asarray(function(np.zeros((0, 2)) + 1, 0.1, 1, last(function))).shape[-2:] == (0, 2)
+
+
+def test_runs_side_by_side_are_bracketed_like_each_alone():
+    """Easy and hard runs, with many and few frequencies, in one call: brackets overlap and are about as wide."""
+    rng = np.random.default_rng(3)
+    noise = np.exp(rng.uniform(np.log(0.1), np.log(20.0), 60))
+    prob = np.exp(rng.uniform(np.log(1e-5), 0.0, 60))
+    steps = np.round(np.exp(rng.uniform(0.0, np.log(1e5), 60)))
+    delta = np.exp(rng.uniform(np.log(1e-12), np.log(0.1), 60))
+    for rtol in (1e-3, 1e-5):
+        lower, upper = epsilon_bounds(noise, prob, steps, delta, rtol=rtol)
+        for i in range(0, 60, 3):
+            one = epsilon_bounds(noise[i], prob[i], steps[i], delta[i], rtol=rtol)
+            assert lower[i] <= one.upper
+            assert one.lower <= upper[i]
+            assert upper[i] - lower[i] <= 1.01 * (one.upper - one.lower) + 1e-9
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -114,8 +130,8 @@ INCOMPATIBLE = {
 def test_vectors_that_do_not_fit_each_other_are_refused_while_tracing_too(arguments, shapes):
     """Within the compiled program they would fail in the call back to the host, in a trace of many screens."""
 
-    def core(a, b, c, x):
-        return float(a.sum() + b.sum() + c.sum() + x)
+    def core(rows):
+        return [float(a.sum() + b.sum() + c.sum() + x) for a, b, c, x in rows]
 
     total = batched(core, phase_groups=(2, 1), bounds=False, a=POSITIVE, b=POSITIVE, c=POSITIVE, x=POSITIVE)
     assert total(np.ones((4, 3)), 1.0, np.ones(5), 0.5).shape == (4,)
@@ -134,7 +150,7 @@ def test_nothing_is_revealed_without_sampling():
 
 def test_a_concrete_call_while_something_else_is_compiled_is_computed_at_once():
     """A concrete call is computed at once, by the function that lifts kernels to arrays, with a kernel of no cost."""
-    square = batched(lambda x: x * x, bounds=False, x=POSITIVE)
+    square = batched(lambda rows: [x * x for (x,) in rows], bounds=False, x=POSITIVE)
 
     def scaled(x):
         return x * float(square(3.0))

@@ -150,7 +150,7 @@ def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     edges = np.stack([np.linspace(-9.0, 10.0, panels + 1), np.linspace(low, high, panels + 1)])
     nodes = _moments.make_nodes(steps, edges)
     exponent = nodes.log_weight + theta * nodes.loss
-    sums = _moments.quadrature_error(steps, edges, np.array([theta]), np.array(FREQUENCIES), exponent[:, None])
+    sums = _moments.quadrature_error(steps, edges, np.array([[theta]]), np.array([FREQUENCIES]), exponent[:, None])
     scale = float(np.exp(sums.log_rule[1, 0]))
 
     # The parts of the rounding error, added up over the nodes.
