@@ -9,11 +9,12 @@ The modules, in the order in which the method is derived:
 * `_rare_outcomes`: runs that hardly ever sample an example; `_participations`: runs with hardly any noise.
 * `_directions`: both directions, and as many tries as it needs.
 * `_tradeoff`, `_dominating`: the curve and mu; `_closed_forms`: runs that have one.
-* `_batch`: arrays; `_questions`: all of it, per run and per run in phases.
+* `_questions`: all of it, for arrays of runs and of runs in phases.
 
-All of it is NumPy in float64 on the host. Runs of steps of one kind are looked at side by side: what is one number of a
-run is then an array [runs] (`RunDescription.apart`), and what they share is the number of frequencies and of panels. In a hard corner a number may be infinite or NaN;
-what is certified is decided by comparisons that NaN fails, and by `fmin` and `fmax`, which leave it out.
+All of it is NumPy in float64 on the host. Runs of one kind of step are looked at side by side: what is one number of a
+run is then an array [runs] (`RunDescription.apart`), and they share the number of frequencies and of panels. In a hard
+corner a number may be infinite or NaN; what is certified is decided by comparisons that NaN fails, and by `fmin` and
+`fmax`, which leave it out.
 """
 
 from gdpjax._composition._bounded_losses import LAPLACE
