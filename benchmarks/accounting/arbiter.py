@@ -9,7 +9,7 @@ from typing import Any
 
 BINS = (2**18, 2**17)
 """Cells of the discretised bracket, tried one after the other."""
-MOST_JUDGED = 40
+MOST_JUDGED = 60
 """Contradictions that are judged, so that the run stays short."""
 
 Run = tuple[float, float, int, float]

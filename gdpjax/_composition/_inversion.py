@@ -7,7 +7,8 @@ them. The Chernoff bound is there where they do not reach.
 Every number of a run may be an array [runs] of runs side by side.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -88,30 +89,34 @@ def epsilon_bracket(data: RunOnLine, plan: ContourPlan) -> tuple[Array, Array, A
 def _certified_upper(line: PlannedLine, highest: Array) -> Array:
     """Return the first point from ``highest`` upwards, or the plan's epsilon, with a certified delta(e) <= delta."""
     goal = line.plan.log_delta - _LOG_DELTA_ROUNDING
-    distances = [margin * np.maximum(highest, _LEAST_MARGIN_EPSILON) for margin in _MARGINS]
-    points = [np.where(highest > 0, highest + distance, 0.0) for distance in distances]
-    return _first_point([*points, line.plan.epsilon], lambda point: line.log_upper_delta(point) <= goal, np.inf)
+    distances = (margin * np.maximum(highest, _LEAST_MARGIN_EPSILON) for margin in _MARGINS)
+    points = (np.where(highest > 0, highest + distance, 0.0) for distance in distances)
+    return _first_point(
+        itertools.chain(points, [line.plan.epsilon]), lambda point: line.log_upper_delta(point) <= goal, np.inf
+    )
 
 
 def _certified_lower(line: PlannedLine, lowest: Array) -> Array:
     """Return the first point from ``lowest`` downwards, or the plan's epsilon, with a certified delta(e) >= delta."""
     goal = line.plan.log_delta + _LOG_DELTA_ROUNDING
-    distances = [margin * np.maximum(lowest, _LEAST_MARGIN_EPSILON) for margin in _MARGINS]
-    points = [np.maximum(lowest - distance, 0.0) for distance in distances]
-    return _first_point([*points, line.plan.epsilon], lambda point: line.log_lower_delta(point) >= goal, 0.0)
+    distances = (margin * np.maximum(lowest, _LEAST_MARGIN_EPSILON) for margin in _MARGINS)
+    points = (np.maximum(lowest - distance, 0.0) for distance in distances)
+    return _first_point(
+        itertools.chain(points, [line.plan.epsilon]), lambda point: line.log_lower_delta(point) >= goal, 0.0
+    )
 
 
-def _first_point(points: Sequence[Array], is_certified: Callable[[Array], Array], otherwise: float) -> Array:
+def _first_point(points: Iterable[Array], is_certified: Callable[[Array], Array], otherwise: float) -> Array:
     """Return the first of the points at which something is certified."""
-    found = np.full(np.shape(points[0]), otherwise)
-    is_open = np.ones(np.shape(points[0]), bool)
+    found: Array = otherwise
+    is_open = np.True_
     for point in points:
         is_found = is_open & is_certified(point)
         found = np.where(is_found, point, found)
         is_open = is_open & ~is_found
-        if not is_open.any():
+        if not np.any(is_open):
             break
-    return found[()]
+    return found
 
 
 def _chernoff_upper(line: PlannedLine) -> Array:
