@@ -46,8 +46,8 @@ _LARGEST_ETA = 0.6
 
 _MAX_EVALUATIONS = 80
 _NEWTON_STEPS = 20
-_ROOT_WIDTH = 4e-3
-_OVERSHOOT = 1e-3
+_ROOT_WIDTH = 2e-3
+_OVERSHOOT = 0.5e-3
 
 
 class ContourPlan(NamedTuple):
@@ -210,7 +210,7 @@ def rising_root(
     high: float,
     start: Array,
 ) -> Array:
-    """Return the root in theta of an increasing function, to 4e-3 of theta.
+    """Return the root in theta of an increasing function, to 2e-3 of theta.
 
     Newton steps in log theta are kept between two ends that close in, because they go astray where the loss of one step
     has two scales (sampling_prob = 1e-4, or few expected participations). A step is made a little too long, so that the
