@@ -18,7 +18,7 @@ what the quadrature bound asks for.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from gdpjax._composition import _atoms, _bounded_losses, _contour, _likelihood_r
 from gdpjax._composition._characteristic_function import MAX_FREQUENCIES, Contour
 from gdpjax._composition._likelihood_ratio import Steps
 from gdpjax._composition._moments import Windows
-from gdpjax._composition._run_description import RunDescription, num_steps
+from gdpjax._composition._run_description import RunDescription, add_up, num_steps
 from gdpjax._core.types import Array
 
 LEAST_EPSILON = 1e-3
@@ -107,40 +107,27 @@ class CoarseMeasure(Protocol):
         ...
 
 
-class RunsApart(NamedTuple):
-    """Runs side by side, each of one kind of event."""
-
-    events: OutcomeMasses
-
-    def cumulants(self, theta: Array) -> Cumulants:
-        """Return the cumulants of each run [runs] at its theta."""
-        return Cumulants(*(self.events.counts * of_one for of_one in self.events.cumulants(theta)))
-
-    def log_moments(self, theta: Array) -> Array:
-        """Return K of each run at its points [runs, points]."""
-        return self.events.counts[:, None] * self.events.log_moments(theta)
-
-
 class CoarseRun(NamedTuple):
-    """All the events of a run."""
+    """All the events of a run; or one kind of event of each run, where runs are ``apart``, side by side."""
 
-    parts: list[OutcomeMasses]
+    parts: tuple[OutcomeMasses, ...]
+    apart: bool
 
     def cumulants(self, theta: Array) -> Cumulants:
         """Return the cumulants of the whole run at theta."""
         log_moment = mean = variance = 0.0
         for part in self.parts:
             of_each = part.cumulants(theta)
-            log_moment += part.counts @ of_each.log_moment
-            mean += part.counts @ of_each.mean
-            variance += part.counts @ of_each.variance
+            log_moment += add_up(part.counts, of_each.log_moment, self.apart)
+            mean += add_up(part.counts, of_each.mean, self.apart)
+            variance += add_up(part.counts, of_each.variance, self.apart)
         return Cumulants(log_moment, mean, variance)
 
     def log_moments(self, theta: Array) -> Array:
         """Return K of the whole run at each theta [points]."""
-        total = np.zeros(theta.size)
+        total = np.zeros(theta.shape)
         for part in self.parts:
-            total = total + part.counts @ part.log_moments(theta)
+            total = total + add_up(part.counts, part.log_moments(theta), self.apart)
         return total
 
 
@@ -157,10 +144,8 @@ def choose_windows(run: RunDescription, log_delta: Array) -> Windows:
     return _moments.choose_windows(run.side_by_side, target)
 
 
-def coarse_run(run: RunDescription, windows: Windows) -> Any:
-    """Return a coarse quadrature of every phase, together with the outcomes of the other events: a `CoarseMeasure`."""
-    if run.apart:
-        return RunsApart(_coarse_steps(run.side_by_side, windows))
+def coarse_run(run: RunDescription, windows: Windows) -> CoarseRun:
+    """Return a coarse quadrature of every kind of step, together with the outcomes of the other events."""
     parts = []
     if run.steps:
         parts.append(_coarse_steps(run.side_by_side, windows))
@@ -170,7 +155,7 @@ def coarse_run(run: RunDescription, windows: Windows) -> Any:
     for event in run.atoms:
         loss, log_weight = _atoms.distribution(event)
         parts.append(_one_event(event.num_steps, loss, log_weight))
-    return CoarseRun(parts)
+    return CoarseRun(tuple(parts), run.apart)
 
 
 def _coarse_steps(steps: Steps, windows: Windows) -> OutcomeMasses:

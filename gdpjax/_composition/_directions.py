@@ -100,35 +100,37 @@ def _with_estimate_inside(bracket: EstimatedBounds) -> EstimatedBounds:
 # Epsilon of a run.
 
 
-def epsilon_of_run(run: RunDescription, log_delta: float, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
+def epsilon_of_run(run: RunDescription, log_delta: Array, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
     """Return the bracket on epsilon, the larger of the two directions.
 
     "remove" comes first, since it nearly always decides. "add" then only has to be shown to be smaller, with a
     smoothing as coarse as the gap between the two allows.
     """
-    best = EstimatedBounds(0.0, 0.0, 0.0)
+
+    def is_smaller(some: RunDescription, _: Array, log_delta: Array, epsilon: Array) -> Array:
+        return _is_smaller(some, log_delta, epsilon, width)
+
+    def larger(some: RunDescription, known: EstimatedBounds, log_delta: Array) -> EstimatedBounds:
+        return _larger(known, direction_epsilon(some, log_delta, known.lower, width))
+
+    nothing = np.zeros(np.shape(log_delta))
+    best = EstimatedBounds(nothing, nothing, nothing)
     for sign in run.signs:
         directed = run.towards(sign)
-        if best.lower > 0 and _is_smaller(directed, log_delta, best.lower, width):
-            continue
-        best = _larger(best, direction_epsilon(directed, log_delta, best.lower, width))
+        is_done = where_asked(best.lower > 0, is_smaller, directed, nothing > 0, log_delta, best.lower)
+        best = where_asked(~is_done, larger, directed, best, log_delta)
     return best
 
 
-def epsilons_of_runs(
-    runs: Sequence[RunDescription], log_delta: Array, width: float = RELATIVE_WIDTH
-) -> EstimatedBounds:
-    """Return the brackets on epsilon of several runs, each at its log delta [runs]: the first tries side by side.
-
-    A run that is narrow then is done. The others are asked one by one, by what is known so far.
-    """
+def epsilons_of_runs(runs: Sequence[RunDescription], log_delta: Array, width: float) -> EstimatedBounds:
+    """Return the brackets on epsilon of several runs, each at its log delta [runs]; those alike side by side."""
     brackets = np.zeros((3, len(runs)))
     for rows in _alike(runs):
         if rows.size == 1:
             brackets[:, rows[0]] = epsilon_of_run(runs[rows[0]], log_delta[rows[0]], width)
         else:
-            alike = [runs[row].steps[0] for row in rows]
-            brackets[:, rows] = _side_by_side(RunDescription(tuple(alike), apart=True), log_delta[rows], width)
+            together = RunDescription(tuple(runs[row].steps[0] for row in rows), apart=True)
+            brackets[:, rows] = epsilon_of_run(together, log_delta[rows], width)
     return EstimatedBounds(*brackets)
 
 
@@ -144,30 +146,30 @@ def _alike(runs: Sequence[RunDescription]) -> list[Array]:
     return [np.array(rows) for rows in places.values()]
 
 
-def _side_by_side(run: RunDescription, log_delta: Array, width: float) -> EstimatedBounds:
-    """Return `epsilon_of_run` of runs side by side [runs]."""
-    best = EstimatedBounds(*np.zeros((3, log_delta.size)))
-    for sign in run.signs:
-        directed = run.towards(sign)
-        is_left = np.ones(log_delta.size, bool)
-        if sign != run.signs[0]:
-            is_left = ~((best.lower > 0) & _is_smaller(directed, log_delta, best.lower, width))
-        rows = np.flatnonzero(is_left)
-        if rows.size:
-            some = directed.taken(rows)
-            found = direction_epsilon(some, log_delta[rows], best.lower[rows], width)
-            larger = _larger(EstimatedBounds(*taken(tuple(best), rows)), found)
-            for ends, new_ends in zip(best, larger, strict=True):
-                ends[rows] = new_ends
-    return best
-
-
 def taken(record: Any, rows: Array) -> Any:
-    """Return a record of arrays, and of such records, with some of the rows of each; numbers stay as they are."""
+    """Return a record of runs side by side with some of the rows of each array; numbers stay as they are."""
+    if isinstance(record, RunDescription):
+        return record.taken(rows)
     if isinstance(record, tuple):
         parts = [taken(part, rows) for part in record]
         return type(record)(*parts) if hasattr(record, "_fields") else tuple(parts)
     return record[rows] if np.ndim(record) else record
+
+
+def where_asked(is_asked: Array, ask: Callable[..., Any], run: Any, known: Any, *others: Any) -> Any:
+    """Return ask(run, known, *others) if it is asked, otherwise what is ``known``.
+
+    Runs side by side are asked about row by row; ``run`` is a description of them or a search, and what is known is an
+    array or a bracket.
+    """
+    if not np.any(is_asked):
+        return known
+    if not np.ndim(is_asked):
+        return ask(run, known, *others)
+    rows = np.flatnonzero(is_asked)
+    answer = np.array(known)
+    answer[..., rows] = ask(*taken((run, known, *others), rows))
+    return EstimatedBounds(*answer) if isinstance(known, EstimatedBounds) else answer
 
 
 def on_lines(run: RunDescription, plan: ContourPlan, ask: Callable[[RunOnLine, ContourPlan], Any]) -> Any:
@@ -210,41 +212,29 @@ def _is_smaller(run: RunDescription, log_delta: Array, epsilon: Array, width: fl
     guess = _contour_choice.saddle_log_delta(coarse, theta) - theta * epsilon
     rough_chernoff = coarse.cumulants(theta).log_moment - theta * epsilon + log_peak(theta)
     is_likely = ~is_beyond & (rough_chernoff < log_delta - _CLEAR) & is_alone(run)
-    is_smaller = is_smaller | _where(
-        is_likely,
-        lambda some, windows, theta, epsilon, goal: (
-            _inversion.log_chernoff_delta(some, windows, theta, epsilon) <= goal
-        ),
-        run,
-        (windows, theta, epsilon, goal),
-    )
+
+    def is_below(some: RunDescription, _: Array, windows: Windows, theta: Array, epsilon: Array, goal: Array) -> Array:
+        return _inversion.log_chernoff_delta(some, windows, theta, epsilon) <= goal
+
+    is_smaller = where_asked(is_likely, is_below, run, is_smaller, windows, theta, epsilon, goal)
 
     # Where delta(epsilon) is very small the line need not be the best one for it.
+    is_open = ~is_beyond & ~is_smaller
     is_far = ~(guess > log_delta - _FAR_BELOW)
-    if np.any(is_far & ~is_smaller & ~is_beyond):
+    if np.any(is_open & is_far):
         theta = np.where(is_far, _contour_choice.chernoff_line(coarse, log_delta), theta)
     guess = np.where(is_far, log_delta - _FAR_BELOW, guess)
     half_gap = 0.5 * (log_delta - guess)
-    is_tried = half_gap > width * theta * np.maximum(epsilon, _contour_choice.LEAST_EPSILON)
+    is_tried = is_open & (half_gap > width * theta * np.maximum(epsilon, _contour_choice.LEAST_EPSILON))
+    if not np.any(is_tried):
+        return is_smaller
     contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, np.minimum(half_gap, 1.0))
-    return is_smaller | _where(
-        is_tried & ~is_smaller & ~is_beyond,
-        lambda some, plan, goal: on_lines(some, plan, _inversion.log_upper_delta) <= goal,
-        run,
-        (ContourPlan(contour, windows, epsilon, guess), goal),
-    )
 
+    def is_below_on_line(some: RunDescription, _: Array, plan: ContourPlan, goal: Array) -> Array:
+        return on_lines(some, plan, _inversion.log_upper_delta) <= goal
 
-def _where(is_asked: Array, ask: Callable[..., Array], run: RunDescription, arguments: tuple[Any, ...]) -> Array:
-    """Return the answer of ``ask`` to the run, or to those of the runs side by side, that is asked; and else False."""
-    if not np.any(is_asked):
-        return is_asked
-    if not run.apart:
-        return ask(run, *arguments)
-    rows = np.flatnonzero(is_asked)
-    answer = np.zeros(is_asked.shape, bool)
-    answer[rows] = ask(run.taken(rows), *taken(arguments, rows))
-    return answer
+    plan = ContourPlan(contour, windows, epsilon, guess)
+    return where_asked(is_tried, is_below_on_line, run, is_smaller, plan, goal)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -270,11 +260,6 @@ class EpsilonSearch(NamedTuple):
         gap = bracket.upper - bracket.lower
         return (gap > width * np.maximum(bracket.estimate, least)) & (bracket.upper > self.run_lower)
 
-    def taken(self, rows: Array) -> "EpsilonSearch":
-        """Return the search for some of the runs side by side."""
-        run, *others = self
-        return EpsilonSearch(run.taken(rows), *taken(tuple(others), rows))
-
 
 def direction_epsilon(run: RunDescription, log_delta: Array, run_lower: Array, target_width: float) -> EstimatedBounds:
     """Bracket the epsilon of one direction.
@@ -288,9 +273,8 @@ def direction_epsilon(run: RunDescription, log_delta: Array, run_lower: Array, t
     search, first_guess = begin_epsilon_search(run, log_delta, run_lower, target_width)
     trivial = _trivial_upper(run, log_delta)
     nothing = EstimatedBounds(np.zeros_like(trivial), trivial, first_guess)
-    if run.apart:
-        return _with_estimate_inside(_epsilons_apart(search, nothing))
-    bracket = _rare_epsilon(search, nothing) if _rare_outcomes.is_rare(run) else _usual_epsilon(search, nothing)
+    is_rare = not run.apart and _rare_outcomes.is_rare(run)
+    bracket = _rare_epsilon(search, nothing) if is_rare else _usual_epsilon(search, nothing)
     if run.missed_below:
         bracket = bracket._replace(lower=0.0)
     return _with_estimate_inside(bracket)
@@ -307,23 +291,27 @@ def begin_epsilon_search(
     return search, guess.epsilon
 
 
-def _epsilons_apart(search: EpsilonSearch, nothing: EstimatedBounds) -> EstimatedBounds:
-    """Bracket the epsilon of runs side by side: the ordinary tries, then what else there is, one by one."""
-    bracket = _ordinary_epsilon(search, nothing, range(TRIES))
-    ends = np.array(bracket)
-    for row in np.flatnonzero(search.is_wide(bracket, RARE_LAST_WIDTH)):
-        run = RunDescription((search.run.steps[row],))
-        one, _ = begin_epsilon_search(run, search.log_delta[row], search.run_lower[row], search.target_width)
-        ends[:, row] = _usual_epsilon(one, EstimatedBounds(*ends[:, row]), range(0))
-    return EstimatedBounds(*ends)
-
-
-def _usual_epsilon(search: EpsilonSearch, known: EstimatedBounds, tries: range = range(TRIES)) -> EstimatedBounds:
+def _usual_epsilon(search: EpsilonSearch, nothing: EstimatedBounds) -> EstimatedBounds:
     """Bracket epsilon where an example is not rare: the ordinary tries, then what else there is."""
-    bracket = _ordinary_epsilon(search, known, tries)
-    if _rare_outcomes.applies(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
+    bracket = _ordinary_epsilon(search, nothing, range(TRIES))
+    return where_asked(search.is_wide(bracket, RARE_LAST_WIDTH), _last_epsilon, search, bracket)
+
+
+def _last_epsilon(search: EpsilonSearch, known: EstimatedBounds) -> EstimatedBounds:
+    """Improve a bracket that is wide after the ordinary tries; of runs side by side one by one."""
+    run, bracket = search.run, known
+    if run.apart:
+        ends = np.array(known)
+        for row, step in enumerate(run.steps):
+            one = RunDescription((step,))
+            search_of_one, _ = begin_epsilon_search(
+                one, search.log_delta[row], search.run_lower[row], search.target_width
+            )
+            ends[:, row] = _last_epsilon(search_of_one, EstimatedBounds(*ends[:, row]))
+        return EstimatedBounds(*ends)
+    if _rare_outcomes.applies(run):
         bracket = telling_epsilon(search, bracket)
-    if is_alone(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
+    if is_alone(run) and search.is_wide(bracket, RARE_LAST_WIDTH):
         bracket = _with_chernoff_bounds(search, bracket)
     return bracket
 
@@ -371,14 +359,7 @@ def _ordinary_epsilon(
         if not np.any(is_open):
             break
         before = bracket
-        if search.run.apart:
-            rows = np.flatnonzero(is_open)
-            some = _ordinary_try(search.taken(rows), taken(before, rows), i, least)
-            ends = np.array(before)
-            ends[:, rows] = some
-            bracket = EstimatedBounds(*ends)
-        else:
-            bracket = _ordinary_try(search, before, i, least)
+        bracket = where_asked(is_open, _ordinary_try, search, before, i, least)
         if i > tries[0]:
             is_open = is_open & ~_is_stuck(before, bracket)
     return bracket

@@ -7,8 +7,9 @@
     bracket = delta(noise_multipliers, sampling_probs, nums_steps, group_sizes, epsilon)
 
 The losses of the phases of a run add up, so K is a sum over phases. A phase without steps or with sampling_prob 0 does
-nothing and is left out. Each question has a function of one run, which takes the closed form where there is one and
-otherwise the contour integral, improves the answer by bounds that cost nothing, and makes it safe against underflow.
+nothing and is left out. Each question has a function that takes the closed form where there is one and otherwise the
+contour integral, improves the answer by bounds that cost nothing, and makes it safe against underflow: epsilon of many
+runs together, the others of one run.
 """
 
 import functools

@@ -57,10 +57,8 @@ class RunDescription:
         return some
 
     def add_up(self, num_steps: Array, values: Array) -> Array:
-        """Return the sum over all steps of what one of each kind has [kinds, ...]: of the run, or of each run."""
-        if self.apart:
-            return (values.T * num_steps).T
-        return num_steps @ values
+        """Return `add_up` of the run, or of each of the runs side by side."""
+        return add_up(num_steps, values, self.apart)
 
     @property
     def missed_below(self) -> float:
@@ -83,6 +81,13 @@ class RunDescription:
         if self.is_symmetric:
             return (1.0,)
         return 1.0, -1.0
+
+
+def add_up(num_steps: Array, values: Array, apart: bool) -> Array:
+    """Return the sum over all steps of what one of each kind has [kinds, ...]; if ``apart``, each kind by itself."""
+    if apart:
+        return (values.T * num_steps).T
+    return num_steps @ values
 
 
 def num_steps(run: RunDescription) -> Array:
