@@ -17,8 +17,8 @@ on, are Propositions 1, 5, 6 and 7 of Mironov, arXiv:1702.07476.
 
 *Truncated Poisson batches.* Show the number K of other drawn examples (`gdpjax.accounting._truncated`). Where all of
 them fit, the step is Poisson's with noise multiplier s and probability p. Otherwise the example, if it is kept, takes
-another's place: at worst the step is Poisson's with s / 2 and p. K has one law under both data sets, so the moment of the step together with K is the
-mean of the moments given K, and
+another's place: at worst the step is Poisson's with s / 2 and p. K has one law under both data sets, so the moment of
+the step together with K is the mean of the moments given K, and
 
     A(a) <= (1 - q) A_{s, p}(a) + q A_{s/2, p}(a),      q = P(Bin(N - 1, p) >= B),
 
