@@ -510,7 +510,8 @@ def _ledger_cases() -> dict[str, Case]:
         "AllocationEvent": case(ledger.AllocationEvent, 1.0, 10, 3, 2, missing_steps=1),
         "ApproximateDPEvent": case(ledger.ApproximateDPEvent, 1.0, 1e-5, 2),
         "GaussianEvent": case(ledger.GaussianEvent, 1.0, 2),
-        "LaplaceEvent": case(ledger.LaplaceEvent, 1.0, 2),
+        "LaplaceEvent": case(ledger.LaplaceEvent, 1.0, 2, sampling_prob=0.1),
+        "OutcomesEvent": case(ledger.OutcomesEvent, [0.5, 0.5], [0.4, 0.6], 2),
         "CorrelatedGaussianEvent": case(
             ledger.CorrelatedGaussianEvent,
             1.0,

@@ -16,6 +16,7 @@ from gdpjax.ledger import (
     CyclicPoissonEvent,
     GaussianEvent,
     LaplaceEvent,
+    OutcomesEvent,
     RandomizedResponseEvent,
     ShuffledEvent,
     StepEvent,
@@ -63,7 +64,6 @@ def test_defaults_of_the_relation():
         ((1.0, 0.1, 0), "num_steps"),
         ((1.0, 0.1, 1.5), "num_steps"),
         ((1.0, 0.1, 1, "poisson"), "neighboring_relation must be one of"),
-        ((1.0, 0.1, 1, NeighboringRelation.REPLACE_ONE), "proved bound"),
         ((1.0, 0.1, 1, None, 1.0), "overflow"),
         ((np.ones(2), 0.1, 1), "one configuration"),
     ],
@@ -130,6 +130,7 @@ ALL_EVENTS = [
     LaplaceEvent(0.1, 3),
     RandomizedResponseEvent(0.1, 3, 3),
     ApproximateDPEvent(0.1, 1e-6, 3),
+    OutcomesEvent([0.5, 0.5], [0.4, 0.6], 3),
 ]
 
 
@@ -142,8 +143,9 @@ def test_a_field_that_was_lost_from_json_is_refused(event):
     fields = written["events"][0]
     for name in fields.keys() - {"type"}:
         without = {kept: value for kept, value in fields.items() if kept != name}
-        with pytest.raises(ValueError, match=f"expected all fields .*{name}"):
-            Ledger.from_json(json.dumps(written | {"events": [without]}))
+        if name != "sampling_prob" or not isinstance(event, LaplaceEvent):  # whose default, 1, costs most
+            with pytest.raises(ValueError, match=f"expected all fields .*{name}"):
+                Ledger.from_json(json.dumps(written | {"events": [without]}))
         with pytest.raises(ValueError, match="expected"):
             Ledger.from_json(json.dumps(written | {"events": [fields | {name: None}]}))
 

@@ -24,6 +24,10 @@ _MERGED = 8
 """The number of outcomes that are merged into one for planning."""
 
 
+_FEW = 256
+"""Fewer outcomes are not merged."""
+
+
 @dataclasses.dataclass(frozen=True)
 class OutcomeEvents:
     """An event of n outcomes in one direction, and the number of times it happens.
@@ -76,6 +80,8 @@ def distribution(atoms: OutcomeEvents) -> tuple[Array, Array]:
     """Return (losses, log weights) of a coarser pair, for planning only."""
     loss = atoms.loss
     log_weight = atoms.log_weight
+    if loss.size < _FEW:
+        return loss, log_weight
     num_merged = atoms.log_ratio.size // _MERGED * _MERGED
     loss_groups = loss[:num_merged].reshape(-1, _MERGED)
     weight_groups = log_weight[:num_merged].reshape(-1, _MERGED)

@@ -452,12 +452,18 @@ def _panel_density(steps: Steps, contour: Contour, u: Array, size: Array) -> Arr
     """
     noise_multiplier = steps.noise_multiplier
     log_count = np.log(steps.num_steps)[:, None]
-    ell = _likelihood_ratio.log_ratio(u, steps)
-    slope = _likelihood_ratio.posterior_mean(u, steps, ell) / noise_multiplier
-    exponent = steps.shift + steps.sign * _column(contour.theta)
+    log_mass = -0.5 * u**2
+    slope = np.zeros(u.shape)
+    steepness = 0.06 * np.abs(u)
+    for side, factor in steps.factors:
+        ell = _likelihood_ratio.log_ratio(side * u, factor)
+        slope_of_factor = _likelihood_ratio.posterior_mean(side * u, factor, ell) / noise_multiplier
+        exponent = factor.shift + factor.sign * _column(contour.theta)
+        log_mass = log_mass + exponent * ell
+        slope = slope + slope_of_factor
+        steepness = steepness + 0.06 * np.abs(exponent) * slope_of_factor
 
     # The cells whose errors could be felt after all steps.
-    log_mass = exponent * ell - 0.5 * u**2
     rough_log_a = _moments.log_sum(log_mass, axis=1)[:, None] + np.log(size)
     log_share = log_mass - rough_log_a + log_count
     matters = log_share > _column(contour.log_error) - 3.0
@@ -466,7 +472,6 @@ def _panel_density(steps: Steps, contour: Contour, u: Array, size: Array) -> Arr
     nats = log_count - _column(contour.log_error)
     turns_per_loss = 0.5 * _column(contour.cutoff) / _turn_per_half_panel(nats)
     turns = slope * turns_per_loss
-    steepness = 0.06 * (np.abs(u) + np.abs(exponent) * slope)
     needed = np.where(matters, turns + steepness, 0.0)
     least = np.maximum(0.5 * steps.group_size / noise_multiplier, 0.25)
     return np.maximum(needed, least)

@@ -26,15 +26,13 @@ _SLACK = 1e-9
 
 
 def has_closed_form(run: RunDescription) -> bool:
-    """Return whether nothing is sampled, or there is only one step, of one example."""
+    """Return whether nothing is sampled, or there is only one step, where one example is added or removed."""
     if not is_alone(run):
         return False
     if all(step.sampling_prob == 1.0 for step in run.steps):
         return True
-    total = 0.0
-    for step in run.steps:
-        total += step.num_steps * step.num_rows
-    return total == 1.0
+    is_one_step = sum(step.num_steps * step.num_rows for step in run.steps) == 1.0
+    return is_one_step and not run.steps[0].replaced
 
 
 def epsilon(run: RunDescription, delta: float) -> Bounds:

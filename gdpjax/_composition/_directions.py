@@ -141,7 +141,7 @@ def _alike(runs: Sequence[RunDescription]) -> list[Array]:
         kind: Any = (place,)
         if is_alone(run) and len(run.steps) == 1 and not _rare_outcomes.is_rare(run) and not run.steps[0].missed:
             step = run.steps[0]
-            kind = step.group_size, step.num_rows, step.symmetric
+            kind = step.group_size, step.num_rows, step.symmetric, step.replaced
         places.setdefault(kind, []).append(place)
     return [np.array(rows) for rows in places.values()]
 
@@ -465,7 +465,7 @@ def _trivial_upper(run: RunDescription, log_delta: Array) -> Array:
 
 def _is_beyond(run: RunDescription, epsilon: Array) -> Array:
     """Return where epsilon exceeds all losses of a direction but the infinite ones of atoms: delta is their mass."""
-    is_bounded = not run.is_symmetric and all(step.sign < 0 for step in run.steps)
+    is_bounded = not run.replaces_one and all(step.sign < 0 for step in run.steps)
     if not is_bounded:
         return np.zeros(np.shape(epsilon), bool)
     return epsilon > largest_loss(run)

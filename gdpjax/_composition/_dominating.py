@@ -24,6 +24,8 @@ _SHARING = 6
 _WIDTH = 3e-3
 """The relative width that brackets on delta aim at."""
 _NUM_BISECTIONS = 40
+_LEAST_MU = 1e-6
+"""Where nothing else is known the search for a mu that the run has begins here."""
 _MU_WIDTH = 1e-9
 """The relative width at which the bisection stops, and the room for rounding in the mu that a point forces."""
 
@@ -39,6 +41,8 @@ def mu_of_run(run: RunDescription, failure: float) -> Bounds:
     last = _directions.epsilon_of_run(run, np.log(failure)).upper
     if not last > 0:
         return Bounds(0.0, 0.0)
+    if last == np.inf:
+        return Bounds(0.0, np.inf)
     epsilon = last * (np.arange(_NUM_INTERVALS) / _NUM_INTERVALS)
     delta = _directions.deltas_on_grid(run, epsilon, _SHARING, _WIDTH)
     highest_delta = np.minimum(delta.upper, 1.0)
@@ -73,8 +77,15 @@ def _dominating_mu(epsilon: Array, delta: Array, failure: float, fails: float, h
         delta: upper bounds on delta there [n + 1].
         failure: the failure probability.
         fails: the smallest mu that is looked at.
-        holds: a mu that the run has.
+        holds: a mu that the run has, or inf.
     """
+    if holds == np.inf:
+        for mu in max(fails, _LEAST_MU) * 2.0 ** np.arange(_NUM_BISECTIONS):
+            if dominates(mu, epsilon, delta, failure).all():
+                holds = mu
+                break
+    if holds == np.inf:
+        return holds
     for _ in range(_NUM_BISECTIONS):
         mu = np.sqrt(max(fails, 1e-12 * holds)) * np.sqrt(holds)
         if dominates(mu, epsilon, delta, failure).all():

@@ -14,6 +14,11 @@ real axis:
     >>> print(log_ratio(np.array([[0.5]]), side_by_side((step,))))
     [[0.]]
 
+The integrand of a moment is phi times *factors*, powers of r at +u or -u (`Factor`): one for a step that adds or
+removes rows, two for a step of Poisson batches in which one row is replaced. There P is the mixture of N(0, 1) and
+N(1 / sigma, 1), and Q that of N(0, 1) and N(-1 / sigma, 1), so the loss is log r(u) - log r(-u) and both directions are
+the same.
+
 Steps of several kinds are looked at side by side (`Steps`): every array has their axis first, so that a run of a
 thousand phases takes hardly more calls than a run of one.
 
@@ -51,6 +56,7 @@ class SubsampledGaussian:
             batch, so that the weights of more are left out.
         missed: A bound on the probability that more than k rows are.
         symmetric: Whether the step samples uniformly, and one row is replaced.
+        replaced: Whether it is a step of Poisson batches, and one row is replaced; ``sign`` is +1 then.
     """
 
     noise_multiplier: float
@@ -61,10 +67,17 @@ class SubsampledGaussian:
     symmetric: bool = False
     num_rows: int = 0
     missed: float = 0.0
+    replaced: bool = False
 
     def __post_init__(self) -> None:
         if not self.num_rows:
             object.__setattr__(self, "num_rows", self.group_size)
+
+    @property
+    def mu(self) -> float:
+        """Return mu of one such step without sampling."""
+        distance = 2.0 if self.replaced else self.num_rows
+        return distance / self.noise_multiplier
 
 
 class Steps(NamedTuple):
@@ -73,7 +86,7 @@ class Steps(NamedTuple):
     Attributes:
         noise_multiplier, sampling_prob: [steps, 1]
         num_steps, missed: [steps]
-        sign, group_size, symmetric, num_rows: the same for all.
+        sign, group_size, symmetric, num_rows, replaced: the same for all.
     """
 
     noise_multiplier: Array
@@ -84,6 +97,7 @@ class Steps(NamedTuple):
     symmetric: bool
     num_rows: int
     missed: Array
+    replaced: bool
 
     @property
     def shift(self) -> float:
@@ -91,6 +105,20 @@ class Steps(NamedTuple):
         if self.sign > 0:
             return 1.0
         return 0.0
+
+    @property
+    def mu(self) -> Array:
+        """Return mu of one step of each kind without sampling [steps]."""
+        distance = 2.0 if self.replaced else self.num_rows
+        return distance / self.noise_multiplier[:, 0]
+
+    @property
+    def factors(self) -> tuple["Factor", ...]:
+        """Return the factors of the integrand of one-signed steps."""
+        if not self.replaced:
+            return (Factor(1.0, self),)
+        remove = self._replace(replaced=False)
+        return Factor(1.0, remove), Factor(-1.0, remove._replace(sign=-1.0))
 
     def taken(self, some: Any) -> "Steps":
         """Return some of the kinds of steps, by their places."""
@@ -104,8 +132,8 @@ class Steps(NamedTuple):
 
 def side_by_side(steps: Sequence[SubsampledGaussian]) -> Steps:
     """Return kinds of steps side by side; they share direction, group and symmetry."""
-    shared = {(step.sign, step.group_size, step.symmetric, step.num_rows) for step in steps}
-    ((sign, group_size, symmetric, num_rows),) = shared
+    shared = {(step.sign, step.group_size, step.symmetric, step.num_rows, step.replaced) for step in steps}
+    ((sign, group_size, symmetric, num_rows, replaced),) = shared
     return Steps(
         noise_multiplier=np.array([[step.noise_multiplier] for step in steps], np.float64),
         sampling_prob=np.array([[step.sampling_prob] for step in steps], np.float64),
@@ -115,7 +143,17 @@ def side_by_side(steps: Sequence[SubsampledGaussian]) -> Steps:
         symmetric=symmetric,
         num_rows=num_rows,
         missed=np.array([step.missed for step in steps]),
+        replaced=replaced,
     )
+
+
+class Factor(NamedTuple):
+    """The factor r(side u)^{shift + sign z} of the integrand of the moments of steps."""
+
+    side: float
+    """1 or -1."""
+    steps: Steps
+    """The steps with the shift and the sign of this factor."""
 
 
 def one_signed_parts(steps: Steps) -> tuple[Steps, ...]:

@@ -4,7 +4,8 @@ The moments of both directions are one integral, with `Steps.shift` and `Steps.s
 
     A(z) = E_P[e^{zL}] = integral phi(u) r(u)^{shift} e^{z L(u)} du,        L = sign * log r,
 
-where u ~ N(0, 1) and r is the likelihood ratio of `_likelihood_ratio`. Two choices make a quadrature rule:
+where u ~ N(0, 1) and r is the likelihood ratio of `_likelihood_ratio`. Where a row is replaced the integrand has two
+such factors, phi(u) r(u)^{1 + z} r(-u)^{-z} (`Steps.factors`). Two choices make a quadrature rule:
 
 * `choose_windows` cuts the outcomes to an interval, and bounds the P-mass outside;
 * edges divide this window into panels, and `make_nodes` puts a Gauss-Legendre rule on each.
@@ -48,12 +49,14 @@ class QuadratureNodes(NamedTuple):
 
     Attributes:
         position: The nodes u_i [steps, n].
+        log_ratios: log r(side u_i) of each of the factors [steps, n].
         loss: The privacy losses L_i [steps, n].
         log_weight: The logarithms of the weights [steps, n].
         width: The width of the widest panel [steps, 1].
     """
 
     position: Array
+    log_ratios: tuple[Array, ...]
     loss: Array
     log_weight: Array
     width: Array
@@ -135,7 +138,6 @@ def make_nodes(steps: Steps, edges: Array) -> QuadratureNodes:
     num_steps = len(edges)
     width, centre = _widths_and_centres(edges)
     u = (centre + 0.5 * width * _NODES).reshape(num_steps, -1)
-    ell = _likelihood_ratio.log_ratio(u, steps)
 
     # log of: Gauss-Legendre weight, half the width, phi(u).
     scale = 0.5 / np.sqrt(2.0 * np.pi)
@@ -143,9 +145,12 @@ def make_nodes(steps: Steps, edges: Array) -> QuadratureNodes:
     log_rule = (_LOG_WEIGHTS + log_width).reshape(num_steps, -1)
     log_weight = log_rule - 0.5 * u**2
     widest = width.max(axis=1)
-    if steps.sign > 0:
-        return QuadratureNodes(u, ell, log_weight + ell, widest)
-    return QuadratureNodes(u, -ell, log_weight, widest)
+    log_ratios = tuple(_likelihood_ratio.log_ratio(side * u, factor) for side, factor in steps.factors)
+    loss: Array = 0.0
+    for (_, factor), ell in zip(steps.factors, log_ratios, strict=True):
+        loss = loss + factor.sign * ell
+        log_weight = log_weight + factor.shift * ell
+    return QuadratureNodes(u, log_ratios, loss, log_weight, widest)
 
 
 class QuadratureTotals(NamedTuple):
@@ -179,6 +184,10 @@ class _Ellipses(NamedTuple):
     height: Array
     left: Array
     right: Array
+
+    def at(self, side: float) -> "_Ellipses":
+        """Return the ellipses, or for the side -1 their mirror images."""
+        return self if side > 0 else self._replace(left=-self.right, right=-self.left)
 
 
 def _make_ellipses(steps: Steps, width: Array, centre: Array) -> _Ellipses:
@@ -244,12 +253,18 @@ def quadrature_error(steps: Steps, edges: Array, theta: Array, levels: Array, ex
     log_rate = log_power + log_geometric_sum + log_phi
     log_rate = log_rate.reshape(num_steps, num_panels, -1) + log_factor
 
-    # |r^s| is |r|^{Re s} at frequency 0, for each exponent. Up to the frequency t it is at most e^{t arg r} times that,
-    # for the first exponent. Both arrays are [steps, ., panels, heights], and the best height counts.
-    powers = steps.shift + steps.sign * theta
-    log_r = _log_ratio_in(steps, ellipses).reshape(log_rate.shape)
-    still = log_rate[:, None] + log_r[:, None] * powers[..., None, None]
-    angle = _likelihood_ratio.argument(ellipses.right, ellipses.height, steps).reshape(log_rate.shape)
+    # |r^s| is |r|^{Re s} at frequency 0, for each exponent, and factors multiply. Up to the frequency t it is at most
+    # e^{t arg r} times that, for the first exponent. Both arrays are [steps, ., panels, heights], and the best height
+    # counts.
+    still = log_rate[:, None]
+    angle = np.zeros(log_rate.shape)
+    for side, factor in steps.factors:
+        mirrored = ellipses.at(side)
+        powers = factor.shift + factor.sign * theta
+        log_r = _log_ratio_in(factor, mirrored).reshape(log_rate.shape)
+        still = still + log_r[:, None] * powers[..., None, None]
+        argument = _likelihood_ratio.argument(mirrored.right, mirrored.height, factor)
+        angle = angle + argument.reshape(log_rate.shape)
     growth = angle[:, None] * levels[:, 1:, None, None]
     moving = still[:, :1] + growth
     errors = np.concatenate([still, moving], axis=1)
@@ -285,18 +300,19 @@ def rounding_terms(steps: Steps, nodes: QuadratureNodes) -> tuple[Array, Array]:
     """Bound the rounding of each weighted node by c0 + |s| c1, in units of 2^-53 of the node.
 
     Returns:
-        c0 [steps, n] and c1 [steps, n]; the exponent of r is s = shift + sign * z.
+        c0 [steps, n] and c1 [steps, n]; s is the largest of the exponents shift + sign * z of the factors.
     """
     size = np.abs(nodes.position)
-    ell = steps.sign * nodes.loss
 
     # A node is moved by rounding, by 3 (|u| + w + k / sigma) ulp at most. A factor of 2 is added to that.
     centre = steps.group_size / steps.noise_multiplier
     moved = 6.0 * (size + nodes.width + centre)
-    mean = _likelihood_ratio.posterior_mean(nodes.position, steps, ell)
-    slope = mean / steps.noise_multiplier
-
     fixed = 54.0 + 2.0 * size**2 + moved * size
-    log_ratio_error = _likelihood_ratio.log_ratio_error(nodes.position, steps, ell)
-    # The place of a loss on the grid of a Fourier sum is right to 4 ulp.
-    return fixed, log_ratio_error + 4.0 * np.abs(ell) + moved * slope
+    of_ratio: Array = 0.0
+    for (side, factor), ell in zip(steps.factors, nodes.log_ratios, strict=True):
+        position = side * nodes.position
+        slope = _likelihood_ratio.posterior_mean(position, factor, ell) / factor.noise_multiplier
+        log_ratio_error = _likelihood_ratio.log_ratio_error(position, factor, ell)
+        # The place of a loss on the grid of a Fourier sum is right to 4 ulp.
+        of_ratio = of_ratio + log_ratio_error + 4.0 * np.abs(ell) + moved * slope
+    return fixed, of_ratio

@@ -16,6 +16,11 @@ sqrt(n) g / sigma with a standard normal g, so that, given N = n,
 
 and delta(e) = E_P (1 - e^{e - L})_+ >= (1 - e^{-t}) P(L >= e + t) for every t > 0.
 
+*Where a row is replaced* the pair lies above that of "remove", whose second row is a null one, and its loss exceeds the
+one of "remove" by -log r(-u) <= -log(1 - p) a step, so that
+
+    delta_remove(e) <= delta(e) <= delta_remove(e + T log(1 - p)).
+
     >>> from gdpjax._composition._likelihood_ratio import SubsampledGaussian
     >>> run = RunDescription((SubsampledGaussian(noise_multiplier=0.001, sampling_prob=0.01, num_steps=10.0),))
     >>> bracket = epsilon(run, 1e-5)
@@ -53,10 +58,15 @@ _LEAST_EPSILON = 1e-3
 
 def applies(run: RunDescription) -> bool:
     """Return whether the run is Poisson steps of one kind, of one example, with hardly any noise."""
-    if not is_alone(run) or run.is_symmetric or len(run.steps) != 1:
+    if not is_alone(run) or len(run.steps) != 1:
         return False
     (step,) = run.steps
-    return step.num_rows == 1 and step.sampling_prob < 1.0 and step.noise_multiplier < _LARGEST_NOISE
+    return (
+        step.num_rows == 1
+        and not step.symmetric
+        and step.sampling_prob < 1.0
+        and step.noise_multiplier < _LARGEST_NOISE
+    )
 
 
 def suffices(run: RunDescription) -> bool:
@@ -118,6 +128,10 @@ def _slack(step: SubsampledGaussian) -> float:
 
 def _upper_delta(step: SubsampledGaussian, numbers: Array, mass: Array, rest: float, epsilon: float) -> float:
     """Return the bound from above."""
+    if step.replaced:
+        epsilon += step.num_steps * np.log1p(-step.sampling_prob) * (1.0 + _SLACK)
+        if not epsilon >= 0:
+            return 1.0
     mu = np.sqrt(np.maximum(numbers, 1.0)) / step.noise_multiplier
     given = np.where(numbers > 0, gaussian_delta(epsilon, mu).upper, 0.0)
     return min(float(mass @ given) * np.exp(_slack(step)) + rest, 1.0)

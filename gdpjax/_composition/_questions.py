@@ -76,6 +76,8 @@ class Family(NamedTuple):
 
     symmetric: bool = False
     """Uniform sampling under replace-one (the upper curve), instead of Poisson sampling."""
+    replaced: bool = False
+    """Poisson sampling under replace-one."""
     groups: bool = False
     """Whether the size of a group is an argument, after the steps; otherwise it is 1."""
     finite: bool = False
@@ -108,6 +110,8 @@ def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
     vectors = [np.atleast_1d(column) for column in columns]
     noise_multipliers, sampling_probs, counts = vectors[:3]
     further = vectors[3:]
+    if family.replaced:  # noise multipliers are relative to the distance of 2 of the two mixtures
+        noise_multipliers = 2.0 * noise_multipliers
     group_sizes = np.ones_like(counts)
     if family.groups:
         group_sizes = np.broadcast_to(further[0], counts.shape)
@@ -136,6 +140,7 @@ def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
             symmetric=family.symmetric,
             num_rows=int(group_size),
             missed=missed_share,
+            replaced=family.replaced,
         )
         steps.append(step)
     finite = _bounded_events(further) if family.finite else ()

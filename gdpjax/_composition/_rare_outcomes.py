@@ -123,14 +123,14 @@ class OutcomeSplit(NamedTuple):
 
 def applies(run: RunDescription) -> bool:
     """Return whether the run is one of Poisson steps alone, in the direction "remove"."""
-    if run.is_symmetric or not is_alone(run):
+    if run.replaces_one or not is_alone(run):
         return False
     return all(step.sampling_prob < 1.0 and step.sign > 0 for step in run.steps)
 
 
 def is_rare(run: RunDescription) -> bool:
     """Return whether the run is one of Poisson steps alone, with the example hardly ever in a batch."""
-    return not run.is_symmetric and chance_of_leaking(run) < _RARE_CHANCE
+    return not run.replaces_one and chance_of_leaking(run) < _RARE_CHANCE
 
 
 # ---------------------------------------------------------------------------------------------------------------------

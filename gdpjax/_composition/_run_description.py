@@ -45,8 +45,8 @@ class RunDescription:
         return side_by_side(self.steps)
 
     def towards(self, sign: float) -> "RunDescription":
-        """Return the run in the direction "remove" (+1) or "add" (-1)."""
-        steps = tuple(dataclasses.replace(step, sign=sign) for step in self.steps)
+        """Return the run in the direction "remove" (+1) or "add" (-1), one of its `signs`."""
+        steps = tuple(dataclasses.replace(step, sign=1.0 if step.replaced else sign) for step in self.steps)
         atoms = tuple(dataclasses.replace(event, sign=sign) for event in self.atoms)
         return RunDescription(steps, self.finite, atoms, self.apart)
 
@@ -66,19 +66,19 @@ class RunDescription:
 
         With less of Q delta is larger. Upper ends hold as they are, and lower ends do not.
         """
-        if not self.steps or self.is_symmetric or self.steps[0].sign > 0:
+        if not self.steps or self.replaces_one or self.steps[0].sign > 0:
             return 0.0
         return float(self.side_by_side.num_steps @ self.side_by_side.missed) * (1.0 + 1e-12)
 
     @property
-    def is_symmetric(self) -> bool:
-        """Whether the steps are those of uniform sampling."""
-        return any(step.symmetric for step in self.steps)
+    def replaces_one(self) -> bool:
+        """Whether one row is replaced, so that both directions are the same."""
+        return any(step.symmetric or step.replaced for step in self.steps)
 
     @property
     def signs(self) -> tuple[float, ...]:
         """The directions that differ. "remove" comes first, since it nearly always decides."""
-        if self.is_symmetric:
+        if self.replaces_one and not self.atoms:
             return (1.0,)
         return 1.0, -1.0
 
@@ -132,17 +132,16 @@ def chance_of_leaking(run: RunDescription) -> float:
 
 
 def gaussian_mu(run: RunDescription) -> Array:
-    """Return mu of the steps without sampling, sqrt(sum T (k / sigma)^2), and of events with outcomes.
+    """Return mu of the steps without sampling, sqrt(sum T mu^2), and of events with outcomes.
 
     With sampling the steps reveal less.
     """
     if run.apart:
         steps = run.side_by_side
-        return np.sqrt(steps.num_steps * (steps.num_rows / steps.noise_multiplier[:, 0]) ** 2)
+        return np.sqrt(steps.num_steps * steps.mu**2)
     squares = []
     for step in run.steps:
-        mu_of_step = step.num_rows / step.noise_multiplier
-        squares.append(step.num_steps * mu_of_step**2)
+        squares.append(step.num_steps * step.mu**2)
     for event in run.atoms:
         squares.append(event.num_steps * event.mu**2)
     return np.sqrt(_sum(squares))

@@ -28,7 +28,9 @@ def _laplace(dp_event: Any, event: Mapping[str, Any]) -> Any:
     epsilon = event["epsilon"]
     if not epsilon:
         return dp_event.NoOpDpEvent()
-    return dp_event.LaplaceDpEvent(1.0 / epsilon)
+    laplace = dp_event.LaplaceDpEvent(1.0 / epsilon)
+    prob = event["sampling_prob"]
+    return laplace if prob == 1 else dp_event.PoissonSampledDpEvent(prob, laplace)
 
 
 def _randomized_response(dp_event: Any, event: Mapping[str, Any]) -> Any:

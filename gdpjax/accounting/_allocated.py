@@ -1,4 +1,4 @@
-"""The curve of a run with random allocation, alone or beside other events of its Ledger.
+"""The curve of a run with events that are given by outcomes, such as random allocation, beside other events.
 
 Of an epoch whose last steps were not made, what was released is a part of what the whole epoch would have released: the
 run is at most E epochs from above, and at least E - 1 from below.
@@ -10,43 +10,68 @@ from collections.abc import Sequence
 
 from gdpjax._composition import prepare
 from gdpjax._composition._run_description import RunDescription
-from gdpjax.accounting._allocation import AllocationCurve, make_scheme
-from gdpjax.accounting._combinators import Between
+from gdpjax.accounting._allocation import OutcomesCurve, Sides, make_scheme
+from gdpjax.accounting._combinators import Between, Meet
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
+from gdpjax.accounting._outcomes import curve_of, is_given_by_outcomes, sides_of
 from gdpjax.accounting._overflow import Lost, with_failure
-from gdpjax.ledger import AllocationEvent, AnyEvent, Ledger, TruncatedPoissonEvent
-from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
+from gdpjax.ledger import (
+    AllocationEvent,
+    AnyEvent,
+    LaplaceEvent,
+    Ledger,
+    OutcomesEvent,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+)
+from gdpjax.tradeoff import CertifiedCurve, NoGuarantee, compose
+
+_FEW = 1000
 
 
-def curve_of_allocation(run: Ledger | AnyEvent) -> CertifiedCurve:
-    """Return the curve of a run with random allocation."""
+def curve_of_outcomes(run: Ledger | AnyEvent) -> CertifiedCurve:
+    """Return the curve of a run with random allocation or other events that are given by outcomes."""
     events = events_of(run)
     allocations = [event for event in events if isinstance(event, AllocationEvent)]
-    others = [event for event in events if not isinstance(event, AllocationEvent)]
-    if any(isinstance(event, TruncatedPoissonEvent) for event in others):
-        raise ValueError("no bound is known for a Ledger with both random allocation and truncated Poisson batches")
+    given = [
+        event for event in events if isinstance(event, LaplaceEvent | OutcomesEvent) and is_given_by_outcomes(event)
+    ]
+    others = [event for event in events if event not in allocations and event not in given]
+    for event in others:
+        if isinstance(event, TruncatedPoissonEvent | ShuffledEvent):
+            first = type((*allocations, *given)[0]).__name__
+            raise ValueError(f"no bound is known for a Ledger with both {type(event).__name__} and {first}")
     check_relations(events)
     described = describe(Ledger(others), 1)
     rest = prepare(described.family, described.columns).run
 
     # Epochs that were not finished are there from above only.
-    curve = _curve_of_epochs(allocations, rest)
+    outcomes = [sides_of(event) for event in given]
+    curve = _curve_of_epochs(allocations, rest, outcomes)
     finished = [whole for event in allocations for whole in _finished(event)]
     if finished != allocations:
-        curve = Between(curve, _curve_of_epochs(finished, rest))
-    return with_failure(curve, lost_of(allocations, described))
+        curve = Between(curve, _curve_of_epochs(finished, rest, outcomes))
+    curve = with_failure(curve, lost_of(allocations, described))
+
+    # Of few releases the composition of their curves is known better: their losses take few values.
+    releases = [curve_of(event) for event in given for _ in range(min(event.num_steps, _FEW + 1))]
+    if allocations or others or len(releases) > _FEW:
+        return curve
+    return Meet(curve, compose(*releases))
 
 
-def _curve_of_epochs(allocations: Sequence[AllocationEvent], rest: RunDescription) -> CertifiedCurve:
+def _curve_of_epochs(
+    allocations: Sequence[AllocationEvent], rest: RunDescription, outcomes: Sequence[Sides]
+) -> CertifiedCurve:
     """Return the curve of whole epochs and the rest, if nothing is lost."""
-    if not allocations:
+    if not allocations and not outcomes:
         # Without these events less is released, and only ends that say what nothing would say are needed.
         return NoGuarantee()
     schemes = []
     for event in allocations:
         numbers = (event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected)
         schemes.append(make_scheme(*numbers, event.bins == "fixed"))
-    return AllocationCurve(schemes, rest)
+    return OutcomesCurve(schemes, rest, outcomes)
 
 
 def lost_of(allocations: Sequence[AllocationEvent], rest: Described) -> Lost:

@@ -50,7 +50,8 @@ def epsilon_bounds(
         delta: strictly between 0 and 1. All arguments broadcast.
         sampling: "poisson", or "uniform" for batches of a fixed size without replacement. The events of a Ledger say it
             themselves.
-        neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
+        neighboring_relation: ADD_OR_REMOVE_ONE (default), REPLACE_SPECIAL or REPLACE_ONE with poisson, REPLACE_ONE with
+            uniform.
         group_size: how many examples were all added, or all removed, >= 1, static; above 1 with poisson sampling
             only.
         rtol: relative width at which the search stops, 1e-6 to 1e-2, static. Below 1e-5 many brackets stay wider than

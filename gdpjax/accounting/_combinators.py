@@ -102,6 +102,33 @@ class Between(AccountedCurve):
         return falling(self.above.tradeoff(alpha), *[curve.tradeoff(alpha) for curve in self.below])
 
 
+class Meet(AccountedCurve):
+    """The certified curve of a run that is known in two ways."""
+
+    def __init__(self, *curves: CertifiedCurve) -> None:
+        self.curves = curves
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Bracket epsilon."""
+        return self._in_all(lambda curve: curve.epsilon(delta))
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """Bracket delta."""
+        return self._in_all(lambda curve: curve.delta(epsilon))
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Bracket mu."""
+        return self._in_all(lambda curve: each(curve.mu, failure))
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Bracket the trade-off curve."""
+        return self._in_all(lambda curve: curve.tradeoff(alpha))
+
+    def _in_all(self, ask: Callable[[CertifiedCurve], Bounds]) -> Bounds:
+        lower, upper = zip(*map(ask, self.curves), strict=True)
+        return _ordered(functools.reduce(np.maximum, lower), functools.reduce(np.minimum, upper))
+
+
 class ClosedForm(AccountedCurve):
     """The certified curve of a run that is mu-GDP, in closed form.
 

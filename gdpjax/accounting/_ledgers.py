@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gdpjax._composition import LAPLACE, Family
+from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import (
     AnyEvent,
@@ -77,6 +78,11 @@ def check_relations(events: Sequence[AnyEvent]) -> None:
         raise ValueError(f"the events of a Ledger must share one neighboring relation, got {names}")
 
 
+def replaces_in_poisson(event: AnyEvent) -> bool:
+    """Whether these are steps on Poisson batches where one example is replaced by any other."""
+    return isinstance(event, Event) and event.neighboring_relation is NeighboringRelation.REPLACE_ONE
+
+
 class Described(NamedTuple):
     """A run in phases: what kind, its arrays, and the probabilities of failure and overflow that are not in them."""
 
@@ -97,7 +103,10 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     phases = [step for step in steps if step[0] > 0]
     others = [_bounded(event, group_size) for event in events if not isinstance(event, SampledEvent | GaussianEvent)]
     uniform = any(_is_uniform(event) for event in events)
-    family = Family(uniform, group_size > 1, bool(others))
+    replaced = any(replaces_in_poisson(event) for event in events)
+    if uniform and replaced:
+        raise ValueError("expected Poisson or uniform batches in a Ledger under REPLACE_ONE, got both of them")
+    family = Family(symmetric=uniform, replaced=replaced, groups=group_size > 1, finite=bool(others))
     columns = _columns(phases) + group_columns(group_size)
     columns += _columns(others) if others else ()
 
@@ -143,6 +152,8 @@ def _check_groups(events: Sequence[AnyEvent]) -> None:
             raise ValueError(f"group_size > 1 is available for Gaussian and Laplace events, got {type(event).__name__}")
         if isinstance(event, UniformEvent):
             raise ValueError(f"group_size > 1 is available for poisson sampling, got {type(event).__name__}")
+        if replaces_in_poisson(event):
+            raise ValueError("group_size > 1 is available under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, got REPLACE_ONE")
         if isinstance(event, Event) and event.overflow:
             raise ValueError(
                 "group_size > 1 is not available with overflow: that probability is for a batch with one given example "
@@ -157,7 +168,7 @@ def _phase(event: SampledEvent | GaussianEvent) -> tuple[float, float, float]:
 
 def _bounded(event: AnyEvent, group_size: int) -> tuple[float, float, float]:
     if isinstance(event, LaplaceEvent):
-        return event.num_steps, group_size * event.epsilon, LAPLACE
+        return event.num_steps, group_size * event.epsilon * (event.sampling_prob > 0), LAPLACE
     if isinstance(event, RandomizedResponseEvent):
         return event.num_steps, event.epsilon, event.num_categories
     assert isinstance(event, ApproximateDPEvent)

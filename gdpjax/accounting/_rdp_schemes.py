@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gdpjax.accounting._ledgers import check_relations
+from gdpjax.accounting._ledgers import check_relations, replaces_in_poisson
 from gdpjax.accounting._rdp import rdp_subsampled_gaussian
 from gdpjax.accounting._renyi import log_moments
 from gdpjax.accounting._truncated import overflow_of_a_step
@@ -41,6 +41,7 @@ from gdpjax.ledger import (
     AnyEvent,
     ApproximateDPEvent,
     LaplaceEvent,
+    OutcomesEvent,
     RandomizedResponseEvent,
     SampledEvent,
     ShuffledEvent,
@@ -62,12 +63,18 @@ def rdp_of_events(events: Sequence[AnyEvent], orders: np.ndarray) -> np.ndarray:
 
 
 def _of_event(event: AnyEvent, orders: np.ndarray) -> np.ndarray:
+    if isinstance(event, OutcomesEvent) or (isinstance(event, LaplaceEvent) and 0 < event.sampling_prob < 1):
+        raise ValueError("the moments accountant does not know sampled Laplace noise, nor outcomes: use epsilon_bounds")
     if isinstance(event, AllocationEvent | ShuffledEvent):
         raise ValueError(
             f"the moments accountant does not know {type(event).__name__}: use epsilon_bounds, or GaussianEvent with "
             f"the epochs as num_steps, which reveals at least as much"
         )
+    if replaces_in_poisson(event):
+        raise ValueError("the moments accountant does not know Poisson batches under REPLACE_ONE: use epsilon_bounds")
     if isinstance(event, LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent):
+        if isinstance(event, LaplaceEvent) and event.sampling_prob == 0:
+            return np.zeros(orders.shape)
         return event.num_steps * (_bounded(event, orders) / (orders - 1.0))
     if event.noise_multiplier == 0:
         nothing = isinstance(event, SampledEvent | TruncatedPoissonEvent) and event.sampling_prob == 0

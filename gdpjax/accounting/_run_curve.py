@@ -8,10 +8,17 @@ A run is described once; each question is then one call of `_composition`, which
 Other classes stand around such curves or in their place; `_curve_of_ledger` chooses among them:
 
 * `Between` lies between the curves of other runs, `WithFailure` pays for a small probability of failure or overflow.
-* `ClosedForm` is the curve of a mu-GDP run, `AllocationCurve` that of random allocation.
+* `ClosedForm` is the curve of a mu-GDP run, `OutcomesCurve` that of random allocation.
 
 **Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
 mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
+
+Under REPLACE_ONE a Poisson batch holds the example x with probability p, or else x', and the rest is the same. With
+noise of standard deviation s |x - x'| at most, as noise multipliers under REPLACE_ONE mean it, and x and x' in the ball
+of radius 1 / 2, a test of level a = gamma(S) under N(0, s^2) has, by Neyman and Pearson, at most the power
+Phi(z_a + 1 / (2 s)) at x and at least Phi(z_a - 1 / (2 s)) at x', so no test does better than the half-line, where both
+are attained, between (1 - p) N(0, s^2) + p N(1/2, s^2) and (1 - p) N(0, s^2) + p N(-1/2, s^2). This pair dominates
+(Lebeda, Regehr, Kamath and Steinke, arXiv:2405.20769).
 
 Uniform sampling without replacement goes with REPLACE_ONE. The *upper* bound is that of the T-fold composition of
 C_p(G_{1/s}), the *lower* bound the pair of Poisson sampling, which some data attain. The truth may be anywhere in
@@ -20,6 +27,7 @@ between, so the bracket is wide by nature (a ratio of 1.1 to 1.3 in epsilon is u
 Other pairs are refused.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,9 +50,10 @@ from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, chec
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _correlated, _shuffled
-from gdpjax.accounting._allocated import curve_of_allocation
+from gdpjax.accounting._allocated import curve_of_outcomes
 from gdpjax.accounting._combinators import AccountedCurve, Between, ClosedForm, rising
 from gdpjax.accounting._ledgers import check_form, describe, events_of
+from gdpjax.accounting._outcomes import is_given_by_outcomes
 from gdpjax.accounting._overflow import with_failure
 from gdpjax.accounting._truncated import TruncatedCurve
 from gdpjax.ledger import (
@@ -84,11 +93,13 @@ def family_of_runs(
 ) -> Family:
     """Return the kind of homogeneous run that a call with arrays describes."""
     event_type = event_type_of(sampling)
-    resolve_relation(event_type, neighboring_relation)
+    relation = resolve_relation(event_type, neighboring_relation)
     is_uniform = event_type is UniformEvent
-    if is_uniform and group_size > 1:
-        raise ValueError(f"group_size > 1 is available for poisson sampling, got {sampling}")
-    return Family(symmetric=is_uniform, groups=group_size > 1)
+    replaces_one = relation is NeighboringRelation.REPLACE_ONE
+    if replaces_one and group_size > 1:
+        known = "group_size > 1 is available for poisson sampling under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL"
+        raise ValueError(f"{known}, got {sampling} under {relation.name}")
+    return Family(symmetric=is_uniform, replaced=replaces_one and not is_uniform, groups=group_size > 1)
 
 
 def check_options(
@@ -229,12 +240,18 @@ def _curve_of_truncated(run: Ledger | AnyEvent) -> CertifiedCurve:
     return TruncatedCurve(run, _curve_of_phases)
 
 
-_OF_ONE_EXAMPLE = {
-    ShuffledEvent: ("shuffled", _curve_of_shuffled),
-    AllocationEvent: ("allocation", curve_of_allocation),
-    TruncatedPoissonEvent: ("truncated", _curve_of_truncated),
-}
-"""Events whose curve is known for one example and at one relative width: the first that a run has makes its curve."""
+def _of_one_example(events: Sequence[AnyEvent]) -> tuple[str, Callable[..., CertifiedCurve]] | None:
+    """Return what makes the curve of events of which it is known for one example and at one relative width, if any."""
+    kinds = {type(event) for event in events}
+    if AllocationEvent in kinds and ShuffledEvent not in kinds:
+        return "allocation batches", curve_of_outcomes
+    if any(is_given_by_outcomes(event) for event in events):
+        return "events that are given by outcomes", curve_of_outcomes
+    if ShuffledEvent in kinds:
+        return "shuffled batches", _curve_of_shuffled
+    if TruncatedPoissonEvent in kinds:
+        return "truncated batches", _curve_of_truncated
+    return None
 
 
 def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = RTOL) -> CertifiedCurve:
@@ -244,13 +261,13 @@ def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = 
     is_exact = all(getattr(event, "is_exact", True) for event in events)
     if not is_exact or kinds & {CorrelatedGaussianEvent, CyclicPoissonEvent}:
         return _curve_of_others(run, group_size, rtol)
-    for kind, (name, curve_of_kind) in _OF_ONE_EXAMPLE.items():
-        if kind not in kinds:
-            continue
+    found = _of_one_example(events)
+    if found is not None:
+        name, curve_of_kind = found
         if group_size > 1:
-            raise ValueError(f"group_size > 1 is available for poisson sampling, got {name} batches")
+            raise ValueError(f"group_size > 1 is available for poisson sampling, got {name}")
         if rtol != RTOL:
-            raise ValueError(f"rtol is available for poisson and uniform sampling, got {name} batches: leave it out")
+            raise ValueError(f"rtol is available for poisson and uniform sampling, got {name}: leave it out")
         return curve_of_kind(run)
     return _curve_of_steps(run, group_size, rtol)
 
@@ -304,7 +321,8 @@ def certified(
         num_steps: number of steps, a whole number >= 1. Arrays broadcast: one run an element.
         sampling: "poisson", or "uniform" for batches of a fixed size without replacement. The events of a Ledger say it
             themselves.
-        neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL with poisson, REPLACE_ONE with uniform.
+        neighboring_relation: ADD_OR_REMOVE_ONE (default), REPLACE_SPECIAL or REPLACE_ONE with poisson, REPLACE_ONE with
+            uniform.
         group_size: how many examples were all added, or all removed, >= 1, static; above 1 with poisson sampling
             only.
         rtol: relative width of the brackets on epsilon and delta at which the search for them stops, 1e-6 to 1e-2,

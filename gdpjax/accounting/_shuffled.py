@@ -66,7 +66,8 @@ def from_below(run: Ledger | AnyEvent) -> Ledger:
     """Return a run that reveals at most as much: the step of an example in an epoch is drawn for it alone.
 
     Under REPLACE_ONE all events are said to be under REPLACE_SPECIAL, where fixed-size batches become Poisson batches:
-    the pair of distributions is that of the same two data sets for all of them.
+    the pair of distributions is that of the same two data sets for all of them. In Poisson batches the null example is
+    one that may replace, at half the distance.
     """
     events = []
     for event in events_of(run):
@@ -112,6 +113,8 @@ def _relabelled(event: AnyEvent) -> AnyEvent:
     if isinstance(event, UniformEvent):
         numbers = (event.noise_multiplier, event.sampling_prob, event.num_steps)
         return Event(*numbers, _SPECIAL, event.overflow, event.is_exact)
+    if isinstance(event, Event):
+        return dataclasses.replace(event, noise_multiplier=2.0 * event.noise_multiplier, neighboring_relation=_SPECIAL)
     return dataclasses.replace(
         event,
         neighboring_relation=_SPECIAL,

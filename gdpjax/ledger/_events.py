@@ -6,6 +6,7 @@ set: `GaussianEvent`, `LaplaceEvent`, `RandomizedResponseEvent` and, for anythin
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -214,7 +215,8 @@ class Event(_SampledGaussian):
         without privacy, whose epsilon is infinite.
       sampling_prob: probability in [0, 1] that a given example is in a batch, independently of others.
       num_steps: how many such releases, a whole number >= 1.
-      neighboring_relation: ADD_OR_REMOVE_ONE (default) or REPLACE_SPECIAL.
+      neighboring_relation: ADD_OR_REMOVE_ONE (default), REPLACE_SPECIAL, or REPLACE_ONE, whose sensitivity is twice the
+        clip norm.
       overflow: probability in [0, 1), over all the steps, that a batch did not fit its static capacity.
       is_exact: whether every step had these numbers. False where unequal steps share a row of a ledger that ran out of
         rows: they are the least noise multiplier and the largest probability then, and lower ends count nothing.
@@ -231,7 +233,7 @@ class Event(_SampledGaussian):
     """
 
     announced: bool = False
-    relations = (_ADDED, _SPECIAL)
+    relations = (_ADDED, _SPECIAL, _REPLACED)
 
     def batches(self) -> str:
         """Return how batches were drawn, in a few words."""
@@ -695,15 +697,16 @@ class GaussianEvent(_WholeDataEvent):
 
 @dataclasses.dataclass(frozen=True)
 class LaplaceEvent(_WholeDataEvent):
-    """``num_steps`` releases of a statistic of all the data with Laplace noise.
+    """``num_steps`` releases of a sum over all the data, or over Poisson batches of them, with Laplace noise.
 
     Args:
       epsilon: l1 sensitivity under ``neighboring_relation`` / scale of the noise, >= 0.
       num_steps: how many of them, a whole number >= 1.
-      neighboring_relation: the relation of that sensitivity.
+      neighboring_relation: the relation of that sensitivity; not REPLACE_ONE with Poisson batches.
+      sampling_prob: probability in [0, 1] that an example takes part in a release, independently of others.
 
     Raises:
-      ValueError: a value out of range.
+      ValueError: a value out of range, REPLACE_ONE with a sampling probability below 1.
 
     >>> LaplaceEvent(0.1).epsilon
     0.1
@@ -712,7 +715,17 @@ class LaplaceEvent(_WholeDataEvent):
     epsilon: float
     num_steps: int = 1
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    _domains: ClassVar = {"epsilon": NONNEGATIVE, "num_steps": COUNT}
+    sampling_prob: float = 1.0
+    _domains: ClassVar = {"epsilon": NONNEGATIVE, "num_steps": COUNT, "sampling_prob": UNIT}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sampling_prob < 1 and self.neighboring_relation is _REPLACED:
+            raise ValueError("sampled Laplace noise has a proved bound under ADD_OR_REMOVE_ONE, not under REPLACE_ONE")
+
+    @property
+    def _kind(self) -> str:
+        return "Laplace" if self.sampling_prob == 1 else f"Laplace (sampling probability {self.sampling_prob:.6g})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -763,6 +776,41 @@ class ApproximateDPEvent(_WholeDataEvent):
     _domains: ClassVar = {"epsilon": NONNEGATIVE, "delta": HALF_OPEN_UNIT, "num_steps": COUNT}
 
 
+@dataclasses.dataclass(frozen=True)
+class OutcomesEvent(_WholeDataEvent):
+    """``num_steps`` releases with finitely many outcomes, whose probabilities are known for two neighbours.
+
+    Args:
+      null, alternative: the probability of each outcome without and with the example (for the other relations: for
+        either data set), equally many numbers >= 0 that sum to 1. No two neighbours may be further apart than these.
+      num_steps: how many such releases, a whole number >= 1.
+      neighboring_relation: the relation of the two.
+
+    Raises:
+      ValueError: not probabilities, unequal lengths, a sum off 1 by more than 1e-9.
+
+    >>> OutcomesEvent([0.5, 0.5], [0.25, 0.75]).alternative
+    (0.25, 0.75)
+    """
+
+    null: Sequence[float]
+    alternative: Sequence[float]
+    num_steps: int = 1
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    _domains: ClassVar = {"num_steps": COUNT}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("null", "alternative"):
+            masses = np.asarray(getattr(self, name))
+            check(name, masses, UNIT)
+            if masses.ndim != 1 or abs(masses.sum() - 1.0) > 1e-9 or masses.size != len(self.null):
+                raise ValueError(
+                    f"{name} must be the probabilities of the same outcomes, with sum 1, got {shown(masses)}"
+                )
+            object.__setattr__(self, name, tuple(masses.astype(float).tolist()))
+
+
 SampledEvent = Event | UniformEvent
 StepEvent = (
     SampledEvent
@@ -772,7 +820,7 @@ StepEvent = (
     | CorrelatedGaussianEvent
     | CyclicPoissonEvent
 )
-AnyEvent = StepEvent | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent
+AnyEvent = StepEvent | GaussianEvent | LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent | OutcomesEvent
 EVENT_TYPES: dict[str, type] = {
     "subsampled_gaussian": Event,
     "uniform": UniformEvent,
@@ -785,6 +833,7 @@ EVENT_TYPES: dict[str, type] = {
     "laplace": LaplaceEvent,
     "randomized_response": RandomizedResponseEvent,
     "approximate_dp": ApproximateDPEvent,
+    "outcomes": OutcomesEvent,
 }
 """Names in the JSON form."""
 

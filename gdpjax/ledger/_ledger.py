@@ -19,6 +19,7 @@ from gdpjax.ledger._events import (
     Event,
     GaussianEvent,
     LaplaceEvent,
+    OutcomesEvent,
     ShuffledEvent,
     TruncatedPoissonEvent,
     UniformEvent,
@@ -53,6 +54,9 @@ def _event_from_dict(description: dict[str, Any], version: int) -> AnyEvent:
     if kind not in EVENT_TYPES:
         raise ValueError(f"the type of an event must be one of {', '.join(EVENT_TYPES)}, got {shown(kind)}")
 
+    # Without the field, which came later, all of the data took part.
+    later |= {"sampling_prob"} if kind == "laplace" else set()
+
     # The default in the place of a number that was lost, such as no overflow or one epoch, would cost less.
     expected = {field.name for field in dataclasses.fields(EVENT_TYPES[kind])}
     missing = expected - fields.keys() - later
@@ -69,11 +73,13 @@ def _event_from_dict(description: dict[str, Any], version: int) -> AnyEvent:
 def _refuse_unusual(event: AnyEvent, form: str) -> None:
     """Raise ValueError for an event that other libraries cannot express in this form."""
     # Elsewhere noise is relative to the sensitivity of adding one example, and doubled for replacing one.
-    is_unsampled = isinstance(event, GaussianEvent | LaplaceEvent)
-    if is_unsampled and event.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+    is_expressible = isinstance(event, Event | GaussianEvent | LaplaceEvent)
+    if is_expressible and event.neighboring_relation is NeighboringRelation.REPLACE_ONE:
         raise ValueError(f"{form} can express add-or-remove-one neighbours, got {event.neighboring_relation.name}")
     if isinstance(event, UniformEvent | TruncatedPoissonEvent | AllocationEvent | ShuffledEvent):
         raise ValueError(f"{form} can express poisson sampling, got {type(event).__name__}")
+    if isinstance(event, OutcomesEvent):
+        raise ValueError(f"{form} cannot express {type(event).__name__}")
     if isinstance(event, Event) and event.overflow:
         raise ValueError(
             f"{form} cannot express the overflow of a padded batch, got {event.overflow}: account for it by hand, as "

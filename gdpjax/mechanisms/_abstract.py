@@ -53,16 +53,13 @@ class Mechanism:
           neighboring_relation: the relation that the sensitivity is for.
 
         Raises:
-          ValueError: a traced parameter, or a mechanism that no event holds.
+          ValueError: a traced parameter.
 
         >>> from gdpjax.mechanisms import GaussianMechanism
         >>> GaussianMechanism(20.0).event(3).num_steps
         3
         """
-        raise ValueError(
-            f"no event of a Ledger holds a {type(self).__name__}: compose its curve with gdpjax.tradeoff.compose, or "
-            "give a guarantee of it, such as gdpjax.ledger.ApproximateDPEvent(mechanism.epsilon(delta), delta)"
-        )
+        raise NotImplementedError
 
 
 class Additive(Mechanism):

@@ -32,7 +32,7 @@ from gdpjax._core.keys import fold_in
 from gdpjax._core.precision import float64_function
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation
-from gdpjax.ledger import ApproximateDPEvent
+from gdpjax.ledger import ApproximateDPEvent, OutcomesEvent
 from gdpjax.mechanisms._abstract import ADDED, Mechanism
 from gdpjax.tradeoff import ApproximateDP, Curve, from_probabilities
 
@@ -145,6 +145,13 @@ class _Discrete(Mechanism):
         law = self._law()
         return from_probabilities(law.null, law.alternative)
 
+    def event(
+        self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED
+    ) -> OutcomesEvent | ApproximateDPEvent:
+        """Return the event of ``num_steps`` releases."""
+        law = self._law()
+        return OutcomesEvent(law.null.tolist(), law.alternative.tolist(), num_steps, neighboring_relation)
+
     def delta(self, epsilon: Array) -> Array:
         """Return the smallest delta with (epsilon, delta)-DP for one release; exact to a relative 1e-11, even tiny."""
         law = self._law()
@@ -228,9 +235,13 @@ class DiscreteLaplaceMechanism(_Discrete):
             return ApproximateDP(self.privacy_loss)
         return super().tradeoff()
 
-    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> ApproximateDPEvent:
-        """Return the event of ``num_steps`` releases, exact for sensitivity 1 and an upper bound else."""
-        return ApproximateDPEvent(self.privacy_loss, 0.0, num_steps, neighboring_relation)
+    def event(
+        self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED
+    ) -> OutcomesEvent | ApproximateDPEvent:
+        """Return the event of ``num_steps`` releases; of sensitivity 1 that of a pair (epsilon, 0)."""
+        if self.sensitivity == 1:
+            return ApproximateDPEvent(self.privacy_loss, 0.0, num_steps, neighboring_relation)
+        return super().event(num_steps, neighboring_relation=neighboring_relation)
 
     def delta(self, epsilon: Array) -> Array:
         """Return the smallest delta with (epsilon, delta)-DP for one release; exact."""

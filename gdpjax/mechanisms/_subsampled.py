@@ -13,9 +13,10 @@ from gdpjax._core.keys import split
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation
-from gdpjax.ledger import Event
+from gdpjax.ledger import Event, LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, one_number
 from gdpjax.mechanisms._gaussian import GaussianMechanism
+from gdpjax.mechanisms._laplace import LaplaceMechanism
 from gdpjax.tradeoff import Curve, inverse, subsample
 
 
@@ -68,10 +69,11 @@ class PoissonSubsampled(Additive):
             return removing
         return inverse(removing)
 
-    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> Event:
-        """Return the event of ``num_steps`` releases, each of a new sample; of Gaussian noise."""
-        if not isinstance(self.mechanism, GaussianMechanism):
-            super().event(num_steps)
+    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> Event | LaplaceEvent:
+        """Return the event of ``num_steps`` releases, each of a new sample."""
+        if isinstance(self.mechanism, LaplaceMechanism):
+            loss = self.mechanism.privacy_loss
+            return LaplaceEvent(loss, num_steps, neighboring_relation, self.sampling_prob)  # type: ignore[arg-type]
         assert isinstance(self.mechanism, GaussianMechanism)
         return Event(self.mechanism.noise_multiplier, self.sampling_prob, num_steps, neighboring_relation)  # type: ignore[arg-type]
 

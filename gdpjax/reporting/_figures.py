@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.types import FAILURE, Bounds
+from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
 from gdpjax.accounting import (
     clt_mu_poisson,
     clt_mu_uniform,
@@ -14,7 +14,7 @@ from gdpjax.accounting import (
     gdp_epsilon,
     moments_accountant_epsilon,
 )
-from gdpjax.ledger import AnyEvent, GaussianEvent, Ledger, SampledEvent, UniformEvent
+from gdpjax.ledger import AnyEvent, Event, GaussianEvent, Ledger, SampledEvent, UniformEvent
 from gdpjax.reporting._runs import Described
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -102,6 +102,8 @@ def _limiting_mu(run: Ledger | AnyEvent) -> float:
             raise ValueError(f"no central limit theorem for {type(event).__name__}")
         if event.noise_multiplier == 0:
             raise ValueError("no central limit theorem without noise")
+        if isinstance(event, Event) and event.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+            raise ValueError("no central limit theorem for Poisson batches under REPLACE_ONE")
         if isinstance(event, GaussianEvent):
             mus.append(math.sqrt(event.num_steps) / event.noise_multiplier)
             continue

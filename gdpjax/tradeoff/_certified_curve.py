@@ -24,6 +24,7 @@ about the symmetric curve, the largest convex one below both orders.
 import abc
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_number
@@ -99,7 +100,7 @@ class CertifiedCurve(abc.ABC):
             ``Bounds`` in [0, 1] of the broadcast shape; certified.
 
         Raises:
-            ValueError: not a rate, or traced.
+            ValueError: not a rate.
 
         Reference: Carlini et al., arXiv:2112.03570 (the measure).
 
@@ -108,7 +109,7 @@ class CertifiedCurve(abc.ABC):
         0.0272
         """
         check("fpr", fpr, UNIT)
-        beta = _concrete(self.tradeoff(fpr), "tpr")
+        beta = _as_floats(self.tradeoff(fpr))
         lower = rounded_complement(beta.upper, -1.0)
         upper = rounded_complement(beta.lower, 1.0)
         return Bounds(lower, upper)
@@ -126,7 +127,7 @@ class CertifiedCurve(abc.ABC):
             knows already.
 
         Raises:
-            ValueError: not a probability, or traced.
+            ValueError: not a probability, or a traced one.
 
         Reference: Kaissis et al., arXiv:2406.08918, Section 3; Kulynych et al., arXiv:2407.02191.
 
@@ -149,18 +150,20 @@ class CertifiedCurve(abc.ABC):
         log_odds = np.log(larger / safe_smaller)
         epsilon = np.where(is_unsure, log_odds, 0.0)
         error = np.where(epsilon > 0, 1e-15 * (1.0 + epsilon), 0.0)
-        delta = _concrete(self.delta(epsilon), "bayes_success")
-        lower_delta = np.maximum(delta.lower - error, 0.0)
-        upper_delta = np.minimum(delta.upper + error, 1.0)
+        delta = _as_floats(self.delta(epsilon))
+        xp = jnp if is_traced(delta) else np
+        lower_delta = xp.maximum(delta.lower - error, 0.0)
+        upper_delta = xp.minimum(delta.upper + error, 1.0)
 
         # The attacker gains with the smaller part. The ends are moved by the rounding of these sums.
-        lower = (larger + smaller * lower_delta) * (1.0 - 4e-16)
-        upper = (larger + smaller * upper_delta) * (1.0 + 4e-16)
-        lower = np.maximum(lower, np.nextafter(larger, 0.0))
-        upper = np.minimum(upper, 1.0)
-        lower = np.where(is_unsure, lower, 1.0)
-        upper = np.where(is_unsure, upper, 1.0)
-        return Bounds(np.minimum(lower, upper)[()], upper[()])
+        rounding = 4.0 * float(xp.finfo(lower_delta.dtype).eps)
+        lower = (larger + smaller * lower_delta) * (1.0 - rounding)
+        upper = (larger + smaller * upper_delta) * (1.0 + rounding)
+        lower = xp.maximum(lower, larger * (1.0 - rounding))
+        upper = xp.minimum(upper, 1.0)
+        lower = xp.where(is_unsure, lower, 1.0)
+        upper = xp.where(is_unsure, upper, 1.0)
+        return Bounds(xp.minimum(lower, upper)[()], upper[()])
 
     def regret(self, mu: float | None = None) -> Bounds:
         """Return the distance of the curve from G_mu, along the diagonal: the loss from reporting one number mu.
@@ -259,19 +262,20 @@ def _one_number(value: Any) -> float:
     return float(value)
 
 
-def _concrete(bounds: Bounds, question: str) -> Bounds:
-    """Return ``bounds`` as float64 arrays; raise ValueError where they are traced."""
+def _as_floats(bounds: Bounds) -> Bounds:
+    """Return ``bounds`` as float64 arrays, or as they are where they are traced."""
     if is_traced(bounds):
-        raise ValueError(f"{question} is computed outside compiled code: give a mechanism and numbers that are known")
+        return bounds
     lower = np.asarray(bounds.lower, np.float64)
     upper = np.asarray(bounds.upper, np.float64)
     return Bounds(lower, upper)
 
 
-def rounded_complement(share: np.ndarray, side: float) -> Any:
+def rounded_complement(share: Array, side: float) -> Any:
     """Return 1 - share, rounded to the given side; it is exact for 0 and from 1/2 on."""
+    xp = jnp if is_traced(share) else np
     rest = 1.0 - share
     is_exact = (share == 0) | (share >= 0.5)
-    rounded = np.nextafter(rest, side * np.inf)
-    rest = np.where(is_exact, rest, rounded)
-    return np.clip(rest, 0.0, 1.0)[()]
+    rounded = xp.nextafter(rest, side * np.inf)
+    rest = xp.where(is_exact, rest, rounded)
+    return xp.clip(rest, 0.0, 1.0)[()]

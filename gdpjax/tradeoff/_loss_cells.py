@@ -130,6 +130,9 @@ def loss_range(curve: Curve) -> tuple[float, float]:
             mu = min(float(curve.mu), _LARGEST_MU)
             largest_loss = _largest_loss_of_gaussian(mu)
             return -largest_loss, largest_loss
+        case Laplace():
+            largest_loss = min(float(curve.epsilon), _LARGEST_LAPLACE)
+            return -largest_loss, largest_loss
         case Mixture():
             inner = np.array(loss_range(curve.curve))
             low, high = _mixed_loss(inner, float(curve.sampling_prob))

@@ -56,7 +56,7 @@ from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, leaf_keys, nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping import Flat, clip_rows
-from gdpjax.ledger import Event, LedgerState, UniformEvent, init_ledger, record_step
+from gdpjax.ledger import Event, LedgerState, init_ledger, record_step
 from gdpjax.sampling import AbstractBatches
 from gdpjax.transforms._noise import (
     check_clip,
@@ -369,8 +369,7 @@ def _bit_sum(norms: Array, l2_clip_norm: Array) -> Array:
 def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, relation: NeighboringRelation) -> Array:
     """Return the noise multiplier of `Event.quantile_clipping`, or a lower bound of it where it is traced."""
     if not is_traced((noise_multiplier, count_stddev)):
-        event_type = UniformEvent if relation in UniformEvent.relations else Event
-        event = event_type.quantile_clipping(
+        event = Event.quantile_clipping(
             float(noise_multiplier), float(count_stddev), sampling_prob=1.0, num_steps=1, neighboring_relation=relation
         )
         return event.noise_multiplier

@@ -285,7 +285,10 @@ def test_the_ledger_of_a_loop():
     ("ask", "message"),
     [
         (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "group_size > 1 is available for poisson"),
-        (lambda: epsilon_bounds(Ledger([RUN, TruncatedPoissonEvent(1.0, 0.1, 3, 20, 4)]), delta=1e-5), "truncated"),
+        (
+            lambda: epsilon_bounds(Ledger([RUN, TruncatedPoissonEvent(1.0, 0.1, 3, 20, 4)]), delta=1e-5),
+            "both Truncated",
+        ),
         (lambda: certified(Ledger([RUN, UniformEvent(1.0, 0.1, 3)])), "share one neighboring relation"),
         (lambda: jax.jit(lambda delta: epsilon_bounds(RUN, delta=delta))(1e-5), "outside compiled code"),
         (lambda: epsilon_bounds(RUN, delta=2.0), "delta"),

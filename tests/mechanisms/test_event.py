@@ -9,7 +9,6 @@ from gdpjax import Event, Ledger, NeighboringRelation
 from gdpjax.accounting import certified, epsilon_bounds
 from gdpjax.ledger import ApproximateDPEvent, GaussianEvent, LaplaceEvent, RandomizedResponseEvent
 from gdpjax.mechanisms import (
-    DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
     GaussianMechanism,
     LaplaceMechanism,
@@ -48,12 +47,6 @@ def test_a_larger_sensitivity_of_discrete_laplace_noise_is_bounded_from_above():
     mechanism = DiscreteLaplaceMechanism(0.5, sensitivity=4)
     for epsilon in (0.0, 0.2, 0.49):
         assert mechanism.delta(epsilon) <= certified(mechanism.event()).delta(epsilon).upper
-
-
-@pytest.mark.parametrize("mechanism", [DiscreteGaussianMechanism(2.0), PoissonSubsampled(LaplaceMechanism(1.0), 0.1)])
-def test_a_mechanism_that_no_event_holds_says_what_to_do(mechanism):
-    with pytest.raises(ValueError, match=r"compose its curve with gdpjax\.tradeoff\.compose"):
-        mechanism.event()
 
 
 def test_a_traced_parameter_has_no_event():

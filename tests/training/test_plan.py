@@ -306,7 +306,6 @@ def test_names_from_elsewhere_are_answered(name, meant):
         (dict(max_examples=0), "num_examples"),
         (dict(num_steps=1.5), "num_steps"),
         (dict(sampling="uniform"), "no argument 'sampling'; did you mean 'batches'"),
-        (dict(neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound"),
         (dict(unit=""), "unit"),
     ],
 )

@@ -494,7 +494,6 @@ REFUSALS = {
     "batch size": (dict(expected_batch_size=0), "expected_batch_size must be"),
     "overflow": (dict(overflow_per_step=1.0), "overflow_per_step must be"),
     "key": (dict(key=0), "key must be a PRNG key"),
-    "poisson and replace-one": (dict(neighboring_relation=REPLACE), "proved bound"),
 }
 
 

@@ -267,12 +267,6 @@ def test_what_is_no_scheme_is_refused(name, wrong):
 
 
 @pytest.mark.parametrize("batches", [BATCHES, long_form()], ids=["scheme", "numbers"])
-def test_replace_one_is_refused(batches):
-    with pytest.raises(ValueError, match="proved bound"):
-        gdpjax.privatize(SUM, **private(batches=batches, neighboring_relation=gdpjax.NeighboringRelation.REPLACE_ONE))
-
-
-@pytest.mark.parametrize("batches", [BATCHES, long_form()], ids=["scheme", "numbers"])
 def test_correlated_noise_is_refused(batches):
     with pytest.raises(ValueError, match="correlated noise goes with batches that promise how often and how far"):
         gdpjax.privatize(SUM, **private(batches=batches, noise=bisr(4)))

@@ -434,7 +434,6 @@ REFUSALS = {
     "many keys": (dict(key=jax.random.split(jax.random.key(0), 2)), "one PRNG key"),
     "jitted grad_fn": (dict(clip=jax.jit(lambda x: x)), "jax.jit"),
     "number for clip": (dict(clip=1.0), "Sensitivity"),
-    "poisson and replace-one": (dict(neighboring_relation=gdpjax.NeighboringRelation.REPLACE_ONE), "proved bound"),
     "string": (dict(noise_multiplier="1.0"), "noise_multiplier must be"),
     "nothing": (dict(sampling_prob=None), "sampling_prob must be"),
     "no batches": (dict(batches=None), "batches must be a sampling scheme, such as"),

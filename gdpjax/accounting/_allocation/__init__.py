@@ -5,7 +5,7 @@ The method, in the order in which it is derived: `_law` (the law of a likelihood
 blocks), `_ledger` (any question, beside other events).
 """
 
-from gdpjax.accounting._allocation._bounds import make_scheme
-from gdpjax.accounting._allocation._ledger import AllocationCurve
+from gdpjax.accounting._allocation._bounds import Sides, make_scheme
+from gdpjax.accounting._allocation._ledger import OutcomesCurve
 
-__all__ = ["AllocationCurve", "make_scheme"]
+__all__ = ["OutcomesCurve", "Sides", "make_scheme"]

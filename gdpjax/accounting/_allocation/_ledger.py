@@ -1,23 +1,26 @@
-"""The curve of a run with random allocation, alone or beside other events: `AllocationCurve`.
+"""The curve of a run with events that are given by outcomes: `OutcomesCurve`.
 
-An epoch is two events given by their outcomes (`_composition._atoms`), one a kind of block, in a pair that understates
-and in one that overstates: `_bounds.events_of_scheme`. They go into one `RunDescription` beside the other phases and
-the events of bounded loss. Of the two runs, below and above, epsilon, delta and mu are asked: the lower end comes from
-the run below and the upper end from the one above. For the trade-off curve, which falls where the others rise, it is
-the reverse. Epsilon and delta of one event of random allocation alone are those of `_bounds`, in a narrower bracket.
-What the run below leaves out is never part of a test, so the errors of its tests are those of tests of the true run.
+An epoch of random allocation is two events given by their outcomes (`_composition._atoms`), one a kind of block, in a
+pair that understates and in one that overstates: `_bounds.events_of_scheme`. Others come from `_outcomes`. They go into
+one `RunDescription` beside the other phases and the events of bounded loss. Of the two runs, below and above, epsilon,
+delta and mu are asked: the lower end comes from the run below and the upper end from the one above. For the trade-off
+curve, which falls where the others rise, it is the reverse. Epsilon and delta of one event of random allocation alone
+are those of `_bounds`, in a narrower bracket. What the run below leaves out is never part of a test, so the errors of
+its tests are those of tests of the true run.
 
 Nothing is known from the pairs where their rounding is large or the noise is below the smallest that they are made for:
 the ends are then those of the run in which it is known when an example takes part, and of a run of nothing.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy
 
-from gdpjax._composition import _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff
+from gdpjax._composition import _atoms, _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff
+from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
@@ -34,28 +37,42 @@ _SMALLEST_NOISE_SEARCHED = 0.2
 _LEAST_BETA = 1e-12
 
 
-class AllocationCurve(AccountedCurve):
-    """The certified curve of the events of a run in which there is random allocation, if nothing is lost.
+class OutcomesCurve(AccountedCurve):
+    """The certified curve of the events of a run of which some are given by outcomes, if nothing is lost.
 
     Args:
-        schemes: the random allocations, at least one.
-        rest: all other events.
+        schemes: the random allocations.
+        rest: all other events but those with outcomes.
+        outcomes: other events with outcomes, from both sides.
     """
 
-    def __init__(self, schemes: Sequence[Scheme], rest: RunDescription) -> None:
+    def __init__(
+        self, schemes: Sequence[Scheme], rest: RunDescription, outcomes: Sequence[Sides[tuple[OutcomeEvents, ...]]] = ()
+    ) -> None:
         self.schemes = schemes
         self.rest = rest
-        self.largest_loss = _bounded_losses.largest_loss(rest.finite)
-        self.least_noise = min(part.noise_multiplier for part in (*schemes, *rest.steps))
+        self.outcomes = outcomes
+        self.least_noise = min((part.noise_multiplier for part in (*schemes, *rest.steps)), default=math.inf)
         if self.least_noise == 0:
             return
 
         # The mu of all Gaussian steps if it were known in which an example takes part is the largest possible.
-        squared_of_steps = sum(step.num_steps / step.noise_multiplier**2 for step in rest.steps)
+        squared_of_steps = sum(step.num_steps * step.mu**2 for step in rest.steps)
         squared_of_schemes = sum(scheme.squared_mu for scheme in schemes)
         self.gaussian_mu = math.sqrt(squared_of_steps + squared_of_schemes)
-        squared = self.gaussian_mu**2 + _bounded_losses.squared_mu(rest.finite)
-        self.whole_mu = math.sqrt(squared) * (1.0 + _SLACK)
+
+        # The others have bounded losses, or losses without a bound.
+        above = [event for side in outcomes for event in side.above or ()]
+        is_bounded = all(side.above for side in outcomes) and all(event.mu < math.inf for event in above)
+        directions = [[dataclasses.replace(event, sign=sign) for event in above] for sign in (1.0, -1.0)]
+        of_outcomes = max(_atoms.largest_loss(events) for events in directions)
+        self.leaked = max(1.0 - math.exp(_atoms.log_lost(events)) for events in directions) * (1.0 - 4.0 * _SLACK)
+        self.largest_loss = _bounded_losses.largest_loss(rest.finite) + (of_outcomes if is_bounded else math.inf)
+        squared_of_others = _bounded_losses.squared_mu(rest.finite) + sum(
+            event.num_steps * event.mu**2 for event in above
+        )
+        squared = self.gaussian_mu**2 + squared_of_others
+        self.whole_mu = math.sqrt(squared) * (1.0 + _SLACK) if is_bounded else math.inf
 
     def epsilon(self, delta: Array) -> Bounds:
         """Bracket epsilon."""
@@ -83,16 +100,23 @@ class AllocationCurve(AccountedCurve):
     @property
     def _is_one_scheme(self) -> bool:
         """Return whether there is one event of random allocation, and nothing else."""
-        return len(self.schemes) == 1 and not self.rest.steps and not self.rest.finite
+        return len(self.schemes) == 1 and not self.rest.steps and not self.rest.finite and not self.outcomes
 
     def _runs_around(self, log_delta: float, num_cells: int | None = None) -> Sides[RunDescription]:
         """Return the runs below and above for a question about a delta of e^log_delta."""
-        log_tail = _bounds.log_tail_of(self.schemes, log_delta)
-        sides = [_bounds.events_of_scheme(scheme, log_tail, num_cells) for scheme in self.schemes]
+        sides = list(self.outcomes)
+        if self.schemes:
+            log_tail = _bounds.log_tail_of(self.schemes, log_delta)
+            sides += [_bounds.events_of_scheme(scheme, log_tail, num_cells) for scheme in self.schemes]
         below = above = None
         if all(side.below is not None for side in sides):
-            # The least probability stands for smaller ones, too, so such steps are left out below.
-            steps = tuple(step for step in self.rest.steps if step.sampling_prob > SMALLEST_PROB)
+            # The least probability stands for smaller ones, too, so such steps are left out below. The pair of Poisson
+            # sampling bounds that of uniform sampling.
+            steps = tuple(
+                dataclasses.replace(step, symmetric=False)
+                for step in self.rest.steps
+                if step.sampling_prob > SMALLEST_PROB
+            )
             below = RunDescription(steps, self.rest.finite, sum((side.below or () for side in sides), ()))
         if all(side.above is not None for side in sides):
             above = RunDescription(self.rest.steps, self.rest.finite, sum((side.above or () for side in sides), ()))
@@ -102,6 +126,8 @@ class AllocationCurve(AccountedCurve):
         if self._is_one_scheme:
             return _bounds.epsilon_of_scheme(self.schemes[0], delta)
         log_delta = math.log(delta)
+        if delta < self.leaked:
+            return Bounds(math.inf, math.inf)
 
         # The epsilon of the whole run if it is known when an example takes part.
         gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(self.gaussian_mu)))
@@ -121,11 +147,13 @@ class AllocationCurve(AccountedCurve):
             largest = float(_closed_forms.gaussian_delta(shifted_epsilon, self.gaussian_mu).upper)
         sides = self._runs_around(log_delta)
         delta = within(Bounds(0.0, largest), sides, lambda run: exp_outward(_directions.log_delta_of_run(run, epsilon)))
-        return Bounds(max(delta.lower - _TINY, 0.0), min(delta.upper + _TINY, 1.0))
+        return Bounds(max(delta.lower - _TINY, self.leaked, 0.0), min(delta.upper + _TINY, 1.0))
 
     def _mu(self, failure: float) -> Bounds:
         # As for other runs: at the smallest noises the search takes long and improves little.
         trivial = Bounds(0.0, self.whole_mu)
+        if failure < self.leaked:
+            return Bounds(math.inf, math.inf)
         if self.least_noise < _SMALLEST_NOISE_SEARCHED:
             return trivial
         sides = self._runs_around(math.log(failure))

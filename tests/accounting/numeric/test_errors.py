@@ -105,7 +105,7 @@ FREQUENCIES = (0.0, 3.0, 60.0)
 @functools.cache
 def exact_moments(case, low, high):
     """Return the cut moment function at each frequency, to 20 digits, for both numbers of panels."""
-    noise_multiplier, sampling_prob, theta, sign, group_size = case
+    noise_multiplier, sampling_prob, theta, sign, group_size, replaced = case
     shift = 1 if sign > 0 else 0
 
     @functools.cache
@@ -113,6 +113,8 @@ def exact_moments(case, low, high):
         """Return the factors of a node that all frequencies share."""
         ratio = exact_ratio(u, noise_multiplier, sampling_prob, group_size)
         loss = sign * mpmath.log(ratio)
+        if replaced:
+            loss -= mpmath.log(exact_ratio(-u, noise_multiplier, sampling_prob, group_size))
         weight = mpmath.npdf(u) * ratio**shift * mpmath.exp(theta * loss)
         return weight, loss
 
@@ -128,24 +130,27 @@ def exact_moments(case, low, high):
 
 
 CASES = [
-    (0.5, 0.01, 2.0, 1.0, 1),
-    pytest.param((1.3, 0.004, 20.0, 1.0, 1), marks=pytest.mark.slow),
-    (0.7, 0.3, 3.0, -1.0, 1),
-    pytest.param((4.0, 1.0, 5.0, 1.0, 1), marks=pytest.mark.slow),
-    (2.0, 0.01, 4.0, 1.0, 3),
-    (3.0, 0.2, 2.0, -1.0, 5),
+    (0.5, 0.01, 2.0, 1.0, 1, False),
+    pytest.param((1.3, 0.004, 20.0, 1.0, 1, False), marks=pytest.mark.slow),
+    (0.7, 0.3, 3.0, -1.0, 1, False),
+    pytest.param((4.0, 1.0, 5.0, 1.0, 1, False), marks=pytest.mark.slow),
+    (2.0, 0.01, 4.0, 1.0, 3, False),
+    (3.0, 0.2, 2.0, -1.0, 5, False),
+    (0.7, 0.3, 3.0, 1.0, 1, True),
+    (0.5, 0.05, 12.0, 1.0, 1, True),
+    pytest.param((1.3, 0.004, 20.0, 1.0, 1, True), marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("panels", [4, 40])
+@pytest.mark.parametrize("panels", [4, 12, 40])
 def test_quadrature_and_rounding_bounds_cover_the_error(case, panels):
     """The error of each moment is at most the two bounds, which are tiny with many panels."""
-    noise_multiplier, sampling_prob, theta, sign, group_size = case
+    noise_multiplier, sampling_prob, theta, sign, group_size, replaced = case
     low = -8.0
     high = 8.0 + group_size / noise_multiplier
-    step = SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, sign, group_size)
-    another = SubsampledGaussian(2.0 * noise_multiplier, 0.5 * sampling_prob, 3.0, sign, group_size)
+    step = SubsampledGaussian(noise_multiplier, sampling_prob, 1.0, sign, group_size, replaced=replaced)
+    another = SubsampledGaussian(2.0 * noise_multiplier, 0.5 * sampling_prob, 3.0, sign, group_size, replaced=replaced)
     steps = side_by_side((another, step))
     edges = np.stack([np.linspace(-9.0, 10.0, panels + 1), np.linspace(low, high, panels + 1)])
     nodes = _moments.make_nodes(steps, edges)

@@ -7,6 +7,7 @@ import pytest
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
+from gdpjax import NeighboringRelation
 from gdpjax._composition import EPSILON, Family, _directions, _questions, of_runs
 from gdpjax._composition._likelihood_ratio import SubsampledGaussian
 from gdpjax._composition._run_description import RunDescription
@@ -80,6 +81,44 @@ def symmetric_oracle(sigma, p, steps, epsilon):
     q_mass = np.concatenate([mixture[::-1], rest, base[1:]])
     q_mass[base.size] += base[0]
     return composed(-base.size, spacing, p_mass, q_mass, lost, steps, epsilon)
+
+
+def replaced_oracle(sigma, p, steps, epsilon):
+    """(lower, upper) on delta of steps on Poisson batches where one row is replaced, with noise sigma / 2."""
+    shift, reach, bins = 0.5 / sigma, 9.0, 2**16
+    log_weights = np.log([1 - p, p])
+
+    def loss_and_slope(u):
+        above, below = increasing(u, 1 / shift, log_weights), increasing(-u, 1 / shift, log_weights)
+        return above[0] - below[0], above[1] + below[1]
+
+    high = reach + shift
+    spacing = loss_and_slope(np.array([high]))[0][0] / bins
+    levels = spacing * np.arange(-bins, bins + 1)
+    table = np.linspace(-high, high, 4000)
+    u = np.interp(levels, loss_and_slope(table)[0], table)
+    for _ in range(6):
+        value, slope = loss_and_slope(u)
+        u = np.clip(u - (value - levels) / slope, -high, high)
+    u = np.maximum.accumulate(u)
+    p_mass, q_mass = ((1 - p) * oracle._normal_mass(u, 0.0) + p * oracle._normal_mass(u, at) for at in (shift, -shift))
+    return composed(-bins, spacing, p_mass, q_mass, 4 * np.exp(log_ndtr(-reach)), steps, epsilon)
+
+
+REPLACED_RUNS = [(1.0, 0.01, 1000), (0.5, 0.1, 30), (2.0, 0.5, 40), (0.2, 0.02, 3), (0.65, 256 / 60_000, 3516)]
+
+
+@pytest.mark.parametrize("run", REPLACED_RUNS, ids=str)
+def test_replaced_rows_of_poisson_batches_contain_the_oracle(run):
+    relation = NeighboringRelation.REPLACE_ONE
+    bounds = epsilon_bounds(*run, 1e-5, neighboring_relation=relation)
+    assert 0 < bounds.upper < 1.002 * bounds.lower
+    assert replaced_oracle(*run, bounds.upper)[0] <= 1e-5 * (1 + 1e-6)
+    assert replaced_oracle(*run, bounds.lower)[1] >= 1e-5 * (1 - 1e-6)
+    delta = delta_bounds(*run, bounds.upper, neighboring_relation=relation)
+    low, high = replaced_oracle(*run, bounds.upper)
+    assert low <= delta.upper
+    assert delta.lower <= high
 
 
 @pytest.mark.parametrize(

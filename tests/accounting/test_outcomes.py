@@ -1,0 +1,185 @@
+"""Events that are given by outcomes: sampled Laplace noise, discrete mechanisms, and any finite pair of laws."""
+
+import numpy as np
+import pytest
+from dp_accounting import pld
+
+from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax.accounting import certified, delta_bounds, epsilon_bounds, moments_accountant_epsilon, mu_bounds
+from gdpjax.ledger import (
+    AllocationEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    OutcomesEvent,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+    UniformEvent,
+)
+from gdpjax.mechanisms import (
+    DiscreteGaussianMechanism,
+    DiscreteLaplaceMechanism,
+    LaplaceMechanism,
+    PoissonSubsampled,
+    RandomizedResponse,
+)
+from gdpjax.tradeoff import Laplace, compose, from_probabilities, subsample
+
+REPLACE = NeighboringRelation.REPLACE_ONE
+
+
+def overlap(first, second):
+    return first.lower <= second.upper and second.lower <= first.upper
+
+
+def test_ten_steps_of_sampled_laplace():
+    event = PoissonSubsampled(LaplaceMechanism(1.0), 0.1).event(10)
+    lower, upper = epsilon_bounds(event, delta=1e-5)
+    assert round(upper, 5) == 1.17421
+    assert upper < 1.001 * lower
+
+
+@pytest.mark.parametrize(
+    "run", [(0.1, 0.01, 10_000, 1e-6), (2.0, 1e-3, 50, 1e-4), (8.0, 0.01, 10, 1e-6), (1.0, 0.9, 100, 1e-5)], ids=str
+)
+def test_sampled_laplace_agrees_with_the_composition_of_curves(run):
+    epsilon, prob, times, delta = run
+    curve = certified(LaplaceEvent(epsilon, times, sampling_prob=prob))
+    other = compose(subsample(Laplace(epsilon), prob).one_direction, times=times)
+    middle = curve.epsilon(delta).upper
+    assert curve.epsilon(delta).upper < 1.002 * curve.epsilon(delta).lower
+    assert overlap(curve.epsilon(delta), other.epsilon(delta))
+    assert overlap(curve.delta(0.7 * middle), other.delta(0.7 * middle))
+    assert overlap(curve.tradeoff(0.03), other.tradeoff(0.03))
+    assert overlap(curve.mu(1e-4), other.mu(1e-4))
+
+
+def test_sampled_laplace_agrees_with_another_library():
+    ledger = Ledger([LaplaceEvent(0.5, 200, sampling_prob=0.02), Event(2.0, 0.01, 300)])
+    accountant = pld.PLDAccountant()
+    accountant.compose(ledger.to_dp_event())
+    bounds = epsilon_bounds(ledger, delta=1e-5)
+    assert 0.998 * bounds.lower < accountant.get_epsilon(1e-5) < 1.002 * bounds.upper
+
+
+def test_one_sampled_step_is_the_curve_of_the_mechanism():
+    mechanism = PoissonSubsampled(LaplaceMechanism(1.5), 0.3)
+    for epsilon in (0.05, 0.3, 0.6):
+        bounds = delta_bounds(mechanism.event(), epsilon=epsilon)
+        assert bounds.lower <= mechanism.delta(epsilon) <= bounds.upper < 1.02 * bounds.lower
+    # Nothing is larger than the loss of an example that always shows its whole effect.
+    assert delta_bounds(mechanism.event(), epsilon=np.log(1 + 0.3 * np.expm1(1.5)) + 1e-9).lower == 0
+
+
+def test_any_finite_laws():
+    """Several releases of unlike outcomes agree with the composition of their polygons, in both directions."""
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        null, alternative = rng.dirichlet(np.ones(6), 2)
+        event = OutcomesEvent(null, alternative, 4)
+        other = compose(from_probabilities(null, alternative), times=4)
+        for delta in (1e-4, 0.05):
+            bounds = epsilon_bounds(event, delta=delta)
+            assert overlap(bounds, other.epsilon(delta))
+            assert bounds.upper < 1.001 * bounds.lower
+        swapped = OutcomesEvent(alternative, null, 4)
+        np.testing.assert_allclose(epsilon_bounds(event, delta=0.01), epsilon_bounds(swapped, delta=0.01), rtol=1e-6)
+
+
+def test_outcomes_with_a_certain_answer_are_leaks():
+    """What only one data set can show has an infinite loss: 1 - 0.99^2 of the releases show it."""
+    event = OutcomesEvent([0.5, 0.5, 0.0], [0.49, 0.5, 0.01], 2)
+    assert epsilon_bounds(event, delta=1e-5) == (np.inf, np.inf)
+    assert mu_bounds(event, failure=1e-5) == (np.inf, np.inf)
+    lower, upper = delta_bounds(event, epsilon=1.0)
+    assert lower <= 1 - 0.99**2 <= upper < 1.001 * lower
+    assert epsilon_bounds(event, delta=0.05).upper < 0.1
+
+
+@pytest.mark.parametrize(
+    "mechanism", [DiscreteGaussianMechanism(2.0), DiscreteLaplaceMechanism(1.0, 3)], ids=["gaussian", "laplace"]
+)
+def test_discrete_mechanisms(mechanism):
+    bounds = epsilon_bounds(mechanism.event(), delta=1e-3)
+    assert bounds.lower * (1 - 1e-9) <= mechanism.epsilon(1e-3) <= bounds.upper * (1 + 1e-9)
+    many = epsilon_bounds(mechanism.event(30), delta=1e-5)
+    assert overlap(many, compose(mechanism.tradeoff(), times=30).epsilon(1e-5))
+    assert many.upper < 1.002 * many.lower
+
+
+def test_randomized_response_by_its_outcomes():
+    response = RandomizedResponse(1.0, 4)
+    truth, lie = np.exp(1.0) / (np.exp(1.0) + 3), 1 / (np.exp(1.0) + 3)
+    event = OutcomesEvent([truth, lie, lie, lie], [lie, truth, lie, lie], 20)
+    assert overlap(epsilon_bounds(event, delta=1e-5), epsilon_bounds(response.event(20), delta=1e-5))
+
+
+def test_beside_other_events():
+    laplace = LaplaceEvent(1.0, 10, sampling_prob=0.1)
+    steps = Event(1.0, 0.01, 1000)
+    alone = epsilon_bounds(steps, delta=1e-5)
+    both = epsilon_bounds(Ledger([laplace, steps]), delta=1e-5)
+    assert alone.upper < both.lower < both.upper < min(1.002 * both.lower, alone.upper + 1.2)
+
+    # Beside random allocation, a whole-data release, and batches of fixed size, of which a lower end is Poisson's.
+    allocated = epsilon_bounds(Ledger([laplace, AllocationEvent(1.0, 100, 2), GaussianEvent(5.0)]), delta=1e-5)
+    assert both.lower / 4 < allocated.lower < allocated.upper < 1.02 * allocated.lower
+    outcomes = OutcomesEvent([0.6, 0.4], [0.5, 0.5], 5, REPLACE)
+    uniform = epsilon_bounds(Ledger([outcomes, UniformEvent(1.0, 0.01, 1000)]), delta=1e-5)
+    assert alone.upper < uniform.lower < uniform.upper < 2 * uniform.lower
+    replaced = epsilon_bounds(Ledger([outcomes, Event(1.0, 0.01, 1000, REPLACE)]), delta=1e-5)
+    assert epsilon_bounds(Event(1.0, 0.01, 1000, REPLACE), delta=1e-5).upper < replaced.lower < replaced.upper
+
+
+def test_what_does_nothing_and_what_always_takes_part():
+    plain = epsilon_bounds(LaplaceEvent(0.3, 20), delta=1e-5)
+    assert epsilon_bounds(LaplaceEvent(0.3, 20, sampling_prob=1.0), delta=1e-5) == plain
+    nearly = epsilon_bounds(LaplaceEvent(0.3, 20, sampling_prob=1 - 1e-9), delta=1e-5)
+    np.testing.assert_allclose(nearly, plain, rtol=1e-3)
+    assert epsilon_bounds(LaplaceEvent(0.3, 20, sampling_prob=0.0), delta=1e-5) == (0.0, 0.0)
+    assert epsilon_bounds(LaplaceEvent(600.0, 2, sampling_prob=0.5), delta=1e-5).lower > 390
+
+
+def test_json_and_words():
+    ledger = Ledger([LaplaceEvent(1.0, 10, sampling_prob=0.1), OutcomesEvent([0.6, 0.4], [0.5, 0.5])])
+    assert Ledger.from_json(ledger.to_json()) == ledger
+    assert "sampling probability 0.1" in ledger[0].describe()
+    older = (
+        '{"gdpjax_ledger": 2, "events": [{"type": "laplace", "epsilon": 1.0, "num_steps": 1, "neighboring_relation": '
+    )
+    assert Ledger.from_json(older + '"add_or_remove_one"}]}')[0].sampling_prob == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: LaplaceEvent(1.0, 1, REPLACE, 0.5), "not under REPLACE_ONE"),
+        (lambda: LaplaceEvent(1.0, sampling_prob=1.5), "sampling_prob"),
+        (lambda: OutcomesEvent([0.5, 0.4], [0.5, 0.5]), "with sum 1"),
+        (lambda: OutcomesEvent([0.5, 0.5], [0.5, 0.25, 0.25]), "of the same outcomes"),
+        (lambda: OutcomesEvent([-0.5, 1.5], [0.5, 0.5]), "null"),
+        (lambda: OutcomesEvent([np.nan, 1.0], [0.5, 0.5]), "null"),
+        (lambda: moments_accountant_epsilon(LaplaceEvent(1.0, sampling_prob=0.5), delta=1e-5), "does not know"),
+        (lambda: moments_accountant_epsilon(OutcomesEvent([1.0], [1.0]), delta=1e-5), "does not know"),
+        (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), group_size=2), "group_size > 1"),
+        (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), rtol=1e-5), "leave it out"),
+        (lambda: Ledger([OutcomesEvent([1.0], [1.0])]).to_dp_event(), "cannot express OutcomesEvent"),
+        (
+            lambda: certified(Ledger([LaplaceEvent(1.0, sampling_prob=0.5), ShuffledEvent(1.0, 10)])),
+            "both ShuffledEvent and LaplaceEvent",
+        ),
+        (
+            lambda: certified(
+                Ledger(
+                    [
+                        LaplaceEvent(1.0, sampling_prob=0.5),
+                        TruncatedPoissonEvent(1.0, 0.1, 3, max_examples=9, capacity=5),
+                    ]
+                )
+            ),
+            "both TruncatedPoissonEvent and LaplaceEvent",
+        ),
+    ],
+)
+def test_what_is_not_known_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

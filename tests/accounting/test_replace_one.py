@@ -1,0 +1,144 @@
+"""Poisson batches where one example is replaced by any other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy
+
+import gdpjax
+from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax.accounting import (
+    certified,
+    epsilon_bounds,
+    gdp_compose,
+    gdp_epsilon,
+    moments_accountant_epsilon,
+)
+from gdpjax.ledger import AllocationEvent, GaussianEvent, LaplaceEvent, ShuffledEvent, UniformEvent
+from gdpjax.sampling import Poisson
+from gdpjax.training import make_plan
+
+REPLACE = NeighboringRelation.REPLACE_ONE
+SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+def steps(noise_multiplier, sampling_prob, num_steps, **fields):
+    return Event(noise_multiplier, sampling_prob, num_steps, REPLACE, **fields)
+
+
+@pytest.mark.parametrize("run", [(1.0, 0.1, 0.3), (0.5, 0.3, 1.0), (0.3, 0.01, 2.0), (2.0, 0.9, 0.0)])
+def test_one_step_is_an_integral(run):
+    """delta of one step, by quadrature of the positive part of P - e^epsilon Q."""
+    noise_multiplier, prob, epsilon = run
+    half = 0.5 / noise_multiplier
+
+    def density(u, at):
+        return (1 - prob) * scipy.stats.norm.pdf(u) + prob * scipy.stats.norm.pdf(u, at)
+
+    u = np.linspace(-12, 12 + half, 2_000_001)
+    excess = np.maximum(density(u, half) - np.exp(epsilon) * density(u, -half), 0.0)
+    bounds = certified(steps(noise_multiplier, prob, 1)).delta(epsilon)
+    assert bounds.lower <= np.trapezoid(excess, u) * (1 + 1e-9)
+    assert bounds.upper >= np.trapezoid(excess, u) * (1 - 1e-9)
+    assert bounds.upper < 1.002 * bounds.lower
+
+
+def test_the_figure_of_another_library():
+    lower, upper = epsilon_bounds(1.0, 0.01, 1000, 1e-5, neighboring_relation=REPLACE)
+    assert 0.998 * 1.206 < lower < upper <= 1.206
+
+
+def test_without_sampling_it_is_a_gaussian_mechanism():
+    run = Ledger([steps(2.0, 1.0, 7), GaussianEvent(1.5, 3, REPLACE)])
+    mu = gdp_compose([np.sqrt(7) / 2.0, np.sqrt(3) / 1.5])
+    np.testing.assert_allclose(epsilon_bounds(run, delta=1e-6), gdp_epsilon(1e-6, mu), rtol=2e-6)
+
+
+@pytest.mark.parametrize("run", [(0.5, 0.01, 100), (0.05, 0.01, 100), (0.004, 0.02, 50), (3.0, 0.5, 300)])
+def test_replacing_reveals_more_than_by_a_null_example(run):
+    """And at most -T log(1 - p) more epsilon; the noise is relative to twice the sensitivity."""
+    noise_multiplier, prob, num_steps = run
+    replaced = epsilon_bounds(*run, 1e-5, neighboring_relation=REPLACE)
+    special = epsilon_bounds(2 * noise_multiplier, prob, num_steps, 1e-5)
+    assert special.lower <= replaced.upper
+    assert replaced.lower <= special.upper - num_steps * np.log1p(-prob)
+    assert 0 < replaced.upper < 1.01 * replaced.lower
+
+
+def test_arrays_phases_and_all_questions():
+    noises = np.array([0.6, 1.0, 3.0])
+    curve = certified(noises, 0.02, 200, neighboring_relation=REPLACE)
+    for row, noise in enumerate(noises):
+        one = certified(steps(noise, 0.02, 200))
+        halves = certified(Ledger([steps(noise, 0.02, 120), steps(noise, 0.02, 80)]))
+        for ask, at in (("epsilon", 1e-6), ("delta", 0.7), ("tradeoff", 0.05), ("mu", 1e-8)):
+            together = [end[row] for end in getattr(curve, ask)(at)]
+            np.testing.assert_allclose(getattr(one, ask)(at), together, rtol=1e-8)
+            lower, upper = getattr(halves, ask)(at)
+            assert lower <= together[1]
+            assert together[0] <= upper
+    assert curve.tradeoff(0.05).lower[0] < curve.tradeoff(0.05).lower[2]
+
+
+def test_in_a_ledger():
+    """Beside Laplace noise, with an overflow, and steps without noise."""
+    alone = epsilon_bounds(steps(1.0, 0.01, 1000), delta=1e-5)
+    with_laplace = epsilon_bounds(
+        Ledger([steps(1.0, 0.01, 1000), LaplaceEvent(0.5, neighboring_relation=REPLACE)]), delta=1e-5
+    )
+    assert alone.upper < with_laplace.lower < with_laplace.upper < alone.upper + 0.5
+    overflowing = epsilon_bounds(steps(1.0, 0.01, 1000, overflow=1e-7, announced=True), delta=1e-5)
+    assert alone.lower < overflowing.upper < 1.01 * alone.upper
+    bare = certified(steps(0.0, 0.01, 3)).delta(2.0)
+    np.testing.assert_allclose(bare, 1 - 0.99**3, rtol=1e-9)
+
+
+def test_beside_shuffled_batches():
+    """A lower end of the mixture is no more than what the Poisson steps are worth with all of the others."""
+    shuffled = ShuffledEvent(4.0, steps_per_epoch=50, num_epochs=1, neighboring_relation=REPLACE)
+    bounds = epsilon_bounds(Ledger([shuffled, steps(1.0, 0.01, 1000)]), delta=1e-5)
+    above = Ledger([GaussianEvent(4.0, 1, REPLACE), steps(1.0, 0.01, 1000)])
+    assert 0.6 < bounds.lower < bounds.upper <= epsilon_bounds(above, delta=1e-5).upper * (1 + 1e-9)
+
+
+def test_training_adds_noise_for_twice_the_clip_norm():
+    batches = Poisson(num_examples=64, expected_batch_size=8, num_steps=4)
+    grad_fn = gdpjax.clipped_grad(lambda params, example: jnp.sum(params * example), 1.0)
+    data = jnp.zeros((64, 20_000))
+    sample = batches.sample(jax.random.key(0), 0)
+
+    def noise_of(relation):
+        tx = gdpjax.privatize(grad_fn, 1.0, batches, jax.random.key(1), neighboring_relation=relation)
+        params = jnp.zeros(20_000)
+        state = tx.init(params)
+        grads = grad_fn(params, data[sample.indices], is_padding=sample.is_padding)
+        updates, state = tx.update(grads, state, params)
+        return np.std(updates), gdpjax.ledger_of(state).events
+
+    (doubled, events), (single, _) = noise_of(REPLACE), noise_of(SPECIAL)
+    np.testing.assert_allclose(doubled, 2 * single, rtol=1e-3)
+    assert events[0].neighboring_relation is REPLACE
+
+
+def test_a_plan_accounts_for_it():
+    batches = Poisson(num_examples=1000, expected_batch_size=20, num_steps=200)
+    plan = make_plan(batches, clip=1.0, epsilon=2.0, delta=1e-5, neighboring_relation=REPLACE)
+    assert 1.9 < plan.epsilon_bounds().upper <= 2.0
+    assert "replacing one" in plan.statement()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: epsilon_bounds(1.0, 0.1, 3, 1e-5, neighboring_relation=REPLACE, group_size=2), "group_size > 1"),
+        (lambda: certified(steps(1.0, 0.1, 3), group_size=2), "group_size > 1"),
+        (lambda: certified(Ledger([steps(1.0, 0.1, 3), UniformEvent(1.0, 0.1, 3)])), "got both"),
+        (lambda: moments_accountant_epsilon(steps(1.0, 0.1, 3), delta=1e-5), "does not know Poisson batches under"),
+        (lambda: Ledger([steps(1.0, 0.1, 3)]).to_dp_event(), "add-or-remove-one"),
+        (lambda: AllocationEvent(1.0, 10, neighboring_relation=REPLACE), "proved bound"),
+    ],
+)
+def test_what_is_not_known_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
