@@ -7,6 +7,7 @@ epochs; delta = 1e-5. The table is a CSV file beside the other results.
 import csv
 import io
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def compute() -> Table:
     noise, prob, epochs = (np.array(column) for column in zip(*cells, strict=True))
     num_steps = []
     for _, prob_of_cell, epochs_of_cell in cells:
-        num_steps.append(accounting.steps_of_epochs(epochs_of_cell, 1, prob_of_cell))
+        num_steps.append(max(math.floor(epochs_of_cell / prob_of_cell + 0.5), 1))
     steps = np.array(num_steps)
 
     # What each accountant says.

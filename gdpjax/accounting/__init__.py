@@ -4,7 +4,6 @@ Every name says in its docstring what its number is: exact, a certified bracket,
 estimate that may understate the truth.
 """
 
-from gdpjax._core.epochs import steps_of_epochs
 from gdpjax.accounting._calibration import calibrate_noise_multiplier, calibrate_num_steps
 from gdpjax.accounting._certified import delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
 from gdpjax.accounting._clt import clt_epsilon, clt_mu_poisson, clt_mu_uniform
@@ -44,7 +43,6 @@ __all__ = [
     "rdp_epsilon",
     "rdp_subsampled_gaussian",
     "sample_num_runs",
-    "steps_of_epochs",
     "tradeoff_bounds",
     "tuning_epsilon",
     "with_overflow",

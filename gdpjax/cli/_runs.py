@@ -4,7 +4,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 
-from gdpjax.accounting import steps_of_epochs
+from gdpjax._core.epochs import steps_of_epochs
 from gdpjax.cli._report import require
 
 RUN_OPTIONS = {

@@ -254,7 +254,7 @@ class DrawnBatches(AbstractBatches):
       num_examples: N >= 1; the public maximum where the true number is private.
       expected_batch_size: public number >= 1, at most num_examples: the divisor of the noisy sum, as it is given.
       num_steps: length of the run, a whole number >= 1; or
-      epochs: how often the run passes over the data, a number > 0: `gdpjax.accounting.steps_of_epochs` steps. Schemes
+      epochs: how often the run passes over the data, a number > 0: halves of a step are rounded up. Schemes
         of whole epochs take whole ones.
       capacity: slots of a batch, a whole number >= 1; by default the smallest multiple of 8 with which some batch of
         the run does not fit with probability at most 1e-12.

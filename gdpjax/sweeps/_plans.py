@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gdpjax._core.epochs import steps_of_epochs
 from gdpjax._core.types import NeighboringRelation
-from gdpjax.accounting import steps_of_epochs
 from gdpjax.sweeps._errors import UserError
 from gdpjax.training import Plan, make_plan
 

@@ -14,11 +14,12 @@ Read the modules in this order:
 
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
-from gdpjax.tradeoff._certified_curve import CertifiedCurve, NoGuarantee
+from gdpjax.tradeoff._certified_curve import CertifiedCurve
+from gdpjax.tradeoff._certified_curve import NoGuarantee as NoGuarantee
 from gdpjax.tradeoff._compose import compose
-from gdpjax.tradeoff._curve_bounds import CurveBounds
+from gdpjax.tradeoff._curve_bounds import CurveBounds as CurveBounds
 from gdpjax.tradeoff._duality import delta, epsilon
-from gdpjax.tradeoff._exact_curve import ExactCurve
+from gdpjax.tradeoff._exact_curve import ExactCurve as ExactCurve
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._limit import central_limit
@@ -29,12 +30,9 @@ __all__ = [
     "ApproximateDP",
     "CertifiedCurve",
     "Curve",
-    "CurveBounds",
-    "ExactCurve",
     "Gaussian",
     "Identity",
     "Laplace",
-    "NoGuarantee",
     "PiecewiseLinear",
     "central_limit",
     "compose",

@@ -3,7 +3,7 @@
 import pytest
 
 from gdpjax import make_plan
-from gdpjax.accounting import steps_of_epochs
+from gdpjax._core.epochs import steps_of_epochs
 from gdpjax.cli._runs import resolve_run
 
 LENGTHS = [(1, 1000, 16, 63), (15, 60_000, 256, 3516), (1, 1000, 400, 3), (0.3, 1000, 400, 1), (1e-9, 10, 10, 1)]

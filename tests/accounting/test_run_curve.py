@@ -1,5 +1,7 @@
 """The certified curve of a run: the functions' answers, what follows from them, and mu with its regret."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -168,3 +170,18 @@ def test_incomplete_calls_are_refused():
     ):
         with pytest.raises(ValueError, match=r"must|missing|nothing else|available|outside"):
             call()
+
+
+def test_attack_risks_in_compiled_code():
+    """Bounds of a traced run contain those of the same run outside."""
+
+    def risks(noise):
+        curve = certified(noise, 0.01, 1000)
+        return curve.tpr(0.01), curve.bayes_success(0.3), curve.bayes_success(1.0), curve.advantage()
+
+    outside = risks(1.5)
+    for inside in (jax.jit(risks)(1.5), jax.tree.map(lambda end: end[1], jax.vmap(risks)(jnp.array([0.9, 1.5])))):
+        for wide, narrow in zip(inside, outside, strict=True):
+            assert float(wide.lower) <= narrow.lower
+            assert narrow.upper <= float(wide.upper)
+            assert float(wide.upper) - float(wide.lower) < narrow.upper - narrow.lower + 2e-6
