@@ -138,7 +138,7 @@ COMMANDS = {
     "demo": Command(lambda dataset: DemoConfig(), _demo, "Train on digits, print a table, save a figure."),
     "fdp-figures": Command(lambda dataset: FdpFiguresConfig(), _fdp_figures, "Draw the figures of docs/fdp.md."),
     "gradients-figure": Command(
-        lambda dataset: GradientsFigureConfig(), _gradients_figure, "Draw the figure of docs/gradients.md."
+        lambda dataset: GradientsFigureConfig(), _gradients_figure, "Draw the figure of docs/theory/gradients.md."
     ),
     "correlated-figure": Command(
         lambda dataset: CorrelatedFigureConfig(), _correlated_figure, "Draw the figure of docs/correlated.md."

@@ -106,7 +106,7 @@ class FdpFiguresConfig:
 
 @dataclasses.dataclass(frozen=True)
 class GradientsFigureConfig:
-    """Draw the figure of docs/gradients.md."""
+    """Draw the figure of docs/theory/gradients.md."""
 
     output: Path = Path("docs/figures")
     """Folder of the SVG file."""

@@ -1,4 +1,4 @@
-"""``gradients-figure``: the picture of docs/gradients.md, from the loss of an example to the clipped sum of a batch.
+"""``gradients-figure``: the picture of docs/theory/gradients.md, from the loss of an example to the sum of a batch.
 
 A column for each parameter, a row for each stage. Coordinates are inches.
 """

@@ -55,7 +55,7 @@ _DONATED_COPIES = 3.5
 """The noisy mean and the new state, where the latter takes the place of the old one in the end."""
 
 _LEAST_ENTRIES = 2**22
-"""Entries of a weight, in one layer, from which gdpjax may keep its gradient in factors (docs/gradients.md)."""
+"""Entries of a weight, in one layer, from which gdpjax may keep its gradient in factors (docs/theory/gradients.md)."""
 _GRAM_COST = 2
 """It does so where the sum takes this many times the operations of the Gram matrices, or more."""
 
