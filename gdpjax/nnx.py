@@ -11,7 +11,8 @@ the parameters. For each example the module is rebuilt from its variables, and t
 - **Random streams** (`nnx.RngState`, dropout): every example draws from a key of its own. A stream from outside the
   module is refused by flax itself.
 - **What the forward pass writes**: running averages of BatchNorm and other state would carry one example to others, and
-  are refused. Variables that it only reads, such as the statistics of a public, frozen BatchNorm, are constants.
+  are refused. Variables that it only reads, such as the statistics of a public, frozen BatchNorm, are constants. Whole
+  numbers, such as a count of calls, and what is sown are dropped with the module of that example.
 - **What is not trained**: variables that ``wrt`` does not select stay out of the norm, get no noise, and are hidden
   from the optimizer, so that weight decay does not move them.
 
@@ -286,8 +287,12 @@ def _take_apart(model: Any, wrt: Filter) -> _Parts:
     Raises:
       ValueError: it is none, ``wrt`` is no filter or selects nothing.
     """
-    if not isinstance(model, nnx.Pytree):
-        raise ValueError(f"model must be an nnx module, got {shown(model)}; parameters go to gdpjax.training itself")
+    nodes = jax.tree.leaves(model, is_leaf=_is_module)
+    if not nodes or not all(map(_is_module, nodes)):
+        raise ValueError(
+            f"model must be an nnx module, or a tuple, list or dict of modules, got {shown(model)}; parameters go to "
+            "gdpjax.training itself"
+        )
     try:
         nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
@@ -297,6 +302,10 @@ def _take_apart(model: Any, wrt: Filter) -> _Parts:
     if not jax.tree.leaves(trained):
         raise ValueError(f"wrt={shown(wrt)} selects no variable of {type(model).__name__}: there is nothing to train")
     return _Parts(structure, streams, trained, frozen)
+
+
+def _is_module(node: Any) -> bool:
+    return isinstance(node, nnx.Pytree)
 
 
 def _copied(state: nnx.State) -> nnx.State:
@@ -366,11 +375,12 @@ def _streams_from(key: Array, streams: nnx.State) -> nnx.State:
 
 
 def _all_but_streams(model: Any) -> tuple[Any, dict[str, tuple[type, list[Any]]]]:
-    """Return the static part of a module, and the class and arrays of every variable by its path."""
+    """Return the static part of a module, and the class and arrays of every variable by its path; nothing sown."""
 
     def is_variable(node: Any) -> bool:
         return isinstance(node, nnx.Variable)
 
+    nnx.pop(model, nnx.Intermediate)
     structure, _, state = nnx.split(model, nnx.RngState, ...)
     values = {}
     for path, node in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
@@ -381,20 +391,21 @@ def _all_but_streams(model: Any) -> tuple[Any, dict[str, tuple[type, list[Any]]]
 def _refuse_writes(before: tuple[Any, dict], after: tuple[Any, dict]) -> None:
     """Raise ValueError if the forward pass changed anything but parameters and random streams of its module.
 
-    A layer may keep parameters that it has normalised (`nnx.WeightNorm`); in the copy of one example they are dropped.
+    A layer may keep parameters that it has normalised (`nnx.WeightNorm`), or count its calls. In the copy of one
+    example that is dropped.
     """
     written = []
     for name, (kind, arrays) in after[1].items():
         _, arrays_before = before[1].get(name, (kind, []))
         is_same = len(arrays) == len(arrays_before) and all(map(operator.is_, arrays, arrays_before))
-        if not is_same and not issubclass(kind, nnx.Param):
+        is_count = all(jnp.issubdtype(array.dtype, jnp.integer) for array in arrays)
+        if not is_same and not is_count and not issubclass(kind, nnx.Param):
             written.append(f"{name} ({kind.__name__})")
     if written:
         raise ValueError(
             f"the forward pass writes {', '.join(written)}: what it writes depends on examples and is outside epsilon, "
             "and statistics of a batch let one example move the gradients of others. Use GroupNorm or LayerNorm in the "
-            "place of BatchNorm (or a public, frozen one: use_running_average=True), and return what you want to see "
-            "in place of sow"
+            "place of BatchNorm (or a public, frozen one: use_running_average=True)"
         )
     if before[0] != after[0]:
         raise ValueError(

@@ -199,6 +199,7 @@ class Writes(nnx.Module):
         self.calls = 0
         self.mean = nnx.Variable(jnp.zeros(4))
         self.cache = nnx.Cache(jnp.zeros(4))
+        self.count = nnx.Variable(jnp.zeros((), jnp.int32))
 
     def __call__(self, x):
         if self.what == "variable":
@@ -207,18 +208,18 @@ class Writes(nnx.Module):
             self.cache[...] = x
         elif self.what == "sow":
             self.sow(nnx.Intermediate, "seen", x)
+        elif self.what == "count":
+            self.count[...] += 1
         elif self.what == "static":
             self.calls += 1
         return x
 
 
-@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
 @pytest.mark.parametrize(
     ("what", "message"),
     [
         ("variable", r"writes \['middle'\]\['mean'\] \(Variable\)"),
         ("cache", r"writes \['middle'\]\['cache'\] \(Cache\)"),
-        ("sow", r"writes \['middle'\]\['seen'\] \(Intermediate\)"),
         ("static", "static attribute"),
     ],
 )
@@ -232,6 +233,41 @@ def test_what_the_forward_pass_writes_is_refused(what, message):
         gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(model, X, Y)
     with pytest.raises(ValueError, match=message):
         gdpjax.nnx.explain(loss_fn, model, (X, Y), batch_argnums=(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+@pytest.mark.parametrize("what", ["count", "sow"])
+def test_what_is_counted_or_sown_is_dropped(what):
+    """A module that counts its calls or sows what it sees trains like one that does not."""
+    sums = []
+    for model in (Network(nnx.Rngs(0), Writes(what)), Network(nnx.Rngs(0), Writes("nothing"))):
+        sums.append(gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(model, X, Y))
+        assert model.middle.count[...] == 0
+        assert not hasattr(model.middle, "seen")
+    jax.tree.map(np.testing.assert_array_equal, *sums)
+    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
+    assert trained(training, model)
+
+
+def test_modules_in_a_tuple_and_a_dict():
+    """They are clipped together, as the parameters of one module."""
+    whole = Network(nnx.Rngs(0))
+    parts = (whole.first, {"head": whole.last})
+
+    def loss_of_parts(parts, x, y):
+        first, others = parts
+        return cross_entropy(others["head"](jnp.tanh(first(x))), y)
+
+    expected = gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(whole, X, Y)
+    found = gdpjax.nnx.clipped_grad(loss_of_parts, 1.0, batch_argnums=(1, 2))(parts, X, Y)
+    np.testing.assert_allclose(found[0]["kernel"][...], expected["first"]["kernel"][...], rtol=1e-6)
+    np.testing.assert_allclose(found[1]["head"]["kernel"][...], expected["last"]["kernel"][...], rtol=1e-6)
+
+    training = gdpjax.nnx.private_training(PLAN, parts, loss_of_parts, optax.sgd(0.1))
+    state, _ = training.run_steps(training.init(parts, KEY), training.place(X, Y), PLAN.num_steps)
+    before = np.array(parts[0].kernel[...])
+    nnx.update(parts, state.params)
+    assert np.any(before != parts[0].kernel[...])
 
 
 def test_a_layer_may_keep_the_parameters_that_it_normalised():
@@ -487,6 +523,8 @@ def test_bad_arguments():
     model = Network(nnx.Rngs(0))
     with pytest.raises(ValueError, match="nnx module"):
         gdpjax.nnx.private_training(PLAN, {"w": jnp.ones(2)}, loss_fn, optax.sgd(0.1))
+    with pytest.raises(ValueError, match="nnx module"):
+        gdpjax.nnx.private_training(PLAN, (model, jnp.ones(2)), loss_fn, optax.sgd(0.1))
     with pytest.raises(ValueError, match="selects no variable"):
         gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), wrt=nnx.LoRAParam)
     with pytest.raises(ValueError, match="wrt must be a filter"):

@@ -73,11 +73,12 @@ def clipped_grad(
       trainable: pytree (prefix) of bools; False leaves are not differentiated, give exact zeros and stay out of
         the norm. Integer leaves are never differentiated.
       strategy: how gradients are computed; all strategies give the same sum, up to rounding. "auto" (default, also
-      named
-        "ghost") takes a chunk of rows at a time. It reads activations and cotangents off the loss where a parameter
-        meets data, and forms no per-example gradient that is one outer product or a few rows of a table. "vmap" forms
-        the gradients of all examples at once, "microbatch" those of a chunk of rows. See `explain`.
-      microbatch_size: rows per chunk, any size >= 1; by default "microbatch" takes 64, "auto" as many as fit.
+        named "ghost") takes a chunk of rows at a time. It reads activations and cotangents off the loss where a
+        parameter meets data, and forms no per-example gradient that is one outer product or a few rows of a table.
+        "vmap" forms the gradients of all examples at once, "microbatch" those of a chunk of rows. "sequential" takes
+        one row after the other without `jax.vmap`, for losses with operations that are refused under it; the sum has
+        no reverse-mode derivative then. See `explain`.
+      microbatch_size: rows per chunk, any size >= 1; by default 64, with "auto" as many as fit.
       max_batch_size: largest number of rows (padding included) of any call, or of the logical batch where sums are
         added up (`gdpjax.accumulate_clipped`). None means that every batch has the same size, which is best. Rows are
         clipped to slightly less than C, to leave room for rounding. This slack grows with the number of rows, and must
@@ -100,7 +101,7 @@ def clipped_grad(
       ValueError: a loss that is not a real scalar, unequal batch axes, no trainable floating leaf, a clip norm that is
         not positive, aux without return_info, a batch whose rounding could pass 1% of C; a loss in which one example
         could reach the gradient of another (callbacks, ``custom_vmap``, collectives, BatchNorm, an array as long as the
-        batch that is neither batched nor named as shared).
+        batch that is neither batched nor named as shared); the message names the way out.
 
     Reference: Abadi et al., arXiv:1607.00133, section 3.1.
 

@@ -275,8 +275,12 @@ class TracedLoss(NamedTuple):
     has_convolution: bool
 
 
-def trace_loss(call: Call) -> TracedLoss:
+def trace_loss(call: Call, is_sequential: bool = False) -> TracedLoss:
     """Trace the loss of one example, and refuse it if one example could reach the gradient of another.
+
+    Args:
+      call: the call.
+      is_sequential: whether rows are computed one by one, without `jax.vmap`.
 
     Raises:
       ValueError: the loss is refused; other errors of the loss are raised as they are, with a note.
@@ -307,7 +311,7 @@ def trace_loss(call: Call) -> TracedLoss:
     def trace_gradient() -> Any:
         return jax.make_jaxpr(jax.grad(loss_and_aux, has_aux=True))(trained, rows, position)
 
-    primitives = _check_program(call, jaxpr, trained, rows, trace_gradient)
+    primitives = _check_program(call, jaxpr, trained, rows, trace_gradient, is_sequential)
     _, aux = outputs
     return TracedLoss(jaxpr, jax.tree.structure(aux), CONVOLUTION in primitives)
 
@@ -318,6 +322,7 @@ def _check_program(
     trained: list[Any],
     rows: list[Any],
     trace_gradient: Callable[[], Any],
+    is_sequential: bool,
 ) -> set[str]:
     """Refuse a loss in which one example could reach the gradient of another; return the names of its primitives.
 
@@ -327,6 +332,7 @@ def _check_program(
       trained: the shapes of its trained leaves.
       rows: the shapes of its rows.
       trace_gradient: traces the gradient program, which has the same inputs.
+      is_sequential: whether rows are computed one by one.
 
     Returns:
       The primitives of the loss, and those of its gradient where a derivative rule was written by hand.
@@ -337,7 +343,7 @@ def _check_program(
 
     # The inputs are the trained leaves, the rows, and the position.
     depends_on_rows = [False] * len(trained) + [True] * len(row_leaves) + [False]
-    program = read_program(jaxpr, depends_on_rows)
+    program = read_program(jaxpr, depends_on_rows, is_sequential=is_sequential)
     if jaxpr.effects:
         raise ValueError(
             f"loss_fn has side effects ({', '.join(sorted(str(e) for e in jaxpr.effects))}), which would show private "
@@ -350,10 +356,11 @@ def _check_program(
     # each signature.
     if not program.has_derivative_rules:
         return program.primitives
-    signature = _signature(call, program.primitives)
+    signature = _signature(call, program.primitives, is_sequential)
     if signature is not None and signature in call.spec.checked_signatures:
         return call.spec.checked_signatures[signature]
-    gradient = read_program(trace_gradient(), depends_on_rows, "a derivative rule that loss_fn uses")
+    where = "a derivative rule that loss_fn uses"
+    gradient = read_program(trace_gradient(), depends_on_rows, where, is_sequential)
     refuse_closed_over_rows(gradient.constants, shared, call.data_length, row_leaves)
     primitives = program.primitives | gradient.primitives
     if signature is not None:
@@ -361,7 +368,7 @@ def _check_program(
     return primitives
 
 
-def _signature(call: Call, primitives: set[str]) -> Any:
+def _signature(call: Call, primitives: set[str], is_sequential: bool) -> Any:
     """Return everything that decides which program a loss is traced to, or None if it cannot be compared.
 
     This is the shapes and dtypes of arrays, the values of everything else, and the length of the data.
@@ -373,7 +380,7 @@ def _signature(call: Call, primitives: set[str]) -> Any:
             described.append((jnp.shape(leaf), str(leaf.dtype)))
         else:
             described.append((type(leaf), repr(leaf)))
-    signature = (structure, tuple(described), call.data_length, frozenset(primitives))
+    signature = (structure, tuple(described), call.data_length, frozenset(primitives), is_sequential)
     try:
         hash(signature)
     except TypeError:  # a model that holds an array where JAX expects something static

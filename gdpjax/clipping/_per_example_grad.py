@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_sum import merge_leaves
 from gdpjax.clipping._loss import LossSpec, batch_rows, prepare, trace_loss
-from gdpjax.clipping._vmap import example_grads
+from gdpjax.clipping._row_map import example_grads, vmap_of
 
 
 def per_example_grad(
@@ -62,7 +62,7 @@ def per_example_grad(
         call = prepare(spec, args, loss_kwargs, is_padding)
         trace = trace_loss(call)
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
-        gradients, _ = example_grads(call, batch_rows(call), positions, trace.has_convolution)
+        gradients, _ = example_grads(call, batch_rows(call), positions, vmap_of(trace.has_convolution))
         rows = [zero_padding_rows(leaf, call.is_padding) for leaf in gradients]
 
         def with_rows(leaf: Array) -> jax.ShapeDtypeStruct:

@@ -28,15 +28,15 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._row_map import vmap_of
+from gdpjax.clipping._row_map import example_grads, one_by_one, vmap_of
 from gdpjax.clipping._tracing import Plan, frame_of, plan_of, row_gradients
-from gdpjax.clipping._vmap import example_grads
 
-STRATEGIES = ("auto", "vmap", "microbatch", "ghost")
+STRATEGIES = ("auto", "vmap", "microbatch", "sequential", "ghost")
 """``ghost`` is the older name of ``auto``."""
+_FORMING = ("vmap", "microbatch", "sequential")
 
 _MICROBATCH = 64
-"""Rows that the strategy ``microbatch`` takes at a time, unless it is told otherwise."""
+"""Rows that the strategies ``microbatch`` and ``sequential`` take at a time, unless they are told otherwise."""
 
 _CPU_CACHE = 8 * 2**20
 """Bytes that a chunk may keep on a CPU."""
@@ -95,16 +95,17 @@ def engine_of(
     call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
 ) -> Engine:
     """Return the engine of a call; traces and checks its loss."""
-    trace = trace_loss(call)
+    is_sequential = strategy == "sequential"
+    trace = trace_loss(call, is_sequential)
     plan = _plan_for(call, trace, strategy, budget)
 
     # How gradients are computed, and how many rows to take at a time.
     num_leaves = len(call.trained_leaves)
     formed = list(range(num_leaves))
-    if strategy == "vmap":
-        gradients, size = functools.partial(_by_vmap, call, trace), call.batch_size
-    elif strategy == "microbatch":
-        gradients, size = functools.partial(_by_vmap, call, trace), _MICROBATCH
+    if strategy in _FORMING:
+        map_rows = one_by_one if is_sequential else vmap_of(trace.has_convolution)
+        gradients = functools.partial(_by_map, call, map_rows)
+        size = call.batch_size if strategy == "vmap" else _MICROBATCH
     else:
         gradients = functools.partial(_by_factors, call, trace, plan, budget)
         skips = call.is_padding is not None and not constant_work
@@ -125,7 +126,7 @@ def _plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudg
     """Return the plan of a strategy."""
     num_leaves = len(call.trained_leaves)
     frame = frame_of(trace.jaxpr)
-    if strategy in ("vmap", "microbatch"):
+    if strategy in _FORMING:
         all_formed = dict.fromkeys(range(num_leaves), "strategy")
         return plan_of(frame, num_leaves, all_formed)
     return plan_of(frame, num_leaves, {}, budget.most_shared_terms)
@@ -141,12 +142,12 @@ def _outputs(trace: TracedLoss) -> Any:
 # Ways to compute the gradients.
 
 
-def _by_vmap(
-    call: Call, trace: TracedLoss, rows: Any, positions: Array, trained: list[Array] | None = None
+def _by_map(
+    call: Call, map_rows: Callable[..., Any], rows: Any, positions: Array, trained: list[Array] | None = None
 ) -> tuple[list[AbstractRowGradients], Any]:
-    """Return per-example gradients by `jax.vmap` of `jax.grad`."""
+    """Return per-example gradients by a map over `jax.grad`."""
     del trained  # the leaves of the call
-    gradients, outputs = example_grads(call, rows, positions, trace.has_convolution)
+    gradients, outputs = example_grads(call, rows, positions, map_rows)
     return [FormedGradients(jnp.asarray(leaf)) for leaf in gradients], outputs
 
 

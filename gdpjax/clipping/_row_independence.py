@@ -11,6 +11,9 @@ So the program is read equation by equation, with its calls, loops and branches.
 one example (`_known_primitives`) is refused by name. A derivative rule written by hand may call anything too, and shows
 only in the gradient program. So `_loss` has the gradient program of such a loss read as well.
 
+With the strategy "sequential" rows are computed one after the other, without `jax.vmap`: what is left to refuse are
+side effects, and collectives.
+
 The reader also follows which variables depend on the example's rows. Random numbers need this: with some
 generators, vmap draws the bits of all rows from the key of row 0. That is harmless, unless the key was made from a row.
 And convolutions of two such variables are found, which `_row_map` computes in a way of its own.
@@ -33,6 +36,10 @@ _GENERATORS_FOR_ALL_ROWS = {"key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """Dtypes of keys from which vmap draws the bits of all rows by the key of row 0, and the names of their generators."""
 
 
+_PURE_CALLBACK = "pure_callback"
+_WAY_OUT = 'compute rows one at a time (strategy="sequential")'
+
+
 class Program(NamedTuple):
     """The contents of a traced loss, with those of the programs inside it.
 
@@ -52,18 +59,21 @@ class Program(NamedTuple):
         return not self.primitives.isdisjoint(CUSTOM)
 
 
-def read_program(closed: Any, depends_on_rows: Sequence[bool], where: str = "loss_fn") -> Program:
+def read_program(
+    closed: Any, depends_on_rows: Sequence[bool], where: str = "loss_fn", is_sequential: bool = False
+) -> Program:
     """Read a traced program of one example and refuse primitives that could see several.
 
     Args:
       closed: the traced program.
       depends_on_rows: for each of its inputs, whether it comes from the example's rows.
       where: the name of the program in messages.
+      is_sequential: whether rows are computed one by one, so that no primitive sees several.
 
     Raises:
       ValueError: at a primitive that is not known to act on one example alone.
     """
-    reader = _Reader(where)
+    reader = _Reader(where, is_sequential)
     reader.read(closed, list(depends_on_rows), frozenset())
     return reader.program
 
@@ -81,8 +91,9 @@ def inner_programs(eqn: Any) -> list[Any]:
 class _Reader:
     """Reads a program and the programs inside it, and follows which variables depend on the rows."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, is_sequential: bool) -> None:
         self.where = where
+        self.is_sequential = is_sequential
         self.program = Program(set(), [], [])
         # What was read before, so that a program called twice with the same kinds of inputs is read once.
         self._already_read: dict[Any, list[bool]] = {}
@@ -114,7 +125,9 @@ class _Reader:
 
         for eqn in jaxpr.eqns:
             inputs = [is_private(atom) for atom in eqn.invars]
-            _check_equation(eqn, any(inputs), own_axes, self.where)
+            _check_for_anyone(eqn, own_axes, self.where)
+            if not self.is_sequential:
+                _check_under_vmap(eqn, any(inputs), self.where)
             self.program.primitives.add(eqn.primitive.name)
             if eqn.primitive.name == CONVOLUTION and _makes_groups(eqn, inputs):
                 self.program.row_convolutions.append(eqn)
@@ -194,32 +207,47 @@ def _collective_axes(eqn: Any) -> frozenset[Any]:
     return frozenset(axis for axis in axes if not isinstance(axis, int))
 
 
-def _check_equation(eqn: Any, is_private: bool, own_axes: frozenset[Any], where: str) -> None:
-    """Refuse an equation whose primitive is not known to act on one example alone.
+def _check_for_anyone(eqn: Any, own_axes: frozenset[Any], where: str) -> None:
+    """Refuse an equation with side effects, or one that reaches other devices.
 
     Args:
       eqn: the equation.
-      is_private: whether one of its inputs depends on the rows.
       own_axes: the axes that collectives may name.
       where: the name of the program in messages.
     """
     name = eqn.primitive.name
-    if name in CALLBACKS:
+    if name in CALLBACKS - {_PURE_CALLBACK}:
         raise ValueError(
             f"{where} has side effects ({name}): a callback would show private examples, and may be given all of them "
             "at once; remove prints and callbacks, write the computation in jax.numpy, and return what you need as aux"
         )
+    if name in COLLECTIVES:
+        _check_collective(eqn, own_axes, where)
+
+
+def _check_under_vmap(eqn: Any, is_private: bool, where: str) -> None:
+    """Refuse an equation whose primitive is not known to act on one example alone under `jax.vmap`.
+
+    Args:
+      eqn: the equation.
+      is_private: whether one of its inputs depends on the rows.
+      where: the name of the program in messages.
+    """
+    name = eqn.primitive.name
+    if name == _PURE_CALLBACK:
+        raise ValueError(
+            f"{where} calls the host ({name}), which may be given all examples at once, so that one could reach every "
+            f"gradient; write the computation in jax.numpy, or {_WAY_OUT}"
+        )
     if name == "custom_vmap_call":
         raise ValueError(
             f"{where} uses jax.custom_batching.custom_vmap ({name}), whose rule is given all examples at once, so that "
-            "one could reach every gradient; write it for one example and leave the batching to JAX (jax.lax.map in "
-            "place of sequential_vmap)"
+            f"one could reach every gradient; write it for one example and leave the batching to JAX, or {_WAY_OUT}"
         )
     if name == "ffi_call":
         _check_foreign_call(eqn, where)
         return
     if name in COLLECTIVES:
-        _check_collective(eqn, own_axes, where)
         return
 
     # Of primitives that stand for a class of operations, those that JAX defines act on one example. Others are refused,
@@ -234,7 +262,7 @@ def _check_equation(eqn: Any, is_private: bool, own_axes: frozenset[Any], where:
         raise ValueError(
             f"{where} uses the primitive {name}, which is not known to act on one example alone under jax.vmap, so "
             "that one example could reach every gradient; write it in jax.numpy or jax.lax, or as a foreign call "
-            'with vmap_method="sequential" (jax.ffi.ffi_call)'
+            f'with vmap_method="sequential" (jax.ffi.ffi_call), or {_WAY_OUT}'
         )
     if is_private:
         _check_generator(eqn, where)
@@ -246,7 +274,7 @@ def _check_foreign_call(eqn: Any, where: str) -> None:
     if method not in ("sequential", "sequential_unrolled"):
         raise ValueError(
             f"{where} makes a foreign call ({eqn.primitive.name}) with vmap_method={method!r}, which gives it all "
-            'examples at once, so that one could reach every gradient; use vmap_method="sequential"'
+            f'examples at once, so that one could reach every gradient; use vmap_method="sequential", or {_WAY_OUT}'
         )
 
 
@@ -284,5 +312,6 @@ def _check_generator(eqn: Any, where: str) -> None:
     if generator is not None:
         raise ValueError(
             f"{where} makes a {generator} key from an example ({name}): jax.vmap draws the bits of all examples from "
-            "the key of the first, which would reach every gradient; use a threefry key, or keys by key_argnums"
+            "the key of the first, which would reach every gradient; use a threefry key, keys by key_argnums, or "
+            f"{_WAY_OUT}"
         )

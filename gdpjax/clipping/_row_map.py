@@ -1,8 +1,10 @@
-"""Map a function of one example over the rows of a batch, so that no row can reach another.
+"""Map a function of one example over the rows of a batch, so that no row can reach another; per-example gradients.
 
     gradients = map_rows(gradient_of_one, in_axes=(None, 0))(params, rows)
 
-This is `jax.vmap`, but for convolutions of two values that both depend on the example, such as the one by which JAX
+`example_grads` maps `jax.grad` of the loss: simple, general, and the oracle of every other strategy.
+
+`map_rows` is `jax.vmap`, but for convolutions of two values that both depend on the example, such as that by which JAX
 computes the gradient of a kernel. Under vmap they become one convolution with the rows as groups, in which XLA lets a
 row that overflows reach the others: `isolated_convolution` says how, and computes them in another way.
 
@@ -19,6 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from gdpjax._core.trees import wide_dtype
+from gdpjax._core.types import Array
+from gdpjax.clipping._loss import Call, example_loss
 from gdpjax.clipping._row_independence import inner_programs, read_program
 from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, evaluate, isolated_convolution, opened, scan_of
 
@@ -26,6 +31,14 @@ from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, evaluate, isolated_co
 def vmap_of(has_convolution: bool) -> Callable[..., Any]:
     """Return the function that maps over rows: `map_rows` for a loss with convolutions, else `jax.vmap`."""
     return map_rows if has_convolution else jax.vmap
+
+
+def one_by_one(function: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """Return a function that computes rows one after the other, also under a `jax.vmap` around all of it.
+
+    The function is never given more than one row, so it may be made of anything that does not keep a state.
+    """
+    return jax.vmap(jax.custom_batching.sequential_vmap(function), in_axes)
 
 
 def map_rows(function: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
@@ -148,3 +161,28 @@ class _Evaluation:
             lambda carried: body(*of_body, *carried),
             carried,
         )
+
+
+def example_grads(
+    call: Call, batch: list[Any], positions: Array, map_rows: Callable[..., Any]
+) -> tuple[list[Array], Any]:
+    """Differentiate the loss at every example.
+
+    Args:
+      call: all that the examples share.
+      batch: for each batched argument, the rows [B, ...].
+      positions: int32 [B], the places of these rows in the whole batch.
+      map_rows: maps a function over rows, as `jax.vmap`.
+
+    Returns:
+      For each trained leaf the gradients [B, ...], and (losses, aux): the losses [B], in float32 or wider, and all else
+      that the loss returned, with a leading batch axis.
+    """
+
+    def loss(trained: list[Array], rows: list[Any], position: Array) -> tuple[Array, tuple[Array, Any]]:
+        value, aux = example_loss(call, trained, rows, position)
+        return value, (value, aux)
+
+    grad = map_rows(jax.grad(loss, has_aux=True), in_axes=(None, 0, 0))
+    gradients, (values, aux) = grad(call.trained_leaves, batch, positions)
+    return gradients, (values.astype(wide_dtype(values)), aux)

@@ -74,6 +74,7 @@ STRATEGIES = [
     {"strategy": "microbatch", "microbatch_size": 1},
     {"strategy": "ghost", "microbatch_size": 13},
     {"strategy": "ghost", "microbatch_size": 4},
+    {"strategy": "sequential", "microbatch_size": 6},
 ]
 
 

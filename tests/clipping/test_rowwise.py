@@ -2,6 +2,8 @@
 
 import functools
 
+import equinox as eqx
+import equinox.internal as eqxi
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -170,6 +172,83 @@ def test_the_attack_that_the_refusal_is_for():
     assert jnp.all(jnp.abs(moved[1:]) > 0.5)
     with pytest.raises(ValueError, match="pure_callback"):
         traced(loss)
+
+
+def of_one_row(x):
+    """On the host: refuses to be given several rows."""
+    assert x.shape == (D,)
+    return np.tanh(x)
+
+
+def stopped_for_all_rows(x):
+    """What solvers do: a loop that goes on while any of the rows is open."""
+    halved = jax.lax.while_loop(lambda x: eqxi.unvmap_any(jnp.abs(x).max() > 0.1), lambda x: 0.5 * x, x)
+    return jax.lax.stop_gradient(halved)
+
+
+ONLY_ALONE = {
+    "pure_callback": lambda x: jax.pure_callback(of_one_row, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
+    "custom_vmap": by_custom_vmap,
+    "unvmap_any": stopped_for_all_rows,
+    "an error": lambda x: eqx.error_if(x, jnp.any(jnp.isnan(x)), "a row is not a number"),
+}
+"""Functions of the data that are refused under vmap."""
+
+
+@pytest.mark.parametrize("name", ONLY_ALONE)
+def test_rows_one_at_a_time_see_no_other(name):
+    """With strategy="sequential" the sum is that of a loop, and one row moves it by no more than C."""
+
+    def loss(w, x, y):
+        return (jnp.tanh(w @ ONLY_ALONE[name](x)) - y) ** 2
+
+    with pytest.raises(ValueError, match=r'strategy="sequential"'):
+        traced(loss, Y, batch_argnums=(1, 2))
+    options = dict(strategy="sequential", batch_argnums=(1, 2))
+    found = jax.jit(gdpjax.clipped_grad(loss, 1e6, microbatch_size=7, **options))(W, X, Y)
+    one_by_one = sum(jax.grad(loss)(W, x, y) for x, y in zip(X, Y, strict=True))
+    np.testing.assert_allclose(found, one_by_one, rtol=1e-5)
+
+    bounded = jax.jit(gdpjax.clipped_grad(loss, 0.1, **options))
+    moved = bounded(W, X.at[3].multiply(100.0), Y) - bounded(W, X, Y)
+    assert np.linalg.norm(moved) <= 0.2
+
+
+@pytest.mark.parametrize("name", ["custom_vmap", "unvmap_any"])
+def test_trials_side_by_side_see_no_other(name):
+    """A vmap around the clipped sum computes the trials one after the other, too."""
+
+    def loss(w, x):
+        return jnp.tanh(w @ ONLY_ALONE[name](x))
+
+    grad_fn = gdpjax.clipped_grad(loss, 0.5, strategy="sequential")
+    batches = jnp.stack([X, 3.0 * X + 1.0])
+    together = jax.jit(jax.vmap(grad_fn, (None, 0)))(W, batches)
+    apart = jnp.stack([jax.jit(grad_fn)(W, batch) for batch in batches])
+    np.testing.assert_allclose(together, apart, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_one_at_a_time_on_a_mesh_with_padding_and_info():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w @ by_custom_vmap(x), 0.5, strategy="sequential", return_info=True)
+    is_padding = jnp.arange(B) >= B - 3
+    total, info = jax.jit(grad_fn)(W, jax.device_put(X, rows), is_padding=is_padding)
+    np.testing.assert_allclose(info.norms[:-3], np.linalg.norm(X[:-3], axis=1), rtol=1e-5)
+    clipped = X * np.minimum(1.0, 0.5 / np.linalg.norm(X, axis=1))[:, None]
+    np.testing.assert_allclose(total, clipped[:-3].sum(0), rtol=1e-3)
+
+
+def test_what_one_row_at_a_time_may_not_do_either():
+    def prints(w, x):
+        jax.debug.print("{}", x)
+        return w @ x
+
+    with pytest.raises(ValueError, match="has side effects"):
+        traced(prints, strategy="sequential")
+    grad_fn = gdpjax.clipped_grad(lambda w, x: w @ jax.lax.psum(x, "d"), 1.0, strategy="sequential")
+    with pytest.raises(ValueError, match="names an axis across examples"):
+        jax.eval_shape(in_shard_map(grad_fn), W, X)
 
 
 COLLECTIVES = {

@@ -1,4 +1,4 @@
-"""Primitives that act entry by entry: casts, sums, products and quotients, and nonlinear functions.
+"""Primitives that act entry by entry: casts, sums, products and quotients, and nonlinear functions; and reductions.
 
 An entry of the output depends on the same entry of each operand, and on nothing else. A parameter passes through sums,
 casts and scales, which are linear. Of nonlinear functions only `axis_map` is known.
@@ -252,3 +252,16 @@ def _scaled_outer(outer: Outer, own: tuple[int, ...], out: tuple[int, ...], mult
         return weighted
     kept = [axis for axis, size in enumerate(own) if size > 1]
     return Full(weighted.summed(kept).reshape(own))
+
+
+@final
+class Reduction(AbstractPrimitive):
+    """``reduce_sum``, ``reduce_prod``, ``reduce_max`` and ``reduce_min``: the axes that are left remain, in order."""
+
+    def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
+        num_axes = len(eqn.invars[operand].aval.shape)
+        out_axes = {}
+        for axis in range(num_axes):
+            if axis not in eqn.params["axes"]:
+                out_axes[axis] = len(out_axes)
+        return out_axes

@@ -10,10 +10,16 @@ from typing import Any
 
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 from gdpjax.clipping._tracing.primitives._convolution import Convolution
-from gdpjax.clipping._tracing.primitives._elementwise import Addition, Cast, Entrywise, Negation, Scaling
+from gdpjax.clipping._tracing.primitives._elementwise import (
+    Addition,
+    Cast,
+    Entrywise,
+    Negation,
+    Reduction,
+    Scaling,
+)
 from gdpjax.clipping._tracing.primitives._lookup import DynamicSlice, Gather, ScatterAdd
 from gdpjax.clipping._tracing.primitives._matmul import Matmul
-from gdpjax.clipping._tracing.primitives._reductions import Reduction
 from gdpjax.clipping._tracing.primitives._reshaping import (
     Broadcast,
     Concatenation,
