@@ -13,7 +13,7 @@ from gdpjax._composition._run_description import RunDescription
 from gdpjax.accounting._allocation import OutcomesCurve, Sides, make_scheme
 from gdpjax.accounting._combinators import Between, Meet
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
-from gdpjax.accounting._outcomes import curve_of, is_given_by_outcomes, sides_of
+from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
 from gdpjax.accounting._overflow import Lost, with_failure
 from gdpjax.ledger import (
     AllocationEvent,
@@ -24,7 +24,7 @@ from gdpjax.ledger import (
     ShuffledEvent,
     TruncatedPoissonEvent,
 )
-from gdpjax.tradeoff import CertifiedCurve, NoGuarantee, compose
+from gdpjax.tradeoff import CertifiedCurve, Laplace, NoGuarantee, compose, subsample
 
 _FEW = 1000
 
@@ -46,18 +46,21 @@ def curve_of_outcomes(run: Ledger | AnyEvent) -> CertifiedCurve:
     rest = prepare(described.family, described.columns).run
 
     # Epochs that were not finished are there from above only.
-    outcomes = [sides_of(event) for event in given]
+    outcomes = sides_of(given, alone=not allocations and not others)
     curve = _curve_of_epochs(allocations, rest, outcomes)
     finished = [whole for event in allocations for whole in _finished(event)]
     if finished != allocations:
         curve = Between(curve, _curve_of_epochs(finished, rest, outcomes))
     curve = with_failure(curve, lost_of(allocations, described))
 
-    # Of few releases the composition of their curves is known better: their losses take few values.
-    releases = [curve_of(event) for event in given for _ in range(min(event.num_steps, _FEW + 1))]
-    if allocations or others or len(releases) > _FEW:
+    # The composition of the curves of few releases is known better where example after example is hardly ever sampled.
+    laplace = [event for event in given if isinstance(event, LaplaceEvent)]
+    if len(laplace) < len(events) or sum(event.num_steps for event in laplace) > _FEW:
         return curve
-    return Meet(curve, compose(*releases))
+    steps = [subsample(Laplace(event.epsilon), event.sampling_prob).one_direction for event in laplace]
+    return Meet(
+        curve, compose(*(step for step, event in zip(steps, laplace, strict=True) for _ in range(event.num_steps)))
+    )
 
 
 def _curve_of_epochs(

@@ -111,9 +111,11 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     columns += _columns(others) if others else ()
 
     # What may be lost: steps without noise, guarantees that fail, batches that do not fit.
+    is_added = any(event.neighboring_relation is not NeighboringRelation.REPLACE_ONE for event in events)
     bare = [(prob, num_steps * group_size) for noise, prob, num_steps in steps if noise == 0 and prob > 0]
     guarantees = [event for event in events if isinstance(event, ApproximateDPEvent) and event.delta > 0]
-    failure, exact = _failure(guarantees, bare)
+    failure, exact = _failure(guarantees, [] if is_added else bare)
+    shown, _ = _failure([], bare if is_added else [])
     subsampled = [event for event in events if isinstance(event, SampledEvent)]
     announced = math.fsum(event.overflow for event in subsampled if getattr(event, "announced", False))
     silent = math.fsum(event.overflow for event in subsampled if not getattr(event, "announced", False))
@@ -121,7 +123,7 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     largest = math.fsum(count * bound for count, bound, _ in others)
     if any(prob > 0 for _, prob, _ in phases):
         largest = math.inf
-    lost = Lost(failure, min(silent, 1.0), exact, largest * (1.0 + 1e-12), min(announced, 1.0))
+    lost = Lost(failure, min(silent, 1.0), exact, largest * (1.0 + 1e-12), min(announced, 1.0), shown)
     return Described(family, columns, lost)
 
 

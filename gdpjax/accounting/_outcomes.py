@@ -12,7 +12,9 @@ in between the density e^{-(e + v)/2}/4; under P it is the same of -v. Sampled w
 and the log ratio log(1 + p (e^v - 1)).
 """
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,19 +25,19 @@ from gdpjax._composition._bounded_losses import BoundedLossEvents
 from gdpjax._composition._moments import UNIT_ROUNDOFF
 from gdpjax.accounting._allocation import Sides
 from gdpjax.ledger import AnyEvent, LaplaceEvent, OutcomesEvent
-from gdpjax.tradeoff import Curve, Laplace, from_probabilities, subsample
 
 _NUM_CELLS = 2048
 _LARGEST_LAPLACE = 500.0
 """More privacy loss counts as this much, which understates."""
+_MOST_OUTCOMES = 20_000
 _ULPS = 64.0 * UNIT_ROUNDOFF
 
 
 class _Cells(NamedTuple):
-    """Masses under Q and P, and the ends of an interval of log R, of each cell in the order of log R [n]."""
+    """Logs of the masses under Q and P, and the ends of an interval of log R, of each cell [n]."""
 
-    q: np.ndarray
-    p: np.ndarray
+    log_q: np.ndarray
+    log_p: np.ndarray
     low: np.ndarray
     high: np.ndarray
     rounding: float
@@ -49,79 +51,86 @@ def is_given_by_outcomes(event: AnyEvent) -> bool:
     return isinstance(event, OutcomesEvent)
 
 
-def sides_of(event: LaplaceEvent | OutcomesEvent) -> Sides[tuple[OutcomeEvents, ...]]:
-    """Return the pairs that understate and that overstate the event."""
-    cells = _cells_of_laplace(event) if isinstance(event, LaplaceEvent) else _cells_of_outcomes(event)
-    below = (_below(event.num_steps, cells),)
-    if isinstance(event, LaplaceEvent) and event.epsilon > _LARGEST_LAPLACE:
-        return Sides(below, None)
-    return Sides(below, (_above(event.num_steps, cells),))
+def sides_of(events: Sequence[LaplaceEvent | OutcomesEvent], alone: bool) -> list[Sides[tuple[OutcomeEvents, ...]]]:
+    """Return the pairs that understate and that overstate each of the events.
 
-
-def curve_of(event: LaplaceEvent | OutcomesEvent) -> Curve:
-    """Return the trade-off curve of one release, in the direction of removing the example."""
-    if isinstance(event, LaplaceEvent):
-        return subsample(Laplace(event.epsilon), event.sampling_prob).one_direction
-    return from_probabilities(np.array(event.null), np.array(event.alternative))
+    Few outcomes of events ``alone`` are one pair together: the losses of a product of laws add up.
+    """
+    given = [event for event in events if isinstance(event, OutcomesEvent)]
+    num_outcomes = [event.num_steps * math.log(len(event.null)) for event in given]
+    if alone and len(given) == len(events) and sum(num_outcomes) < math.log(_MOST_OUTCOMES):
+        cells = [_cells_of_outcomes(event) for event in given for _ in range(event.num_steps)]
+        return [_sides(1.0, functools.reduce(_product, cells))]
+    sides = []
+    for event in events:
+        if isinstance(event, OutcomesEvent):
+            sides.append(_sides(event.num_steps, _cells_of_outcomes(event)))
+            continue
+        below, above = _sides(event.num_steps, _cells_of_laplace(event))
+        sides.append(Sides(below, above if event.epsilon <= _LARGEST_LAPLACE else None))
+    return sides
 
 
 def _cells_of_laplace(event: LaplaceEvent) -> _Cells:
     largest, prob = min(event.epsilon, _LARGEST_LAPLACE), event.sampling_prob
     v = largest * np.linspace(-1.0, 1.0, _NUM_CELLS + 1)
-    between = -0.5 * np.expm1(-largest / _NUM_CELLS) * np.exp(-0.5 * (largest + v[:-1]))
-    q = np.concatenate([[0.5], between, [0.5 * math.exp(-largest)]])
-    p = (1.0 - prob) * q + prob * q[::-1]
+    between = math.log(-0.5 * math.expm1(-largest / _NUM_CELLS)) - 0.5 * (largest + v[:-1])
+    log_q = np.concatenate([[math.log(0.5)], between, [math.log(0.5) - largest]])
+    log_p = np.logaddexp(np.log1p(-prob) + log_q, np.log(prob) + log_q[::-1])
     loss = np.log1p(prob * np.expm1(v)) if prob < 0.5 else np.logaddexp(np.log1p(-prob), np.log(prob) + v)
-    return _Cells(q, p, np.append(loss[0], loss), np.append(loss, loss[-1]), _ULPS * (1.0 + largest))
+    return _Cells(log_q, log_p, np.append(loss[0], loss), np.append(loss, loss[-1]), _rounding(log_q, log_p))
 
 
 def _cells_of_outcomes(event: OutcomesEvent) -> _Cells:
-    q, p = np.array(event.null), np.array(event.alternative)
-    with np.errstate(divide="ignore"):
-        loss = np.log(p) - np.log(q)
-    order = np.argsort(loss)
-    q, p, loss = q[order], p[order], loss[order]
-    return _Cells(q / math.fsum(q), p / math.fsum(p), loss, loss, _ULPS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_q = np.log(event.null) - math.log(math.fsum(event.null))
+        log_p = np.log(event.alternative) - math.log(math.fsum(event.alternative))
+        loss = log_p - log_q
+    return _Cells(log_q, log_p, loss, loss, _rounding(log_q, log_p))
 
 
-def _finite(cells: _Cells) -> tuple[np.ndarray, ...]:
-    """Return q, p, low, high and the log ratio of the masses of the cells that have both."""
-    has_both = (cells.q > 0) & (cells.p > 0)
-    q, p, low, high = (column[has_both] for column in cells[:4])
-    return q, p, low, high, np.clip(np.log(p) - np.log(q), low, high)
+def _rounding(log_q: np.ndarray, log_p: np.ndarray) -> float:
+    """Return a bound on the relative error of masses, which that of their logs makes."""
+    logs = np.append(log_q, log_p)
+    return _ULPS * (1.0 + float(np.max(np.abs(logs[logs > -np.inf]), initial=0.0)))
 
 
-def _below(num_steps: float, cells: _Cells) -> OutcomeEvents:
-    """Return the pair of a cell for an outcome."""
-    q, p, _, _, ratio = _finite(cells)
-    return _event(num_steps, cells, ratio, p, q, displacement=_error_of_ratio(cells, ratio))
+def _product(first: _Cells, second: _Cells) -> _Cells:
+    """Return the outcomes of two independent releases."""
+    with np.errstate(invalid="ignore"):
+        columns = [np.add.outer(one, other).ravel() for one, other in zip(first[:4], second[:4], strict=True)]
+    return _Cells(*columns, rounding=first.rounding + second.rounding + _ULPS)
 
 
-def _above(num_steps: float, cells: _Cells) -> OutcomeEvents:
-    """Return the pair of the two ends of a cell for outcomes."""
-    q, p, low, high, ratio = _finite(cells)
-    width = np.where(high > low, high - low, 1.0)
+def _sides(num_steps: float, cells: _Cells) -> Sides[tuple[OutcomeEvents, ...]]:
+    """Return the two pairs of releases with these cells."""
+    has_both = (cells.log_q > -np.inf) & (cells.log_p > -np.inf)
+    log_q, log_p, low, high = (column[has_both] for column in cells[:4])
+    ratio = np.clip(log_p - log_q, low, high)
     error = _error_of_ratio(cells, np.append(low, high))
+    below = _event(num_steps, cells, ratio, log_p, log_q, error)
 
-    # Of P-mass the share s goes to the lower end, s e^-low + (1 - s) e^-high = e^-ratio, with the ratio rounded up.
-    larger = np.minimum(ratio + error, high)
-    p_low = p * np.where(high > low, np.expm1(high - larger) / np.expm1(width), 1.0)
-    p_high = p * np.where(high > low, np.exp(high - larger) * np.expm1(larger - low) / np.expm1(width), 0.0)
-
-    # Of Q-mass the share t goes to the upper end, t e^high + (1 - t) e^low = e^ratio, with the ratio rounded down.
-    smaller = np.maximum(ratio - error, low)
-    q_low = q * np.where(high > low, np.exp(smaller - low) * np.expm1(high - smaller) / np.expm1(width), 1.0)
-    q_high = q * np.where(high > low, np.expm1(smaller - low) / np.expm1(width), 0.0)
-    return _event(
-        num_steps,
-        cells,
-        np.concatenate([low, high]),
-        np.concatenate([p_low, p_high]),
-        np.concatenate([q_low, q_high]),
-        displacement=error,
-        lost_p=float(np.sum(cells.p[cells.q == 0])),
-        lost_q=float(np.sum(cells.q[cells.p == 0])),
-    )
+    # Of P-mass the share s goes to the lower end, s e^-low + (1 - s) e^-high = e^-ratio, with the ratio rounded up. Of
+    # Q-mass the share t goes to the upper end, t e^high + (1 - t) e^low = e^ratio, with the ratio rounded down.
+    has_width = high > low
+    width = np.where(has_width, high - low, 1.0)
+    larger, smaller = np.minimum(ratio + error, high), np.maximum(ratio - error, low)
+    p_low = np.where(has_width, np.expm1(high - larger) / np.expm1(width), 1.0)
+    p_high = np.where(has_width, np.exp(high - larger) * np.expm1(larger - low) / np.expm1(width), 0.0)
+    q_low = np.where(has_width, np.exp(smaller - low) * np.expm1(high - smaller) / np.expm1(width), 1.0)
+    q_high = np.where(has_width, np.expm1(smaller - low) / np.expm1(width), 0.0)
+    with np.errstate(divide="ignore"):
+        above = _event(
+            num_steps,
+            cells,
+            np.concatenate([low, high]),
+            np.concatenate([log_p + np.log(p_low), log_p + np.log(p_high)]),
+            np.concatenate([log_q + np.log(q_low), log_q + np.log(q_high)]),
+            error,
+            lost_p=float(np.sum(np.exp(cells.log_p[cells.log_q == -np.inf]))),
+            lost_q=float(np.sum(np.exp(cells.log_q[cells.log_p == -np.inf]))),
+        )
+    return Sides((below,), (above,))
 
 
 def _error_of_ratio(cells: _Cells, log_ratio: np.ndarray) -> float:
@@ -133,24 +142,21 @@ def _event(
     num_steps: float,
     cells: _Cells,
     log_ratio: np.ndarray,
-    p: np.ndarray,
-    q: np.ndarray,
+    log_p: np.ndarray,
+    log_q: np.ndarray,
     displacement: float,
     lost_p: float = 0.0,
     lost_q: float = 0.0,
 ) -> OutcomeEvents:
     order = np.argsort(log_ratio, kind="stable")
     largest = float(np.max(np.abs(log_ratio), initial=0.0)) + displacement
-    with np.errstate(divide="ignore"):
-        log_p, log_q = np.log(p[order]), np.log(q[order])
+    bounded = BoundedLossEvents(1.0, largest, 2.0)
     return OutcomeEvents(
         num_steps=num_steps,
-        mu=math.inf
-        if lost_p or lost_q
-        else math.sqrt(_bounded_losses.squared_mu([BoundedLossEvents(1.0, largest, 2.0)])),
+        mu=math.inf if lost_p or lost_q else math.sqrt(_bounded_losses.squared_mu([bounded])),
         log_ratio=log_ratio[order],
-        log_p=log_p,
-        log_q=log_q,
+        log_p=log_p[order],
+        log_q=log_q[order],
         lost_p=lost_p * (1.0 + 1e-9),
         lost_q=lost_q * (1.0 + 1e-9),
         rounding=4.0 * cells.rounding,

@@ -3,6 +3,10 @@
     WithFailure(ideal, Lost(failure=1e-6)).epsilon(1e-5)
 
 * Events fail with probability d in all (`_ledgers`): delta(e) = d + (1 - d) delta_0(e).
+* Steps without noise show the example that they add or remove with probability q in all. The pair of f_{0,q} reveals at
+  least as much. With s = -log(1 - q), the loss of not being shown, removing has delta(e) = q + (1 - q) delta_0(e + s)
+  and adding delta_0(e - s), of the same direction each. Of the two delta_0 one is known, the larger, so that delta(e)
+  is at most the larger one of the two with it, and at least the smaller one, and q.
 * Padded batches overflow with probability tau = s + a, silently (s) or announced (a), see `Event.overflow`:
 
       delta_ideal(e) - a - s (1 + e^e) <= delta(e) <= tau + (1 - tau) delta_ideal(e),
@@ -44,6 +48,7 @@ class Lost(NamedTuple):
         exact: whether ``failure`` is free of rounding.
         largest_loss: the largest privacy loss of the run if nothing is lost.
         announced: a, the probability of an overflow that is announced.
+        shown: q, the probability that a step without noise shows an example that is added or removed.
     """
 
     failure: float = 0.0
@@ -51,6 +56,7 @@ class Lost(NamedTuple):
     exact: bool = True
     largest_loss: float = np.inf
     announced: float = 0.0
+    shown: float = 0.0
 
     @property
     def overflow(self) -> float:
@@ -92,7 +98,7 @@ def upper_end(ideal: End, share: np.ndarray, lost: Lost) -> np.ndarray:
     """Return an upper bound on epsilon or mu at a probability, from one on that of the run that loses nothing."""
     # It is asked at what is left of the probability after overflow and failure, rounded down.
     without_overflow = _without(share, lost.overflow, _DOWN)
-    remaining = _without(without_overflow, lost.failure, _DOWN)
+    remaining = _without(_without(without_overflow, lost.failure, _DOWN), lost.shown, _DOWN)
     return _at_inner_points(ideal, remaining, np.inf)
 
 
@@ -209,8 +215,83 @@ class WithFailure(AccountedCurve):
         return Bounds(np.minimum(lower, upper)[()], upper[()])
 
 
+class Shown(AccountedCurve):
+    """The certified curve of a run with steps without noise, under add-or-remove.
+
+    Args:
+        ideal: the curve of the run without those steps.
+        prob: the probability that one of them shows the example.
+    """
+
+    def __init__(self, ideal: CertifiedCurve, prob: float) -> None:
+        self.ideal = ideal
+        self.above = WithFailure(ideal, Lost(failure=prob, exact=False))
+        self.prob = _rounded(prob, _DOWN)
+        with np.errstate(divide="ignore"):
+            self.most = -np.log1p(-min(_rounded(prob, _UP), 1.0)) * (1.0 + _LOST_ERROR)
+            self.least = -np.log1p(-self.prob) * (1.0 - _LOST_ERROR)
+
+    def epsilon(self, delta: Array) -> Bounds:
+        """Bracket epsilon."""
+        delta = known("delta", delta, OPEN_UNIT)
+        if_added = self.ideal.epsilon(delta)
+        remaining = _without(delta, self.prob, _UP)
+        if_removed = _at_inner_points(lambda left: self.ideal.epsilon(left).lower, remaining, 0.0)
+        lower = np.minimum(if_removed - self.most, if_added.lower + self.least)
+
+        # From above: the larger one of the two directions, or where removing is enough its own.
+        upper = np.maximum(self.above.epsilon(delta).upper - self.least, 0.0)
+        is_enough = np.isfinite(upper) & (self.delta(np.where(np.isfinite(upper), upper, 0.0)).upper <= delta)
+        either = np.minimum(np.maximum(upper, if_added.upper + self.most), self.above.epsilon(delta).upper)
+        upper = np.where(is_enough, upper, either)
+        lower = np.where(delta < self.prob, np.inf, np.minimum(np.maximum(lower, 0.0), upper))
+        return Bounds(lower[()], upper[()])
+
+    def delta(self, epsilon: Array) -> Bounds:
+        """Bracket delta."""
+        epsilon = known("epsilon", epsilon, NONNEGATIVE)
+        return Bounds(self._least_delta(epsilon)[()], self._largest_delta(epsilon)[()])
+
+    def _least_delta(self, epsilon: np.ndarray) -> np.ndarray:
+        if self.most > _LARGEST_EXPONENT:
+            return np.full_like(epsilon, self.prob)
+        if_removed = self.prob + (1.0 - self.prob) * self.ideal.delta(epsilon + self.most).lower
+        if_added = self.ideal.delta(np.maximum(epsilon - self.least, 0.0)).lower
+        return np.maximum(np.minimum(if_removed, if_added) * (1.0 - _ULPS), self.prob)
+
+    def _largest_delta(self, epsilon: np.ndarray) -> np.ndarray:
+        largest = self.above.delta(epsilon).upper
+        if self.most > _LARGEST_EXPONENT:
+            return largest
+        prob = min(_rounded(self.prob, _UP) * (1.0 + 2.0 * _LOST_ERROR), 1.0)
+        if_removed = prob + (1.0 - prob) * self.ideal.delta(epsilon + self.least).upper
+
+        # At a negative epsilon -x delta is 1 - e^-x (1 - delta(x)), of the other direction.
+        distance = np.abs(epsilon - self.most)
+        if_added = self.ideal.delta(distance).upper
+        if_added = np.where(epsilon >= self.most, if_added, 1.0 - np.exp(-distance) * (1.0 - if_added))
+        return np.minimum(np.maximum(if_removed, if_added) * (1.0 + 8.0 * _ULPS), largest)
+
+    def mu(self, failure: Array = FAILURE) -> Bounds:
+        """Bracket mu."""
+        failure = known("failure", failure, OPEN_UNIT)
+        upper = self.above.mu(failure).upper
+        lower = np.where(failure < self.prob, np.inf, np.minimum(self.ideal.mu(failure).lower, upper))
+        return Bounds(lower[()], upper)
+
+    def tradeoff(self, alpha: Array) -> Bounds:
+        """Bracket the trade-off curve."""
+        alpha = known("alpha", alpha, UNIT)
+        # The test that rejects where the example is shown has the errors 0 and 1 - q; the curve is below the chord.
+        chord = np.maximum((1.0 - self.prob - alpha) + 2.0 * _ULPS, 0.0)
+        upper = np.minimum(self.ideal.tradeoff(alpha).upper, chord)
+        return Bounds(np.minimum(self.above.tradeoff(alpha).lower, upper)[()], upper[()])
+
+
 def with_failure(ideal: CertifiedCurve, lost: Lost) -> CertifiedCurve:
     """Return the curve of a run that may fail or overflow, from that of the run that does not."""
+    if lost.shown:
+        return Shown(with_failure(ideal, lost._replace(shown=0.0)), lost.shown)
     if not lost.failure and not lost.overflow:
         return ideal
     return WithFailure(ideal, lost)

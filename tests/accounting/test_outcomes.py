@@ -5,7 +5,14 @@ import pytest
 from dp_accounting import pld
 
 from gdpjax import Event, Ledger, NeighboringRelation
-from gdpjax.accounting import certified, delta_bounds, epsilon_bounds, moments_accountant_epsilon, mu_bounds
+from gdpjax.accounting import (
+    certified,
+    delta_bounds,
+    epsilon_bounds,
+    moments_accountant_epsilon,
+    mu_bounds,
+    tradeoff_bounds,
+)
 from gdpjax.ledger import (
     AllocationEvent,
     GaussianEvent,
@@ -183,3 +190,27 @@ def test_json_and_words():
 def test_what_is_not_known_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_masses_below_the_rounding_of_one():
+    """What only nearly never happens is not merged: epsilon is log(0.3 / 1e-28) but for delta."""
+    null, alternative = [0.3, 0.2, 0.5], [1e-28, 1e-19, 1.0]
+    expected = np.log(0.3 / 1e-28) + np.log1p(-1e-5 / 0.3)
+    for event in (OutcomesEvent(null, alternative), OutcomesEvent(alternative, null)):
+        lower, upper = epsilon_bounds(event, delta=1e-5)
+        assert lower * (1 - 1e-9) <= expected <= upper * (1 + 1e-9)
+        assert upper < 1.0001 * lower
+        assert delta_bounds(event, epsilon=43.0).upper >= 0.3 * (1 - 1e-8)
+        assert tradeoff_bounds(event, alpha=1e-25).lower <= 0.7
+
+
+def test_several_releases_by_enumeration():
+    rng = np.random.default_rng(8)
+    null, alternative = rng.dirichlet(np.ones(3) * 0.3, 2)
+    logs = np.log(null), np.log(alternative)
+    q, p = (sum(np.meshgrid(log, log, log)).ravel() for log in logs)
+    for epsilon in (0.1, 1.0, 3.0):
+        removed = np.sum(np.maximum(np.exp(p) - np.exp(epsilon + q), 0))
+        added = np.sum(np.maximum(np.exp(q) - np.exp(epsilon + p), 0))
+        bounds = delta_bounds(OutcomesEvent(null, alternative, 3), epsilon=epsilon)
+        np.testing.assert_allclose(bounds, max(removed, added), rtol=1e-9)

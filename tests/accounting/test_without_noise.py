@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from gdpjax import Event, Ledger
-from gdpjax.accounting import calibrate_noise_multiplier, delta_bounds, epsilon_bounds, mu_bounds, tradeoff_bounds
+from gdpjax.accounting import (
+    calibrate_noise_multiplier,
+    delta_bounds,
+    epsilon_bounds,
+    gdp_delta,
+    mu_bounds,
+    tradeoff_bounds,
+)
+from gdpjax.ledger import GaussianEvent
 
 SHOWN = 1 - 0.9**3
 """Probability that an example is in one of three batches of probability 0.1."""
@@ -39,3 +47,29 @@ def test_an_infinite_target_asks_for_no_noise(accountant):
     assert calibrate_noise_multiplier(epsilon=np.inf, **given).tolist() == [0.0, 0.0]
     with pytest.raises(ValueError, match="sampling_prob"):
         calibrate_noise_multiplier(epsilon=np.inf, **given | {"sampling_prob": 2.0})
+
+
+@pytest.mark.parametrize("prob", [5e-4, 0.25, 0.7])
+def test_beside_noise_the_example_is_shown_or_missed(prob):
+    """Not to be shown has a loss of its own, log(1 - q), which a symmetric failure has not: by the law of outcomes."""
+    ledger = Ledger([Event(0.0, prob, 1), GaussianEvent(2.0)])
+    shift = -np.log1p(-prob)
+
+    def delta(epsilon):
+        """Exact, for both directions; the Gaussian mechanism is symmetric."""
+        removed = prob + (1 - prob) * gdp_delta(epsilon + shift, 0.5)
+        distance = abs(epsilon - shift)
+        added = gdp_delta(distance, 0.5)
+        return max(removed, added if epsilon >= shift else 1 - np.exp(-distance) * (1 - added))
+
+    for epsilon in (0.0, 0.01, 0.1, 0.5, 2.0):
+        lower, upper = delta_bounds(ledger, epsilon=epsilon)
+        assert lower * (1 - 1e-9) <= delta(epsilon) <= upper * (1 + 1e-9)
+        assert upper < max(prob, gdp_delta(0.0, 0.5)) + 0.3
+        above = epsilon_bounds(ledger, delta=delta(epsilon) * (1 + 1e-7))
+        assert above.lower <= epsilon + 1e-5
+        below = epsilon_bounds(ledger, delta=delta(epsilon) * (1 - 1e-7))
+        assert epsilon - 1e-5 <= below.upper
+    assert mu_bounds(ledger, failure=0.9 * prob) == (np.inf, np.inf)
+    curve = tradeoff_bounds(ledger, alpha=0.1)
+    assert curve.lower <= 1 - prob - 0.1

@@ -26,7 +26,7 @@ from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import FAILURE, Array, Bounds
-from gdpjax.accounting._allocation import _bounds
+from gdpjax.accounting._allocation import _bounds, _one_run
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, within
 from gdpjax.accounting._combinators import AccountedCurve, each
 
@@ -65,8 +65,10 @@ class OutcomesCurve(AccountedCurve):
         above = [event for side in outcomes for event in side.above or ()]
         is_bounded = all(side.above for side in outcomes) and all(event.mu < math.inf for event in above)
         directions = [[dataclasses.replace(event, sign=sign) for event in above] for sign in (1.0, -1.0)]
-        of_outcomes = max(_atoms.largest_loss(events) for events in directions)
-        self.leaked = max(1.0 - math.exp(_atoms.log_lost(events)) for events in directions) * (1.0 - 4.0 * _SLACK)
+        with np.errstate(all="ignore"):
+            of_outcomes = max(_atoms.largest_loss(events) for events in directions)
+            leaked = max(1.0 - math.exp(_atoms.log_lost(events)) for events in directions)
+        self.leaked = leaked * (1.0 - 4.0 * _SLACK)
         self.largest_loss = _bounded_losses.largest_loss(rest.finite) + (of_outcomes if is_bounded else math.inf)
         squared_of_others = _bounded_losses.squared_mu(rest.finite) + sum(
             event.num_steps * event.mu**2 for event in above
@@ -102,6 +104,13 @@ class OutcomesCurve(AccountedCurve):
         """Return whether there is one event of random allocation, and nothing else."""
         return len(self.schemes) == 1 and not self.rest.steps and not self.rest.finite and not self.outcomes
 
+    @property
+    def _is_one_pair(self) -> bool:
+        """Return whether there is one release that is given by outcomes, and nothing else."""
+        if self.schemes or self.rest.steps or self.rest.finite or len(self.outcomes) > 1:
+            return False
+        return self.outcomes[0].above is not None and self.outcomes[0].above[0].num_steps == 1
+
     def _runs_around(self, log_delta: float, num_cells: int | None = None) -> Sides[RunDescription]:
         """Return the runs below and above for a question about a delta of e^log_delta."""
         sides = list(self.outcomes)
@@ -129,13 +138,30 @@ class OutcomesCurve(AccountedCurve):
         if delta < self.leaked:
             return Bounds(math.inf, math.inf)
 
+        if self._is_one_pair:
+            return self._epsilon_of_pair(delta)
+
         # The epsilon of the whole run if it is known when an example takes part.
         gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(self.gaussian_mu)))
         largest = gaussian * (1.0 + _SLACK) + 1e-12 + self.largest_loss
         sides = self._runs_around(log_delta)
         return within(Bounds(0.0, largest), sides, lambda run: _directions.epsilon_of_run(run, log_delta))
 
+    def _epsilon_of_pair(self, delta: float) -> Bounds:
+        below, above = (_bounds.only_pair(side or ()) for side in self.outcomes[0])
+        largest = 1.0 + float(np.max(np.abs(above.log_ratio), initial=0.0)) * (1.0 + _SLACK)
+        lower = _one_run.epsilon(below, delta, largest).lower
+        if _one_run.delta(above, largest).upper > delta:
+            return Bounds(lower, math.inf)
+        return Bounds(lower, _one_run.epsilon(above, delta, largest).upper)
+
     def _delta(self, epsilon: float) -> Bounds:
+        if self._is_one_pair:
+            sides = self.outcomes[0]
+            delta = within(
+                Bounds(self.leaked, 1.0), sides, lambda side: _one_run.delta(_bounds.only_pair(side), epsilon)
+            )
+            return Bounds(max(delta.lower - _TINY, 0.0), min(delta.upper + _TINY, 1.0))
         if self._is_one_scheme:
             return _bounds.delta_of_scheme(self.schemes[0], epsilon)
         log_delta = _bounds.guess_log_delta(epsilon, lambda guess: self._runs_around(guess, _bounds.FEWEST_CELLS).above)
