@@ -5,8 +5,9 @@
 * Events fail with probability d in all (`_ledgers`): delta(e) = d + (1 - d) delta_0(e).
 * Steps without noise show the example that they add or remove with probability q in all. The pair of f_{0,q} reveals at
   least as much. With s = -log(1 - q), the loss of not being shown, removing has delta(e) = q + (1 - q) delta_0(e + s)
-  and adding delta_0(e - s), of the same direction each. Of the two delta_0 one is known, the larger, so that delta(e)
-  is at most the larger one of the two with it, and at least the smaller one, and q.
+  and adding delta_0(e - s), of the same direction each. Of the two delta_0 one is known, the larger, which bounds both
+  from above. From below either has at least delta_0(e + s); and where both delta_0 are the same, delta(e) is the larger
+  one of the two.
 * Padded batches overflow with probability tau = s + a, silently (s) or announced (a), see `Event.overflow`:
 
       delta_ideal(e) - a - s (1 + e^e) <= delta(e) <= tau + (1 - tau) delta_ideal(e),
@@ -49,6 +50,7 @@ class Lost(NamedTuple):
         largest_loss: the largest privacy loss of the run if nothing is lost.
         announced: a, the probability of an overflow that is announced.
         shown: q, the probability that a step without noise shows an example that is added or removed.
+        is_symmetric: whether the rest of the run is known to have the same delta in both directions.
     """
 
     failure: float = 0.0
@@ -57,6 +59,7 @@ class Lost(NamedTuple):
     largest_loss: float = np.inf
     announced: float = 0.0
     shown: float = 0.0
+    is_symmetric: bool = False
 
     @property
     def overflow(self) -> float:
@@ -221,10 +224,12 @@ class Shown(AccountedCurve):
     Args:
         ideal: the curve of the run without those steps.
         prob: the probability that one of them shows the example.
+        is_symmetric: whether that run has the same delta in both directions.
     """
 
-    def __init__(self, ideal: CertifiedCurve, prob: float) -> None:
+    def __init__(self, ideal: CertifiedCurve, prob: float, is_symmetric: bool) -> None:
         self.ideal = ideal
+        self.is_symmetric = is_symmetric
         self.above = WithFailure(ideal, Lost(failure=prob, exact=False))
         self.prob = _rounded(prob, _DOWN)
         with np.errstate(divide="ignore"):
@@ -235,12 +240,14 @@ class Shown(AccountedCurve):
         """Bracket epsilon."""
         delta = known("delta", delta, OPEN_UNIT)
         if_added = self.ideal.epsilon(delta)
-        remaining = _without(delta, self.prob, _UP)
-        if_removed = _at_inner_points(lambda left: self.ideal.epsilon(left).lower, remaining, 0.0)
-        lower = np.minimum(if_removed - self.most, if_added.lower + self.least)
+        lower = if_added.lower - self.most
+        if self.is_symmetric:
+            remaining = _without(delta, self.prob, _UP)
+            if_removed = _at_inner_points(lambda left: self.ideal.epsilon(left).lower, remaining, 0.0) - self.most
+            lower = np.maximum(if_removed, np.where(if_added.lower > 0, if_added.lower + self.least, 0.0))
 
         # From above: the larger one of the two directions, or where removing is enough its own.
-        upper = np.maximum(self.above.epsilon(delta).upper - self.least, 0.0)
+        upper = np.maximum(self.above.epsilon(delta).upper * (1.0 + 1e-9) - self.least, 0.0)
         is_enough = np.isfinite(upper) & (self.delta(np.where(np.isfinite(upper), upper, 0.0)).upper <= delta)
         either = np.minimum(np.maximum(upper, if_added.upper + self.most), self.above.epsilon(delta).upper)
         upper = np.where(is_enough, upper, either)
@@ -255,9 +262,11 @@ class Shown(AccountedCurve):
     def _least_delta(self, epsilon: np.ndarray) -> np.ndarray:
         if self.most > _LARGEST_EXPONENT:
             return np.full_like(epsilon, self.prob)
-        if_removed = self.prob + (1.0 - self.prob) * self.ideal.delta(epsilon + self.most).lower
-        if_added = self.ideal.delta(np.maximum(epsilon - self.least, 0.0)).lower
-        return np.maximum(np.minimum(if_removed, if_added) * (1.0 - _ULPS), self.prob)
+        least = self.ideal.delta(epsilon + self.most).lower
+        if self.is_symmetric:
+            if_added = self.ideal.delta(np.maximum(epsilon - self.least, 0.0)).lower
+            least = np.maximum(self.prob + (1.0 - self.prob) * least, if_added)
+        return np.maximum(least * (1.0 - 2.0 * _ULPS), self.prob)
 
     def _largest_delta(self, epsilon: np.ndarray) -> np.ndarray:
         largest = self.above.delta(epsilon).upper
@@ -291,7 +300,7 @@ class Shown(AccountedCurve):
 def with_failure(ideal: CertifiedCurve, lost: Lost) -> CertifiedCurve:
     """Return the curve of a run that may fail or overflow, from that of the run that does not."""
     if lost.shown:
-        return Shown(with_failure(ideal, lost._replace(shown=0.0)), lost.shown)
+        return Shown(with_failure(ideal, lost._replace(shown=0.0)), lost.shown, lost.is_symmetric)
     if not lost.failure and not lost.overflow:
         return ideal
     return WithFailure(ideal, lost)
