@@ -247,7 +247,7 @@ class Shown(AccountedCurve):
             lower = np.maximum(if_removed, np.where(if_added.lower > 0, if_added.lower + self.least, 0.0))
 
         # From above: the larger one of the two directions, or where removing is enough its own.
-        upper = np.maximum(self.above.epsilon(delta).upper * (1.0 + 1e-9) - self.least, 0.0)
+        upper = np.maximum(self.above.epsilon(delta).upper * (1.0 + 1e-8) - self.least, 0.0)
         is_enough = np.isfinite(upper) & (self.delta(np.where(np.isfinite(upper), upper, 0.0)).upper <= delta)
         either = np.minimum(np.maximum(upper, if_added.upper + self.most), self.above.epsilon(delta).upper)
         upper = np.where(is_enough, upper, either)

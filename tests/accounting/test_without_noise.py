@@ -65,7 +65,7 @@ def test_beside_noise_the_example_is_shown_or_missed(prob):
     for epsilon in (0.0, 0.01, 0.1, 0.5, 2.0):
         lower, upper = delta_bounds(ledger, epsilon=epsilon)
         assert lower * (1 - 1e-9) <= delta(epsilon) <= upper * (1 + 1e-9)
-        assert upper < max(prob, gdp_delta(0.0, 0.5)) + 0.3
+        assert upper < lower * (1 + 1e-5)
         above = epsilon_bounds(ledger, delta=delta(epsilon) * (1 + 1e-7))
         assert above.lower <= epsilon + 1e-5
         below = epsilon_bounds(ledger, delta=delta(epsilon) * (1 - 1e-7))
