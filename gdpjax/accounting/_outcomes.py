@@ -59,7 +59,10 @@ def sides_of(events: Sequence[LaplaceEvent | OutcomesEvent], alone: bool) -> lis
     given = [event for event in events if isinstance(event, OutcomesEvent)]
     num_outcomes = [event.num_steps * math.log(len(event.null)) for event in given]
     if alone and len(given) == len(events) and sum(num_outcomes) < math.log(_MOST_OUTCOMES):
-        cells = [_cells_of_outcomes(event) for event in given for _ in range(event.num_steps)]
+        cells = [_cells_of_outcomes(OutcomesEvent([1.0], [1.0]))]
+        for event in given:
+            times = event.num_steps if len(event.null) > 1 else 0  # one outcome says nothing
+            cells += [_cells_of_outcomes(event)] * times
         return [_sides(1.0, functools.reduce(_product, cells))]
     sides = []
     for event in events:

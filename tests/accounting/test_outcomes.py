@@ -143,6 +143,7 @@ def test_what_does_nothing_and_what_always_takes_part():
     nearly = epsilon_bounds(LaplaceEvent(0.3, 20, sampling_prob=1 - 1e-9), delta=1e-5)
     np.testing.assert_allclose(nearly, plain, rtol=1e-3)
     assert epsilon_bounds(LaplaceEvent(0.3, 20, sampling_prob=0.0), delta=1e-5) == (0.0, 0.0)
+    assert epsilon_bounds(OutcomesEvent([1.0], [1.0], 10**9), delta=1e-5) == (0.0, 0.0)
     assert epsilon_bounds(LaplaceEvent(600.0, 2, sampling_prob=0.5), delta=1e-5).lower > 390
 
 
