@@ -59,6 +59,8 @@ def as_before(event: dict) -> dict:
         return event | {"sampling": "poisson"}
     if event["type"] == "uniform":
         return event | {"type": "subsampled_gaussian", "sampling": "uniform", "announced": False}
+    if event["type"] == "laplace":  # which was of all the data
+        return {name: value for name, value in event.items() if name != "sampling_prob"}
     return event
 
 
