@@ -73,12 +73,6 @@ class SubsampledGaussian:
         if not self.num_rows:
             object.__setattr__(self, "num_rows", self.group_size)
 
-    @property
-    def mu(self) -> float:
-        """Return mu of one such step without sampling."""
-        distance = 2.0 if self.replaced else self.num_rows
-        return distance / self.noise_multiplier
-
 
 class Steps(NamedTuple):
     """Kinds of steps side by side, in one direction; see `SubsampledGaussian`.

@@ -136,12 +136,12 @@ def gaussian_mu(run: RunDescription) -> Array:
 
     With sampling the steps reveal less.
     """
-    if run.apart:
-        steps = run.side_by_side
-        return np.sqrt(steps.num_steps * steps.mu**2)
     squares = []
-    for step in run.steps:
-        squares.append(step.num_steps * step.mu**2)
+    if run.steps:
+        steps = run.side_by_side
+        squares.extend(steps.num_steps * steps.mu**2)
+    if run.apart:
+        return np.sqrt(squares)
     for event in run.atoms:
         squares.append(event.num_steps * event.mu**2)
     return np.sqrt(_sum(squares))

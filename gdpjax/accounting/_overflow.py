@@ -6,7 +6,7 @@
 * Steps without noise show the example that they add or remove with probability q in all. The pair of f_{0,q} reveals at
   least as much. With s = -log(1 - q), the loss of not being shown, removing has delta(e) = q + (1 - q) delta_0(e + s)
   and adding delta_0(e - s), of the same direction each. Of the two delta_0 one is known, the larger, which bounds both
-  from above. From below either has at least delta_0(e + s); and where both delta_0 are the same, delta(e) is the larger
+  from above. From below delta(e) is at least delta_0(e + s), and q; where both delta_0 are the same, it is the larger
   one of the two.
 * Padded batches overflow with probability tau = s + a, silently (s) or announced (a), see `Event.overflow`:
 
@@ -35,6 +35,7 @@ End = Callable[[np.ndarray], np.ndarray]
 """One end of the answers of a run, as a function of what they are asked at."""
 _ULPS = 1e-15
 _LOST_ERROR = 2e-15
+_MOVED = 1e-8
 _SMALLEST_POSITIVE = 1e-300
 _LARGEST_EXPONENT = 700.0
 _UP, _DOWN = 1.0, -1.0
@@ -246,8 +247,9 @@ class Shown(AccountedCurve):
             if_removed = _at_inner_points(lambda left: self.ideal.epsilon(left).lower, remaining, 0.0) - self.most
             lower = np.maximum(if_removed, np.where(if_added.lower > 0, if_added.lower + self.least, 0.0))
 
-        # From above: the larger one of the two directions, or where removing is enough its own.
-        upper = np.maximum(self.above.epsilon(delta).upper * (1.0 + 1e-8) - self.least, 0.0)
+        # From above: the larger one of the two directions. That of removing alone is tried first, moved up a little so
+        # that the bound on delta there is below this delta, which proves that it is enough.
+        upper = np.maximum(self.above.epsilon(delta).upper * (1.0 + _MOVED) - self.least, 0.0)
         is_enough = np.isfinite(upper) & (self.delta(np.where(np.isfinite(upper), upper, 0.0)).upper <= delta)
         either = np.minimum(np.maximum(upper, if_added.upper + self.most), self.above.epsilon(delta).upper)
         upper = np.where(is_enough, upper, either)
@@ -260,6 +262,7 @@ class Shown(AccountedCurve):
         return Bounds(self._least_delta(epsilon)[()], self._largest_delta(epsilon)[()])
 
     def _least_delta(self, epsilon: np.ndarray) -> np.ndarray:
+        """Return the lower end of delta."""
         if self.most > _LARGEST_EXPONENT:
             return np.full_like(epsilon, self.prob)
         least = self.ideal.delta(epsilon + self.most).lower
@@ -269,6 +272,7 @@ class Shown(AccountedCurve):
         return np.maximum(least * (1.0 - 2.0 * _ULPS), self.prob)
 
     def _largest_delta(self, epsilon: np.ndarray) -> np.ndarray:
+        """Return the upper end of delta."""
         largest = self.above.delta(epsilon).upper
         if self.most > _LARGEST_EXPONENT:
             return largest

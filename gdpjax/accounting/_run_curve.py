@@ -7,18 +7,20 @@
 A run is described once; each question is then one call of `_composition`, which computes on the host (`RunCurve`).
 Other classes stand around such curves or in their place; `_curve_of_ledger` chooses among them:
 
-* `Between` lies between the curves of other runs, `WithFailure` pays for a small probability of failure or overflow.
-* `ClosedForm` is the curve of a mu-GDP run, `OutcomesCurve` that of random allocation.
+* `Between` lies between the curves of other runs, `Meet` is known in two ways, `WithFailure` pays for a small
+  probability of failure or overflow, `Shown` for steps without noise.
+* `ClosedForm` is the curve of a mu-GDP run, `OutcomesCurve` that of random allocation and of what is given by outcomes.
 
 **Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
 mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
 
-Under REPLACE_ONE a Poisson batch holds the example x with probability p, or else x', and the rest is the same. With
-noise of standard deviation s |x - x'| at most, as noise multipliers under REPLACE_ONE mean it, and x and x' in the ball
-of radius 1 / 2, a test of level a = gamma(S) under N(0, s^2) has, by Neyman and Pearson, at most the power
-Phi(z_a + 1 / (2 s)) at x and at least Phi(z_a - 1 / (2 s)) at x', so no test does better than the half-line, where both
-are attained, between (1 - p) N(0, s^2) + p N(1/2, s^2) and (1 - p) N(0, s^2) + p N(-1/2, s^2). This pair dominates
-(Lebeda, Regehr, Kamath and Steinke, arXiv:2405.20769).
+Under REPLACE_ONE the example is x in one data set and x' in the other, and is in a Poisson batch with probability p.
+Let the largest distance of x and x', which is 2C, be 1: both lie in the ball of radius 1/2, and the noise has the
+standard deviation s, the noise multiplier. A test that rejects with probability a under N(0, s^2 I), the sum without
+the example, rejects with at most Phi(z_a + 1 / (2 s)) at x and with at least Phi(z_a - 1 / (2 s)) at x', where z_a =
+Phi^-1(a) (Neyman and Pearson). A half-line attains both at x = 1/2 and x' = -1/2, in one dimension. So this pair of
+mixtures, (1 - p) N(0, s^2) + p N(1/2, s^2) and (1 - p) N(0, s^2) + p N(-1/2, s^2), dominates (Lebeda, Regehr, Kamath
+and Steinke, arXiv:2405.20769).
 
 Uniform sampling without replacement goes with REPLACE_ONE. The *upper* bound is that of the T-fold composition of
 C_p(G_{1/s}), the *lower* bound the pair of Poisson sampling, which some data attain. The truth may be anywhere in
@@ -50,10 +52,10 @@ from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, chec
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _correlated, _shuffled
-from gdpjax.accounting._allocated import curve_of_outcomes
 from gdpjax.accounting._combinators import AccountedCurve, Between, ClosedForm, rising
 from gdpjax.accounting._ledgers import check_form, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes
+from gdpjax.accounting._outcomes_curve import curve_of_outcomes
 from gdpjax.accounting._overflow import with_failure
 from gdpjax.accounting._truncated import TruncatedCurve
 from gdpjax.ledger import (

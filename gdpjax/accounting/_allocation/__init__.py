@@ -2,10 +2,9 @@
 
 The method, in the order in which it is derived: `_law` (the law of a likelihood ratio from both sides), `_lognormal`
 (one step), `_average` (the steps of an epoch), `_one_run` (one epoch's delta and epsilon), `_bounds` (epochs and
-blocks), `_ledger` (any question, beside other events).
+blocks). Any question, beside other events: `gdpjax.accounting._outcomes_curve`.
 """
 
-from gdpjax.accounting._allocation._bounds import Sides, make_scheme
-from gdpjax.accounting._allocation._ledger import OutcomesCurve
+from gdpjax.accounting._allocation._bounds import Sides
 
-__all__ = ["OutcomesCurve", "Sides", "make_scheme"]
+__all__ = ["Sides"]

@@ -1,4 +1,4 @@
-"""The curve of a run with events that are given by outcomes: `OutcomesCurve`.
+"""The curve of a run with events that are given by outcomes, such as random allocation: `OutcomesCurve`.
 
 An epoch of random allocation is two events given by their outcomes (`_composition._atoms`), one a kind of block, in a
 pair that understates and in one that overstates: `_bounds.events_of_scheme`. Others come from `_outcomes`. They go into
@@ -10,6 +10,9 @@ its tests are those of tests of the true run.
 
 Nothing is known from the pairs where their rounding is large or the noise is below the smallest that they are made for:
 the ends are then those of the run in which it is known when an example takes part, and of a run of nothing.
+
+Of an epoch whose last steps were not made, what was released is a part of what the whole epoch would have released: the
+run is at most E epochs from above, and at least E - 1 from below.
 """
 
 import dataclasses
@@ -19,22 +22,37 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import scipy
 
-from gdpjax._composition import _atoms, _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff
+from gdpjax._composition import _atoms, _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff, prepare
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
-from gdpjax._composition._run_description import RunDescription
+from gdpjax._composition._run_description import RunDescription, gaussian_mu
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import FAILURE, Array, Bounds
 from gdpjax.accounting._allocation import _bounds, _one_run
-from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, within
-from gdpjax.accounting._combinators import AccountedCurve, each
+from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
+from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, each
+from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
+from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
+from gdpjax.accounting._overflow import Lost, with_failure
+from gdpjax.ledger import (
+    AllocationEvent,
+    AnyEvent,
+    LaplaceEvent,
+    Ledger,
+    OutcomesEvent,
+    ShuffledEvent,
+    TruncatedPoissonEvent,
+)
+from gdpjax.tradeoff import CertifiedCurve, Laplace, NoGuarantee, compose, subsample
 
 _SLACK = 1e-9
 _TINY = 2.3e-308
 _SMALLEST_ALPHA = 1e-300
 _SMALLEST_NOISE_SEARCHED = 0.2
 _LEAST_BETA = 1e-12
+_FEW_RELEASES = 1000
+"""Up to so many releases of sampled Laplace noise alone are composed as curves, too."""
 
 
 class OutcomesCurve(AccountedCurve):
@@ -57,9 +75,8 @@ class OutcomesCurve(AccountedCurve):
             return
 
         # The mu of all Gaussian steps if it were known in which an example takes part is the largest possible.
-        squared_of_steps = sum(step.num_steps * step.mu**2 for step in rest.steps)
         squared_of_schemes = sum(scheme.squared_mu for scheme in schemes)
-        self.gaussian_mu = math.sqrt(squared_of_steps + squared_of_schemes)
+        self.gaussian_mu = math.sqrt(gaussian_mu(rest) ** 2 + squared_of_schemes)
 
         # The others have bounded losses, or losses without a bound.
         above = [event for side in outcomes for event in side.above or ()]
@@ -100,16 +117,20 @@ class OutcomesCurve(AccountedCurve):
             return each(ask, at)
 
     @property
-    def _is_one_scheme(self) -> bool:
-        """Return whether there is one event of random allocation, and nothing else."""
-        return len(self.schemes) == 1 and not self.rest.steps and not self.rest.finite and not self.outcomes
+    def _is_one(self) -> bool:
+        """Return whether there is one event that is given by outcomes, and nothing else."""
+        return len(self.schemes) + len(self.outcomes) == 1 and not self.rest.steps and not self.rest.finite
 
     @property
-    def _is_one_pair(self) -> bool:
-        """Return whether there is one release that is given by outcomes, and nothing else."""
-        if self.schemes or self.rest.steps or self.rest.finite or len(self.outcomes) > 1:
+    def _is_one_scheme(self) -> bool:
+        return self._is_one and bool(self.schemes)
+
+    @property
+    def _is_one_release(self) -> bool:
+        if not self._is_one or self.schemes:
             return False
-        return self.outcomes[0].above is not None and self.outcomes[0].above[0].num_steps == 1
+        above = self.outcomes[0].above
+        return above is not None and above[0].num_steps == 1
 
     def _runs_around(self, log_delta: float, num_cells: int | None = None) -> Sides[RunDescription]:
         """Return the runs below and above for a question about a delta of e^log_delta."""
@@ -138,8 +159,8 @@ class OutcomesCurve(AccountedCurve):
         if delta < self.leaked:
             return Bounds(math.inf, math.inf)
 
-        if self._is_one_pair:
-            return self._epsilon_of_pair(delta)
+        if self._is_one_release:
+            return self._epsilon_of_release(delta)
 
         # The epsilon of the whole run if it is known when an example takes part.
         gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(self.gaussian_mu)))
@@ -147,7 +168,8 @@ class OutcomesCurve(AccountedCurve):
         sides = self._runs_around(log_delta)
         return within(Bounds(0.0, largest), sides, lambda run: _directions.epsilon_of_run(run, log_delta))
 
-    def _epsilon_of_pair(self, delta: float) -> Bounds:
+    def _epsilon_of_release(self, delta: float) -> Bounds:
+        # Beyond the largest finite loss delta is what is lost.
         below, above = (_bounds.only_pair(side or ()) for side in self.outcomes[0])
         largest = 1.0 + float(np.max(np.abs(above.log_ratio), initial=0.0)) * (1.0 + _SLACK)
         lower = _one_run.epsilon(below, delta, largest).lower
@@ -156,7 +178,7 @@ class OutcomesCurve(AccountedCurve):
         return Bounds(lower, _one_run.epsilon(above, delta, largest).upper)
 
     def _delta(self, epsilon: float) -> Bounds:
-        if self._is_one_pair:
+        if self._is_one_release:
             sides = self.outcomes[0]
             delta = within(
                 Bounds(self.leaked, 1.0), sides, lambda side: _one_run.delta(_bounds.only_pair(side), epsilon)
@@ -201,3 +223,72 @@ class OutcomesCurve(AccountedCurve):
 
         # The curve falls, so below the smallest alpha only the lower bound at it holds.
         return Bounds(error.lower, 1.0 if alpha < _SMALLEST_ALPHA else error.upper)
+
+
+def curve_of_outcomes(run: Ledger | AnyEvent) -> CertifiedCurve:
+    """Return the curve of a run with random allocation or other events that are given by outcomes."""
+    events = events_of(run)
+    allocations = [event for event in events if isinstance(event, AllocationEvent)]
+    given = [
+        event for event in events if isinstance(event, LaplaceEvent | OutcomesEvent) and is_given_by_outcomes(event)
+    ]
+    others = [event for event in events if event not in allocations and event not in given]
+    for event in others:
+        if isinstance(event, TruncatedPoissonEvent | ShuffledEvent):
+            first = type((*allocations, *given)[0]).__name__
+            raise ValueError(f"no bound is known for a Ledger with both {type(event).__name__} and {first}")
+    check_relations(events)
+    described = describe(Ledger(others), 1)
+    rest = prepare(described.family, described.columns).run
+
+    # Epochs that were not finished are there from above only.
+    outcomes = sides_of(given, alone=not allocations and not others)
+    curve = _curve_of_epochs(allocations, rest, outcomes)
+    finished = [whole for event in allocations for whole in _finished(event)]
+    if finished != allocations:
+        curve = Between(curve, _curve_of_epochs(finished, rest, outcomes))
+    curve = with_failure(curve, lost_of(allocations, described))
+
+    # The composition of the curves of few releases is known better where example after example is hardly ever sampled.
+    laplace = [event for event in given if isinstance(event, LaplaceEvent)]
+    if len(laplace) < len(events) or sum(event.num_steps for event in laplace) > _FEW_RELEASES:
+        return curve
+    steps = [subsample(Laplace(event.epsilon), event.sampling_prob).one_direction for event in laplace]
+    return Meet(
+        curve, compose(*(step for step, event in zip(steps, laplace, strict=True) for _ in range(event.num_steps)))
+    )
+
+
+def _curve_of_epochs(
+    allocations: Sequence[AllocationEvent], rest: RunDescription, outcomes: Sequence[Sides]
+) -> CertifiedCurve:
+    """Return the curve of whole epochs and the rest, if nothing is lost."""
+    if not allocations and not outcomes:
+        # Without these events less is released, and only ends that say what nothing would say are needed.
+        return NoGuarantee()
+    schemes = []
+    for event in allocations:
+        numbers = (event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected)
+        schemes.append(make_scheme(*numbers, event.bins == "fixed"))
+    return OutcomesCurve(schemes, rest, outcomes)
+
+
+def lost_of(allocations: Sequence[AllocationEvent], rest: Described) -> Lost:
+    """Return the probabilities of failure and overflow of epochs of random allocation and the rest of a run."""
+    silent = math.fsum(event.overflow for event in allocations if not event.announced)
+    announced = math.fsum(event.overflow for event in allocations if event.announced)
+    return rest.lost._replace(
+        silent=min(rest.lost.silent + silent, 1.0),
+        announced=min(rest.lost.announced + announced, 1.0),
+        largest_loss=math.inf,
+        is_symmetric=False,
+    )
+
+
+def _finished(event: AllocationEvent) -> list[AllocationEvent]:
+    """Return the event without an epoch that was not finished."""
+    if not event.missing_steps:
+        return [event]
+    if event.num_epochs == 1:
+        return []
+    return [dataclasses.replace(event, num_epochs=event.num_epochs - 1, missing_steps=0)]
