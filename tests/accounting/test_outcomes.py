@@ -215,3 +215,28 @@ def test_several_releases_by_enumeration():
         added = np.sum(np.maximum(np.exp(q) - np.exp(epsilon + p), 0))
         bounds = delta_bounds(OutcomesEvent(null, alternative, 3), epsilon=epsilon)
         np.testing.assert_allclose(bounds, max(removed, added), rtol=1e-9)
+
+
+@pytest.mark.parametrize("prob", [0.05, 0.4, 0.95])
+def test_coarse_cells_of_laplace_noise_contain_fine_ones(prob, monkeypatch):
+    """Whatever the number of cells, the pair below understates and the one above overstates."""
+    ledger = Ledger([LaplaceEvent(3.0, 4, sampling_prob=prob), GaussianEvent(3.0)])
+    fine = [epsilon_bounds(ledger, delta=delta) for delta in (1e-3, 1e-6)]
+    monkeypatch.setattr("gdpjax.accounting._outcomes._NUM_CELLS", 4)
+    for delta, narrow in zip((1e-3, 1e-6), fine, strict=True):
+        coarse = epsilon_bounds(ledger, delta=delta)
+        assert coarse.lower <= narrow.upper
+        assert narrow.lower <= coarse.upper
+    assert fine[0].upper - fine[0].lower < 0.5 * (epsilon_bounds(ledger, delta=1e-3).upper - fine[0].lower)
+
+
+@pytest.mark.parametrize(
+    "steps", [Event(2.0, 0.3, 20, REPLACE), UniformEvent(2.0, 0.3, 20)], ids=["poisson", "uniform"]
+)
+def test_unlike_directions_beside_replaced_rows(steps):
+    """Which data set is called the first does not matter to an upper end."""
+    rare, often = [0.999, 0.001], [0.9, 0.1]
+    one = epsilon_bounds(Ledger([OutcomesEvent(rare, often, 3, REPLACE), steps]), delta=1e-4)
+    other = epsilon_bounds(Ledger([OutcomesEvent(often, rare, 3, REPLACE), steps]), delta=1e-4)
+    np.testing.assert_allclose(one.upper, other.upper, rtol=2e-3)
+    assert max(one.lower, other.lower) <= min(one.upper, other.upper)

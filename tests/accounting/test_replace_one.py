@@ -142,3 +142,24 @@ def test_a_plan_accounts_for_it():
 def test_what_is_not_known_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.004, 0.0075])
+def test_hardly_any_noise_against_the_integral(noise_multiplier):
+    """In one step that nearly always draws the example, not to draw it is rare on both sides, by log(1 - p)."""
+    prob, half = 0.999, 0.5 / noise_multiplier
+    u = np.linspace(half - 8, half + 8, 400_001)
+
+    def log_ratio(u):
+        return np.logaddexp(np.log1p(-prob), np.log(prob) + half * (u - 0.5 * half))
+
+    loss = log_ratio(u) - log_ratio(-u)
+    density = prob * scipy.stats.norm.pdf(u, half)  # of the mixture; its other part is far below these losses
+
+    def delta(epsilon):
+        return np.trapezoid(density * -np.expm1(np.minimum(epsilon - loss, 0.0)), u)
+
+    expected = scipy.optimize.brentq(lambda epsilon: delta(epsilon) - 1e-5, loss[0], loss[-1])
+    bounds = epsilon_bounds(noise_multiplier, prob, 1, 1e-5, neighboring_relation=REPLACE)
+    assert bounds.lower <= expected <= bounds.upper * (1 + 1e-9)
+    assert bounds.upper < 1.01 * bounds.lower
