@@ -16,7 +16,7 @@ a batch is cut into several chunks as long as that costs little. The constants a
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -97,39 +97,26 @@ def engine_of(
     """Return the engine of a call; traces and checks its loss."""
     is_sequential = strategy == "sequential"
     trace = trace_loss(call, is_sequential)
-    plan = _plan_for(call, trace, strategy, budget)
+    num_leaves = len(call.trained_leaves)
+    all_formed = dict.fromkeys(range(num_leaves), "strategy") if strategy in _FORMING else {}
+    plan = plan_of(frame_of(trace.jaxpr), num_leaves, all_formed)
 
     # How gradients are computed, and how many rows to take at a time.
-    num_leaves = len(call.trained_leaves)
-    formed = list(range(num_leaves))
     if strategy in _FORMING:
         map_rows = one_by_one if is_sequential else vmap_of(trace.has_convolution)
         gradients = functools.partial(_by_map, call, map_rows)
         size = call.batch_size if strategy == "vmap" else _MICROBATCH
     else:
-        gradients = functools.partial(_by_factors, call, trace, plan, budget)
+        gradients = functools.partial(_by_factors, call, trace, plan)
         skips = call.is_padding is not None and not constant_work
-        formed = _formed_leaves(call, plan, gradients)
-        size = chunk_rows(plan, call.trained_leaves, call.batch_size, skips, formed)
+        size = chunk_rows(plan, call.trained_leaves, call.batch_size, skips)
     chunk = max(min(microbatch_size or size, call.batch_size), 1)
 
-    # Sums of shared terms and of table rows have rules of their own for when errors are kept.
-    always_compensated = set()
-    for leaf in range(num_leaves):
-        if plan.shared_by(leaf) or plan.is_looked_up(leaf):
-            always_compensated.add(leaf)
+    # Sums of table rows have rules of their own for when errors are kept.
+    formed = [leaf for leaf in range(num_leaves) if plan.is_formed(leaf)]
+    always_compensated = [leaf for leaf in range(num_leaves) if plan.is_looked_up(leaf)]
     outputs = _outputs(trace)
     return Engine(gradients, chunk, constant_work, frozenset(formed), frozenset(always_compensated), outputs, plan)
-
-
-def _plan_for(call: Call, trace: TracedLoss, strategy: str, budget: RoundingBudget) -> Plan:
-    """Return the plan of a strategy."""
-    num_leaves = len(call.trained_leaves)
-    frame = frame_of(trace.jaxpr)
-    if strategy in _FORMING:
-        all_formed = dict.fromkeys(range(num_leaves), "strategy")
-        return plan_of(frame, num_leaves, all_formed)
-    return plan_of(frame, num_leaves, {}, budget.most_shared_terms)
 
 
 def _outputs(trace: TracedLoss) -> Any:
@@ -155,7 +142,6 @@ def _by_factors(
     call: Call,
     trace: TracedLoss,
     plan: Plan,
-    budget: RoundingBudget,
     rows: Any,
     positions: Array,
     trained: list[Array] | None = None,
@@ -163,7 +149,7 @@ def _by_factors(
     """Return gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     inputs = [*jax.tree.leaves(rows), positions]
-    gradients, (losses, *aux) = row_gradients(plan, leaves, inputs, budget, vmap_of(trace.has_convolution))
+    gradients, (losses, *aux) = row_gradients(plan, leaves, inputs, vmap_of(trace.has_convolution))
     losses = losses.astype(wide_dtype(losses))
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
 
@@ -184,25 +170,14 @@ def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRow
     return rows
 
 
-def _formed_leaves(call: Call, plan: Plan, gradients: Callable[..., Any]) -> list[int]:
-    """Return the trained parameters whose gradients are formed.
-
-    Where values are scaled the plan alone does not say so, as not all factors can follow that.
-    """
-    if not plan.is_scaled:
-        return [leaf for leaf in range(len(call.trained_leaves)) if plan.is_formed(leaf)]
-    rows = abstract_rows(call, gradients)
-    return [leaf for leaf, each in enumerate(rows) if isinstance(each, FormedGradients)]
-
-
 # The number of rows in a chunk.
 
 
-def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int:
-    """Return the bytes of one row: activations, tables, and gradients that are formed (or ``known`` to be)."""
+def row_bytes(plan: Plan, params: list[Any]) -> int:
+    """Return the bytes of one row: activations, tables, and gradients that are formed."""
     formed = tables = 0
     for leaf, param in enumerate(params):
-        if leaf in known or plan.is_formed(leaf):
+        if plan.is_formed(leaf):
             formed += _FORMED_BYTES * math.prod(param.shape)
         if plan.num_lookups(leaf) > 1:
             # Equal rows have to be found, in an array as long as the table.
@@ -211,9 +186,7 @@ def row_bytes(plan: Plan, params: list[Any], known: Collection[int] = ()) -> int
     return max(activations + formed + tables, 1)
 
 
-def chunk_rows(
-    plan: Plan, params: list[Any], batch_size: int, skips_padding: bool, formed: Collection[int] = ()
-) -> int:
+def chunk_rows(plan: Plan, params: list[Any], batch_size: int, skips_padding: bool) -> int:
     """Return how many rows to take at a time.
 
     Args:
@@ -221,9 +194,8 @@ def chunk_rows(
       params: the trained parameters.
       batch_size: rows of the batch.
       skips_padding: whether chunks that hold only padding are skipped.
-      formed: trained parameters known to be formed, beside those of the plan.
     """
-    bytes_of_row = row_bytes(plan, params, formed)
+    bytes_of_row = row_bytes(plan, params)
     on_cpu = xla.platform() == "cpu"
 
     # Rows that fit into a cache.

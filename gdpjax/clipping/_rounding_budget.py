@@ -13,11 +13,8 @@ and sums are rounded, so rows are clipped to C / (1 + slack), where
     B  rows of the batch, padding included
     b  rows that one reduction may add up plainly, in any order
 
-In float64, for a model of more than 1,024 parameters, it is u (k + B (2^10 (2 t(b) + 4) + 2.1)). The slack depends on
-shapes alone, never on the realised batch size, which is private.
-
-The derivation is in docs/theory/rounding_budget.md; what gradients with shared terms may cost is derived in
-docs/theory/cancelling_terms.md.
+The slack depends on shapes alone, never on the realised batch size, which is private. The derivation is in
+docs/theory/rounding_budget.md.
 """
 
 from collections.abc import Sequence
@@ -56,26 +53,6 @@ _TERM_ROUNDINGS = 2
 _RESULT_ROUNDINGS = 2.1
 """Roundings of the compensated sum of the parts, for each row: 1.05 for each of two neighbours."""
 
-# Gradients with shared terms.
-
-_FINE = 2.0**-50
-"""A unit roundoff below which `_SPARE` is granted: that of float64."""
-_SPARE = 2.0**10
-"""With a fine unit roundoff, a gradient of terms that cancel may be rounded so much more."""
-
-_ORTHOGONAL = 0.7
-"""Below sqrt(1/2), which is what is left of two orthogonal parts."""
-_MOST_TERMS = 4
-"""Shared terms of one gradient, at most."""
-
-_MANY_PLAIN_ROWS = 64
-"""Plain rows from which on those with shared terms are added in several parts."""
-_SEVERAL_PARTS = 4
-_ROWS_OVER_ONE_PART = 4
-"""b / m where there is one part."""
-_ROWS_OVER_SEVERAL_PARTS = 8
-"""b / m where there are several."""
-
 
 def plain_roundings(size: int) -> float:
     """Return t(size): what adding ``size`` terms in any order costs, in roundings for each of them."""
@@ -91,8 +68,6 @@ class RoundingBudget(NamedTuple):
       norm: u k, the part of the slack for the norm of one row.
       per_row: the part of the slack for the sum, for each row.
       unit: u, the unit roundoff.
-      spare: how many times as much as other rows a gradient with shared terms may be rounded by, in its terms and
-        plain sums.
     """
 
     slack: float
@@ -100,7 +75,6 @@ class RoundingBudget(NamedTuple):
     norm: float
     per_row: float
     unit: float
-    spare: float
 
     def covers_plain_sum(self, rows: int, parts: int) -> bool:
         """Return whether ``parts`` sums of at most ``rows`` rows each may be added up plainly."""
@@ -119,33 +93,6 @@ class RoundingBudget(NamedTuple):
         of_the_sum = num_rows * (self.per_row + _RESULT_ROUNDINGS * self.unit) * clipped_to
         return of_a_row, of_the_sum
 
-    # Gradients with shared terms: docs/theory/cancelling_terms.md has the derivation.
-
-    @property
-    def most_shared_terms(self) -> int:
-        """Return up to how many shared terms leave orthogonal ones as they are."""
-        count = 0
-        for terms in range(1, _MOST_TERMS + 1):
-            if self.least_share(terms, is_table=True) <= _ORTHOGONAL:
-                count += 1
-        return count
-
-    def rows_with_terms(self, is_table: bool) -> tuple[int, int]:
-        """Return m and J: rows with shared terms in one part, and parts that are added plainly."""
-        if is_table or self.plain_rows < _MANY_PLAIN_ROWS:
-            return max(1, self.plain_rows // _ROWS_OVER_ONE_PART), 1
-        return self.plain_rows // _ROWS_OVER_SEVERAL_PARTS, _SEVERAL_PARTS
-
-    def least_share(self, terms: int, is_table: bool) -> float:
-        """Return x / z: the least norm of a gradient with shared terms, over the sum of the norms of its parts."""
-        # x, the roundings of a row with shared terms.
-        rows, parts = self.rows_with_terms(is_table)
-        needed = _TERM_ROUNDINGS + plain_roundings(rows) + plain_roundings(parts) + terms
-
-        # z, the roundings that any other row is allowed.
-        allowed = self.spare * (_TERM_ROUNDINGS + plain_roundings(self.plain_rows))
-        return needed / allowed
-
 
 def rounding_budget(leaves: Sequence[Any], num_rows: int, num_devices: int = 1) -> RoundingBudget:
     """Return the budget for a batch of gradients.
@@ -161,7 +108,6 @@ def rounding_budget(leaves: Sequence[Any], num_rows: int, num_devices: int = 1) 
     unit = max(_unit_roundoff(leaf) for leaf in leaves)
     num_parameters = sum(num_elements(leaf) for leaf in leaves)
     is_large = num_parameters > _SMALL_MODEL
-    spare = _SPARE if is_large and unit < _FINE else 1.0
 
     # The norm: sums of squares over entries and over leaves. The square root halves their roundings, but the two
     # factors of an outer product have twice as many over entries.
@@ -172,7 +118,7 @@ def rounding_budget(leaves: Sequence[Any], num_rows: int, num_devices: int = 1) 
     # The sum, for each row: the terms and plain sums of two neighbours, and the compensated sum of the parts.
     def per_row(plain_rows: int) -> float:
         of_two_sums = 2 * plain_roundings(plain_rows) + 2 * _TERM_ROUNDINGS
-        return unit * (spare * of_two_sums + _RESULT_ROUNDINGS)
+        return unit * (of_two_sums + _RESULT_ROUNDINGS)
 
     def slack_of(plain_rows: int) -> float:
         return norm + num_rows * per_row(plain_rows)
@@ -198,7 +144,7 @@ def rounding_budget(leaves: Sequence[Any], num_rows: int, num_devices: int = 1) 
         )
 
     rows_of_one_device = rows if num_devices == 1 else rows - num_devices - 1
-    return RoundingBudget(slack, rows_of_one_device, norm, per_row(rows), unit, spare)
+    return RoundingBudget(slack, rows_of_one_device, norm, per_row(rows), unit)
 
 
 def _unit_roundoff(leaf: Any) -> float:

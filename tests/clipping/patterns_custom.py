@@ -1,4 +1,4 @@
-"""Patterns with derivative rules of their own; `METHODS` says how each of their gradients is held.
+"""Patterns with derivative rules of their own.
 
 The rules answer with something other than the derivative of what they compute (a factor, a rounding left out), so that
 whoever differentiates the layer itself is found out.
@@ -11,21 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from tests.clipping.patterns import batch, normal, pattern, tokens
-
-METHODS = {}
-OUTER = "outer product"
-ROWS = "table rows"
-FORMED = "formed"
-
-
-def held(**methods):
-    """A pattern whose gradients are held like this under the strategy "ghost"."""
-
-    def register(function):
-        METHODS[function.__name__] = methods
-        return pattern(function)
-
-    return register
 
 
 def with_rule(forward, backward, **options):
@@ -67,7 +52,7 @@ def three(*shape):
     }
 
 
-@held(w=OUTER, b=FORMED, v=OUTER)
+@pattern
 def rule_with_bias():
     def loss(p, x):
         hidden = jnp.tanh(dense(p["w"], p["b"], x[None]))[0]
@@ -76,7 +61,7 @@ def rule_with_bias():
     return loss, three(3, 4), (batch(3),)
 
 
-@held(w=FORMED, b=FORMED, v=FORMED)
+@pattern
 def rule_on_a_sequence():
     def loss(p, x):
         return jnp.sum(jnp.tanh(dense(p["w"], p["b"], x)) @ p["v"])
@@ -84,7 +69,7 @@ def rule_on_a_sequence():
     return loss, three(3, 4), (batch(6, 3),)
 
 
-@held(w=OUTER, v=OUTER)
+@pattern
 def rule_with_casts_and_scales():
     def wide(array):
         return array.astype(jnp.promote_types(array.dtype, jnp.float32))
@@ -105,7 +90,7 @@ def rule_with_casts_and_scales():
     return loss, params, (batch(3),)
 
 
-@held(w=OUTER, s=OUTER, r=FORMED)
+@pattern
 def straight_through_weights():
     """In a layer, in a scan over layers, and in a loop with one weight."""
     params = {"w": normal(1, 3, 4), "s": normal(2, 3, 4, 4), "r": normal(3, 4, 4)}
@@ -125,7 +110,7 @@ def straight_through_weights():
     return loss, params, (batch(3),)
 
 
-@held(e=ROWS, k=FORMED, m=FORMED)
+@pattern
 def straight_through_others():
     """A table, a kernel, and an estimator that masks."""
 
@@ -146,7 +131,7 @@ def straight_through_others():
     return loss, params, (tokens(5, 7),)
 
 
-@held(w=OUTER, d=OUTER)
+@pattern
 def straight_through_by_stop_gradient():
     params = {"w": normal(1, 3, 4), "d": normal(2, 4, 2)}
 
@@ -158,7 +143,7 @@ def straight_through_by_stop_gradient():
     return loss, params, (batch(3),)
 
 
-@held(w=OUTER, v=OUTER)
+@pattern
 def surrogate_gradient():
     @jax.custom_jvp
     def spikes(w, x):
@@ -179,7 +164,7 @@ def surrogate_gradient():
     return loss, params, (batch(4),)
 
 
-@held(e=ROWS, f=ROWS, n=FORMED, w=FORMED)
+@pattern
 def rule_of_an_embedding():
     """Look-ups out of range that are dropped or clipped, and a rule that does not begin with zeros."""
 
@@ -215,7 +200,7 @@ def rule_of_an_embedding():
     return loss, params, (tokens(6, 13) - 3,)
 
 
-@held(s=OUTER, b=FORMED, c=FORMED, v=OUTER)
+@pattern
 def rules_in_scans_and_checkpoints():
     params = {
         "s": normal(1, 4, 3, 3),
@@ -239,7 +224,7 @@ def rules_in_scans_and_checkpoints():
     return loss, params, (batch(3),)
 
 
-@held(w=FORMED, a=OUTER, c=FORMED)
+@pattern
 def rules_under_vmap_and_cond():
     params = {"w": normal(1, 3, 4), "a": normal(2, 4, 2), "c": normal(3, 4, 2)}
 
@@ -256,7 +241,7 @@ def rules_under_vmap_and_cond():
     return loss, params, (batch(6, 3),)
 
 
-@held(w=OUTER, g=OUTER)
+@pattern
 def rules_of_blocks():
     def product_backward(saved, g):
         _w, x = saved
@@ -276,7 +261,7 @@ def rules_of_blocks():
     return loss, params, (batch(3, 4),)
 
 
-@held(a=OUTER, b=OUTER, w=OUTER)
+@pattern
 def rule_after_steps():
     params = {"a": normal(1, 5, 2), "b": normal(2, 2, 4), "w": normal(3, 3, 5)}
 
@@ -287,7 +272,7 @@ def rule_after_steps():
     return loss, params, (batch(3),)
 
 
-@held(w=OUTER, u=OUTER)
+@pattern
 def rules_within_rules():
     def backward(saved, g):
         _, pull = jax.vjp(outer, *saved)
@@ -302,7 +287,7 @@ def rules_within_rules():
     return loss, params, (batch(3),)
 
 
-@held(w=OUTER, v=OUTER, r=OUTER)
+@pattern
 def rules_with_options():
     """A static argument, rematerialisation, and an array that the rule closes over."""
     mask = jnp.array([0.5, 1.0, 2.0])
@@ -364,7 +349,7 @@ def layer_with_symbolic_zeros():
     return layer
 
 
-@held(w=FORMED, v=FORMED, u=FORMED, t=FORMED, r=FORMED, k=FORMED)
+@pattern
 def rules_that_are_left_to_jax():
     """Symbolic zeros, a side output of integers, something added, nothing at all, rounding, a convolution."""
 
@@ -409,7 +394,7 @@ def rules_that_are_left_to_jax():
     return loss, params, (batch(3),)
 
 
-@held(w=FORMED, v=FORMED, u=FORMED)
+@pattern
 def rules_of_a_value_with_itself():
     """The same weight twice, a weight and itself transposed, and a weight with no data at all."""
 
@@ -433,7 +418,7 @@ def rules_of_a_value_with_itself():
     return loss, params, (batch(3),)
 
 
-@held(w=OUTER, v=FORMED)
+@pattern
 def a_rule_with_keys_and_flags():
     def forward(w, x, key, keep):
         return jnp.where(keep, x, 0) @ w * jax.random.bernoulli(key, 0.7, (4,))

@@ -6,7 +6,6 @@ from gdpjax.clipping._gradients._outer_products import OuterProducts
 from gdpjax.clipping._gradients._position_products import PositionProducts, positions_pay
 from gdpjax.clipping._gradients._running_sum import RunningSum
 from gdpjax.clipping._gradients._scaled import RowWeights, ScaledSquares, stacked, wide
-from gdpjax.clipping._gradients._shared_terms import WithSharedTerms, with_shared_terms
 from gdpjax.clipping._gradients._table_rows import TableRows
 from gdpjax.clipping._gradients._tied_table import TiedTable
 
@@ -20,9 +19,7 @@ __all__ = [
     "ScaledSquares",
     "TableRows",
     "TiedTable",
-    "WithSharedTerms",
     "positions_pay",
     "stacked",
     "wide",
-    "with_shared_terms",
 ]

@@ -5,7 +5,7 @@
 
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse
 from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, evaluate, frame_of, opened, scan_of
-from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Use
+from gdpjax.clipping._tracing._parameter_flow import Site, Use
 from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
 from gdpjax.clipping._tracing.primitives import (
     AbstractPrimitive,
@@ -20,12 +20,12 @@ __all__ = [
     "REMAT",
     "AbstractFactor",
     "AbstractPrimitive",
-    "AbstractSite",
     "Frame",
     "Full",
     "Outer",
     "Plan",
     "Scan",
+    "Site",
     "Sparse",
     "Use",
     "evaluate",

@@ -12,7 +12,6 @@ has a class:
 * `Sparse` is the gradient of a table: the rows that were looked up, and what each of them gets.
 * `Tied` is the sum of an `Outer` and a `Sparse`, for a table that is multiplied by data and looked up too.
 * `Full` is the gradient itself, as an array.
-* `Weighted` is an `Outer` times a matrix, entry by entry. It can be added up over some axes without being formed.
 
 The classes describe one example, without a batch axis. The engine maps them over the examples by `jax.vmap`, so that
 their arrays get a leading axis, and `AbstractFactor.row_gradients` returns what `_gradients` holds of that batch.
@@ -21,7 +20,6 @@ their arrays get a leading axis, and `AbstractFactor.row_gradients` returns what
 
 import abc
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -43,9 +41,6 @@ from gdpjax.clipping._gradients import (
 )
 from gdpjax.clipping._gradients._scaled import per_row
 from gdpjax.clipping._weight_axes import Axis, arrange, axes_of_kind
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-"""The names of a weight's axes in an einsum: axis i is called _LETTERS[i]."""
 
 
 class AbstractFactor(abc.ABC):
@@ -294,10 +289,6 @@ class Outer(AbstractFactor):
         right = jnp.swapaxes(right, 1, 2)
         return PositionProducts(left, right, self.axes, shape)
 
-    def with_axes(self, axes: Sequence[Axis]) -> "Outer":
-        """Return the same factors for a weight whose axes are in another order."""
-        return Outer(self.left, self.right, tuple(axes))
-
     def in_order(self) -> "Outer":
         """Return the same gradient, with the axes of each factor in the order in which the weight has them."""
         # List the places in the factor of the axes of each kind, in the order of the weight.
@@ -331,25 +322,6 @@ class Outer(AbstractFactor):
         left = change(self.left, place) if kind in "bl" else self.left
         right = change(self.right, place) if kind in "br" else self.right
         return Outer(left, right, self.axes)
-
-    def scaled_along(self, scale: Array, kind: str) -> "Outer":
-        """Return the gradient times a scale, which is multiplied into one factor.
-
-        Args:
-          scale: an array with the axes of the weight, of length one along those that the factor does not have.
-          kind: the factor, "l" or "r".
-        """
-        # Bring the axes of the scale into the order of the factor, and drop those that the factor does not have.
-        order = [*self.of_kind("b"), *self.of_kind(kind)]
-        others = [axis for axis in range(scale.ndim) if axis not in order]
-        moved = jnp.transpose(scale, (*order, *others))
-        moved = moved.reshape(moved.shape[: len(order)])
-
-        factor = self.left if kind == "l" else self.right
-        scaled = factor.astype(wide_dtype(factor)) * moved
-        if kind == "l":
-            return Outer(scaled, self.right, self.axes)
-        return Outer(self.left, scaled, self.axes)
 
     def reshaped(self, old: tuple[int, ...], new: tuple[int, ...]) -> "Outer | None":
         """Return the gradient of a weight before a reshape; this is its gradient after the reshape.
@@ -426,60 +398,6 @@ class Tied(AbstractFactor):
         others = others.reshape(*others.shape[:2], -1)
         values = self.sparse.values.reshape(*self.sparse.values.shape[:2], -1)
         return TiedTable(along_rows, others, self.sparse.rows, values, shape)
-
-
-@final
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Weighted(AbstractFactor):
-    """The entries of an outer product times those of a matrix.
-
-    Attributes:
-      outer: the outer product.
-      matrix: an array like the weight.
-    """
-
-    outer: Outer
-    matrix: Array
-
-    def formed(self, shape: tuple[int, ...]) -> Array:
-        outer = self.outer.formed(shape)
-        return outer * self.matrix.astype(outer.dtype)
-
-    def scaled(self, scale: Array) -> "Weighted":
-        return Weighted(self.outer.scaled(scale), self.matrix)
-
-    def summed(self, kept: Sequence[int]) -> Array:
-        """Return the sum of the gradient over all axes but ``kept``, which stay in order.
-
-        It is a contraction of three arrays, left, right and the matrix. The outer product is not formed for it.
-        """
-        # Name the axes for einsum: T is the position, and every axis of the weight has a letter.
-        outer = self.outer
-        names = {}
-        for kind in "blr":
-            names[kind] = "".join(_LETTERS[axis] for axis in outer.of_kind(kind))
-        matrix = _LETTERS[: len(outer.axes)]
-        result = "".join(_LETTERS[axis] for axis in kept)
-
-        # Contract the matrix with the factor whose axes are all summed over, and then with the other factor. If einsum
-        # were given all three, it might choose an order that forms the outer product.
-        keeps_left = any(outer.axes[axis][0] == "l" for axis in kept)
-        if keeps_left:
-            first, second = outer.right, outer.left
-            first_names = "T" + names["b"] + names["r"]
-            second_names = "T" + names["b"] + names["l"]
-        else:
-            first, second = outer.left, outer.right
-            first_names = "T" + names["b"] + names["l"]
-            second_names = "T" + names["b"] + names["r"]
-        between = "T" + "".join(axis for axis in matrix if axis in second_names or axis in result)
-
-        dtype = functools.reduce(jnp.promote_types, [first.dtype, second.dtype, self.matrix.dtype], jnp.float32)
-        values = self.matrix.astype(dtype)
-        highest = jax.lax.Precision.HIGHEST
-        product = jnp.einsum(f"{first_names},{matrix}->{between}", first.astype(dtype), values, precision=highest)
-        return jnp.einsum(f"{between},{second_names}->{result}", product, second.astype(dtype), precision=highest)
 
 
 def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> AbstractFactor:

@@ -28,6 +28,8 @@ REMAT = frozenset({"remat", "remat2", "checkpoint"})
 """Primitives that compute their jaxpr again in the backward pass."""
 CUSTOM = frozenset({"custom_vjp_call", "custom_jvp_call"})
 """Primitives with a derivative rule that was written by hand."""
+NO_GRADIENT = frozenset({"stop_gradient"})
+"""Primitives through which no gradient goes."""
 
 
 class Frame(NamedTuple):

@@ -7,13 +7,13 @@
 The words of this module:
 
 * A *linear image* of a parameter is what linear equations make of it before it meets data: a transpose of it, a slice,
-  its product with another parameter. The equations on the way are *links*, and together they are the *path*.
+  its multiple by a number. The equations on the way are *links*, and together they are the *path*.
 * A *site* is an equation in which a linear image meets data, and whose primitive knows the gradient of a weight.
 * A *use* of a parameter is a site and the path that leads there.
 * A parameter is *tapped* if all of its uses end in sites. Its gradient is read off at the sites, so JAX need not
   differentiate it.
 * Every other parameter is *formed*: JAX differentiates it, one example at a time. The reason is kept for `explain`: a
-  nonlinear function of the parameter, a loop that carries it, a derivative rule that cannot be read.
+  nonlinear function of the parameter, a loop that carries it, a layer with a derivative rule of its own.
 
 The bodies of scan, cond and checkpoint are followed too. A parameter that enters a scan as a constant is used once in
 each iteration. One that is scanned over gives each iteration a block of its own.
@@ -30,10 +30,9 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._custom_derivatives import DerivativeRule, RuleGradient, derivative_rule, rule_gradient
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse, Weighted, check_factor
+from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, check_factor
 from gdpjax.clipping._tracing._jaxprs import (
-    CUSTOM,
+    NO_GRADIENT,
     REMAT,
     Frame,
     dependencies,
@@ -41,7 +40,6 @@ from gdpjax.clipping._tracing._jaxprs import (
     is_precise,
     scan_of,
     shape_of,
-    variables_of,
 )
 from gdpjax.clipping._tracing.primitives import family_of
 
@@ -49,15 +47,15 @@ Place = tuple[int, ...]
 """The place of an equation in the loss.
 
 It is the index of the equation in the outermost frame. For an equation in the body of another one, the place of that
-other one comes first, then the number of the body, and then the index in the body. The site of a derivative rule has
-the number of the operand at the end.
+other one comes first, then the number of the body, and then the index in the body.
 """
 
 
 # Sites: where a weight meets data.
 
 
-class AbstractSite(abc.ABC):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
     """An equation where a weight meets data.
 
     Attributes:
@@ -71,23 +69,22 @@ class AbstractSite(abc.ABC):
     lengths: tuple[int, ...]
 
     @property
-    @abc.abstractmethod
     def kind(self) -> str:
         """The name of the primitive that multiplies, or looks up, the weight."""
+        return self.eqn.primitive.name
 
     @property
-    def described(self) -> str:
-        """The name of the primitive as `explain` shows it."""
-        return self.kind
-
-    @property
-    @abc.abstractmethod
     def carried(self) -> list[jax.ShapeDtypeStruct]:
-        """The shapes and dtypes of the values that a probe brings back, of which `factor` makes the gradient."""
+        """The shapes and dtypes of the values that a probe brings back: the data, and the cotangent of the output."""
+        data = family_of(self.eqn).data_operand(self.eqn, self.operand)
+        return [shape_of(self.eqn.invars[data]), shape_of(self.eqn.outvars[0])]
 
-    @abc.abstractmethod
     def factor(self, values: Sequence[Any]) -> AbstractFactor:
         """Return the gradient of the weight in one evaluation of the site, given the values that it carries."""
+        x, cotangent = values
+        factor = family_of(self.eqn).factor(self.eqn, self.operand, x, cotangent)
+        weight = self.eqn.invars[self.operand].aval
+        return check_factor(factor, weight.shape, self.kind)
 
     @functools.cached_property
     def abstract_factor(self) -> AbstractFactor:
@@ -100,14 +97,17 @@ class AbstractSite(abc.ABC):
         return jax.eval_shape(self.factor, values)
 
     @property
-    @abc.abstractmethod
     def is_lookup(self) -> bool:
         """Whether the weight is a table of which rows are looked up."""
+        return family_of(self.eqn).is_lookup
 
     @property
-    @abc.abstractmethod
     def num_lookups(self) -> int:
         """The number of rows that are looked up for an example."""
+        if not self.is_lookup:
+            return 0
+        indices, _ = self.carried
+        return math.prod(self.lengths) * math.prod(indices.shape)
 
     @property
     def num_positions(self) -> int:
@@ -128,85 +128,7 @@ class AbstractSite(abc.ABC):
     @property
     def working_bytes(self) -> int:
         """The bytes that `factor` needs for one example beside the values carried, as for patches of a convolution."""
-        return 0
-
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class PrimitiveSite(AbstractSite):
-    """A primitive applied to a weight and data."""
-
-    eqn: Any
-    operand: int
-    lengths: tuple[int, ...]
-
-    @property
-    def kind(self) -> str:
-        return self.eqn.primitive.name
-
-    @property
-    def carried(self) -> list[jax.ShapeDtypeStruct]:
-        data = family_of(self.eqn).data_operand(self.eqn, self.operand)
-        return [shape_of(self.eqn.invars[data]), shape_of(self.eqn.outvars[0])]
-
-    def factor(self, values: Sequence[Any]) -> AbstractFactor:
-        x, cotangent = values
-        factor = family_of(self.eqn).factor(self.eqn, self.operand, x, cotangent)
-        weight = self.eqn.invars[self.operand].aval
-        return check_factor(factor, weight.shape, self.kind)
-
-    @property
-    def is_lookup(self) -> bool:
-        return family_of(self.eqn).is_lookup
-
-    @property
-    def num_lookups(self) -> int:
-        if not self.is_lookup:
-            return 0
-        indices, _ = self.carried
-        return math.prod(self.lengths) * math.prod(indices.shape)
-
-    @property
-    def working_bytes(self) -> int:
         return family_of(self.eqn).working_bytes(self.eqn, self.operand)
-
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class RuleSite(AbstractSite):
-    """A layer with a derivative rule of its own.
-
-    Attributes:
-      gradient: how the rule makes the gradient of the weight.
-    """
-
-    eqn: Any
-    operand: int
-    lengths: tuple[int, ...]
-    gradient: RuleGradient
-
-    @property
-    def kind(self) -> str:
-        return self.gradient.product.primitive.name
-
-    @property
-    def described(self) -> str:
-        return f"{self.kind} in {self.eqn.primitive.name}"
-
-    @property
-    def carried(self) -> list[jax.ShapeDtypeStruct]:
-        return [shape_of(variable) for variable in self.gradient.variables]
-
-    def factor(self, values: Sequence[Any]) -> AbstractFactor:
-        return self.gradient.factor(values)
-
-    @property
-    def is_lookup(self) -> bool:
-        return family_of(self.gradient.product).is_lookup
-
-    @property
-    def num_lookups(self) -> int:
-        return 2 if self.is_lookup else 0  # the number is not known; 2 stands for several
 
 
 # Links: the linear maps that a parameter passes on its way to a site.
@@ -238,24 +160,9 @@ class LinearMap(AbstractLink):
         return family_of(self.eqn).pull_back(factor, self.eqn, self.operand, multiplier)
 
     @property
-    def values_needed(self) -> list[Any]:
-        """The variables and literals of whose values the multiplier of `pull_back` is made."""
-        return family_of(self.eqn).values_needed(self.eqn, self.operand)
-
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class RuleMap(AbstractLink):
-    """A layer whose derivative rule passes the gradient on, as a straight-through estimator does."""
-
-    eqn: Any
-    operand: int
-    gradient: RuleGradient
-
-    def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
-        if isinstance(factor, Weighted):
-            factor = Full(factor.formed(self.eqn.outvars[0].aval.shape))
-        return self.gradient.moved(factor, {})
+    def multiplier(self) -> Any:
+        """The variable or literal of the number that the parameter is multiplied or divided by, or None."""
+        return family_of(self.eqn).multiplier(self.eqn, self.operand)
 
 
 @final
@@ -289,19 +196,9 @@ class Use(NamedTuple):
     place: Place
     path: Path
 
-    @property
-    def is_scaled(self) -> bool:
-        """Whether the parameter is multiplied by an array, entry by entry: not all factors can go back through that."""
-        for link in self.path:
-            if not isinstance(link, LinearMap) or not family_of(link.eqn).is_scaling(link.eqn):
-                continue
-            if all(atom.aval.shape for atom in link.eqn.invars):
-                return True
-        return False
-
 
 def pull_back_use(
-    site: AbstractSite,
+    site: Site,
     use: Use,
     values: Sequence[Array],
     multipliers: dict[AbstractLink, Array],
@@ -312,7 +209,7 @@ def pull_back_use(
       site: the site of the use.
       use: the use.
       values: the values that the site carries, with a leading axis for each scan around it.
-      multipliers: the multipliers of the linear maps on the path that need one.
+      multipliers: the values of the multipliers of links on the path.
     """
 
     def factor_of(*values: Array) -> AbstractFactor:
@@ -354,7 +251,7 @@ class ParameterFlow(NamedTuple):
 
     tapped: dict[int, list[Use]]
     formed: dict[int, str]
-    sites: dict[Place, AbstractSite]
+    sites: dict[Place, Site]
 
 
 def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> ParameterFlow:
@@ -367,7 +264,6 @@ def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> Par
       formed: parameters that JAX differentiates anyway, and why.
     """
     formed = dict(formed)
-    rules: dict[Place, DerivativeRule | None] = {}
     num_data = len(frame.jaxpr.invars) - num_params
     while True:
         inputs = []
@@ -378,7 +274,7 @@ def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> Par
                 inputs.append(_Value(images=((leaf, ()),)))
         inputs += [_DATA] * num_data
 
-        walk = _Walk(rules)
+        walk = _Walk()
         outputs = walk.frame(frame, inputs, _Location())
         walk.give_up("added to the loss", outputs[:1])
         if not walk.formed:
@@ -452,7 +348,6 @@ class _Location(NamedTuple):
 
 _CONSTANT = _Value()
 _DATA = _Value(is_data=True)
-_NO_GRADIENT = frozenset({"stop_gradient"})
 
 
 def _combined(inputs: Sequence[_Value]) -> _Value:
@@ -476,17 +371,15 @@ class _Walk:
     """One pass over all frames, which follows the parameters that have not been given up yet.
 
     Attributes:
-      rules: the derivative rules that were traced in this pass or an earlier one, by the places of their equations.
       uses: the uses found, for each parameter.
       formed: the parameters given up in this pass, and why.
       sites: the sites found, by their places.
     """
 
-    def __init__(self, rules: dict[Place, DerivativeRule | None]) -> None:
-        self.rules = rules
+    def __init__(self) -> None:
         self.uses: dict[int, list[Use]] = {}
         self.formed: dict[int, str] = {}
-        self.sites: dict[Place, AbstractSite] = {}
+        self.sites: dict[Place, Site] = {}
 
     def frame(self, frame: Frame, inputs: Sequence[_Value], location: _Location) -> list[_Value]:
         """Follow the inputs of a frame to its outputs."""
@@ -498,7 +391,7 @@ class _Walk:
 
         # Of the outermost frame only the first output, the loss, is differentiated.
         differentiated = jaxpr.outvars if location.place else jaxpr.outvars[:1]
-        live = dependencies(jaxpr, differentiated, _NO_GRADIENT)
+        live = dependencies(jaxpr, differentiated, NO_GRADIENT)
         for index, eqn in enumerate(jaxpr.eqns):
             operands = [read(atom) for atom in eqn.invars]
             if _linear_images(operands) and not live.isdisjoint(eqn.outvars):
@@ -519,7 +412,7 @@ class _Walk:
         """Follow linear images of parameters through one equation."""
         name = eqn.primitive.name
         has_gradient = any(jnp.issubdtype(variable.aval.dtype, jnp.inexact) for variable in eqn.outvars)
-        if not has_gradient or name in _NO_GRADIENT:
+        if not has_gradient or name in NO_GRADIENT:
             return [_combined(inputs)] * len(eqn.outvars)
         if bodies is not None and name == "scan":
             return self.scan(eqn, bodies[0], inputs, location)
@@ -527,8 +420,6 @@ class _Walk:
             return self.cond(bodies, inputs, location)
         if bodies is not None and name in REMAT:
             return self.frame(bodies[0], inputs, location.at(0))
-        if name in CUSTOM:
-            return self.custom(eqn, inputs, location)
         return self.primitive(eqn, inputs, location)
 
     def primitive(self, eqn: Any, inputs: list[_Value], location: _Location) -> list[_Value]:
@@ -548,7 +439,7 @@ class _Walk:
             (operand,) = operands
             weight = inputs[operand]
             if not location.is_never_run and _is_site(eqn, operand, weight):
-                self.add_site(location.place, PrimitiveSite(eqn, operand, location.lengths), weight)
+                self.add_site(location.place, Site(eqn, operand, location.lengths), weight)
                 return [_DATA] * len(eqn.outvars)
 
         # If no data is involved and the equation is linear, its output is a linear image.
@@ -565,40 +456,12 @@ class _Walk:
         for link in links:
             if not family_of(link.eqn).is_linear(link.eqn, link.operand):
                 return False
-            # The values of other operands are known in the outermost frame only.
-            if not location.is_in_outermost_frame and variables_of(link.values_needed):
+            # The values of variables are known in the outermost frame only.
+            multiplier = link.multiplier
+            is_variable = multiplier is not None and not is_literal(multiplier)
+            if is_variable and not location.is_in_outermost_frame:
                 return False
         return True
-
-    def custom(self, eqn: Any, inputs: list[_Value], location: _Location) -> list[_Value]:
-        """Follow linear images of parameters through a layer with a derivative rule of its own."""
-        name = eqn.primitive.name
-        operands = _linear_images(inputs)
-        combined = _combined(inputs)
-        if location.place not in self.rules:
-            self.rules[location.place] = derivative_rule(eqn)
-        rule = self.rules[location.place]
-        if rule is None or _has_equal(eqn, operands) or location.is_never_run:
-            return self.give_up(name, inputs, len(eqn.outvars))
-
-        # A rule that gives one parameter the cotangent of the output, moved about, makes the layer a linear map.
-        gradients = {operand: rule_gradient(rule, operand) for operand in operands}
-        if len(operands) == 1 and not combined.is_data:
-            (operand,) = operands
-            gradient = gradients[operand]
-            if gradient is not None and gradient.product is None:
-                images = inputs[operand].images_through(RuleMap(eqn, operand, gradient))
-                return [_Value(images, is_trained=combined.is_trained)]
-
-        # Otherwise each parameter has a site of its own, or is given up.
-        for operand, gradient in gradients.items():
-            weight = inputs[operand]
-            if combined.is_data and gradient is not None and _is_rule_site(gradient, weight):
-                site = RuleSite(eqn, operand, location.lengths, gradient)
-                self.add_site((*location.place, operand), site, weight)
-            else:
-                self.give_up(name, [weight])
-        return [combined._replace(is_trained=True)] * len(eqn.outvars)
 
     def scan(self, eqn: Any, body: Frame, inputs: list[_Value], location: _Location) -> list[_Value]:
         """Follow linear images of parameters into the body of a scan."""
@@ -629,7 +492,7 @@ class _Walk:
             num_outputs = len(outputs)
         return [_DATA] * num_outputs
 
-    def add_site(self, place: Place, site: AbstractSite, weight: _Value) -> None:
+    def add_site(self, place: Place, site: Site, weight: _Value) -> None:
         """Note a site, and one use of it for each parameter of which the weight is an image."""
         self.sites[place] = site
         for leaf, path in weight.images:
@@ -668,11 +531,3 @@ def _is_site(eqn: Any, operand: int, weight: _Value) -> bool:
     if not family.is_site(eqn, operand):
         return False
     return not (family.is_lookup and weight.is_scanned_over)
-
-
-def _is_rule_site(gradient: RuleGradient, weight: _Value) -> bool:
-    """Return whether the gradient of a weight can be read off a derivative rule."""
-    if gradient.product is None or weight.is_trained:
-        return False
-    is_table = weight.is_scanned_over and isinstance(gradient.abstract_factor(), Sparse)
-    return not is_table

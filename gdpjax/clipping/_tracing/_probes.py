@@ -14,8 +14,7 @@ that the forward pass does not use. The backward pass of the function is given s
 
 So one `jax.grad`, with respect to the probes and to the parameters that JAX differentiates, gives everything. It goes
 through scans (which scan over the probes and stack what they return), branches and checkpoints (x is computed again
-with the rest). A layer with a derivative rule of its own is replaced in the same way, by the two halves of its rule.
-Its probes return the values that the rule multiplies.
+with the rest).
 
 Convolutions that are no site are replaced too, by ones that are fast inside loops.
 """
@@ -29,19 +28,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._custom_derivatives import cut_in_two
-from gdpjax.clipping._tracing._jaxprs import CUSTOM, REMAT, Environment, Frame, equations_for, evaluate, scan_of
-from gdpjax.clipping._tracing._parameter_flow import AbstractSite, Place, RuleSite
+from gdpjax.clipping._tracing._jaxprs import Frame, evaluate, scan_of
+from gdpjax.clipping._tracing._parameter_flow import Place, Site
 from gdpjax.clipping._tracing.primitives import family_of
 
 Probe = tuple[Array, ...]
-"""One array for each value of `AbstractSite.carried`: zeros on the way in, those values on the way back."""
+"""One array for each value of `Site.carried`: zeros on the way in, those values on the way back."""
 
 _LOW_BITS = 12
 """Bits of an index in the second of the two floats that carry it."""
 
 
-def zero_probes(sites: dict[Place, AbstractSite]) -> dict[Place, Probe]:
+def zero_probes(sites: dict[Place, Site]) -> dict[Place, Probe]:
     """Return the probe of every site: zeros, with a leading axis for each scan around the site."""
     probes = {}
     for place, site in sites.items():
@@ -57,7 +55,7 @@ def zero_probes(sites: dict[Place, AbstractSite]) -> dict[Place, Probe]:
     return probes
 
 
-def values_seen(site: AbstractSite, answer: Probe) -> list[Array]:
+def values_seen(site: Site, answer: Probe) -> list[Array]:
     """Return the values that a site carries, given the derivative with respect to its probe."""
     values = []
     for x, carried in zip(answer, site.carried, strict=True):
@@ -93,26 +91,9 @@ def _decoded(x: Array) -> Array:
     return high + low
 
 
-def replay(
-    frame: Frame, args: Sequence[Any], sites: dict[Place, AbstractSite], probes: dict[Place, Probe]
-) -> list[Any]:
+def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], probes: dict[Place, Probe]) -> list[Any]:
     """Return the outputs of a frame, evaluated with a probe at every site."""
     return _Replay(sites).frame(frame, args, probes, ())
-
-
-def parameter_values(frame: Frame, leaves: Sequence[Array], variables: set[Any]) -> dict[Any, Array]:
-    """Return the values of some variables of the outermost frame, which must not depend on data.
-
-    Args:
-      frame: the loss.
-      leaves: the parameters, which are its first inputs.
-      variables: the variables.
-    """
-    num_data = len(frame.jaxpr.invars) - len(leaves)
-    unknown = [None] * num_data  # no equation below reads the data
-    environment = Environment(frame.jaxpr, frame.consts, [*leaves, *unknown])
-    environment.run(equations_for(frame.jaxpr, list(variables)))
-    return {variable: environment.read(variable) for variable in variables}
 
 
 class _Replay:
@@ -123,7 +104,7 @@ class _Replay:
       has_rewritten: a cache of `is_rewritten_in`, by the id of the frame.
     """
 
-    def __init__(self, sites: dict[Place, AbstractSite]) -> None:
+    def __init__(self, sites: dict[Place, Site]) -> None:
         self.sites = sites
         self.has_rewritten: dict[int, bool] = {}
 
@@ -167,16 +148,13 @@ class _Replay:
     def nested(
         self, eqn: Any, bodies: Sequence[Frame], probes: dict[Place, Probe], place: Place, values: list[Any]
     ) -> Sequence[Any]:
-        """Evaluate a scan, branch, checkpoint or layer with a derivative rule that has replaced equations inside."""
+        """Evaluate a scan, branch or checkpoint that has replaced equations inside."""
         name = eqn.primitive.name
         if name == "scan":
             return self.scan(eqn, bodies[0], values, probes, place)
         if name == "cond":
             return self.cond(bodies, values, probes, place)
-        if name in REMAT:
-            return self.checkpoint(eqn, bodies[0], values, probes, place)
-        assert name in CUSTOM
-        return self.custom(eqn, values, probes, place)
+        return self.checkpoint(eqn, bodies[0], values, probes, place)
 
     def scan(self, eqn: Any, body: Frame, values: list[Any], probes: dict[Place, Probe], place: Place) -> list[Any]:
         """Evaluate a scan; each iteration has a slice of the probes."""
@@ -221,58 +199,8 @@ class _Replay:
         policy = eqn.params.get("policy")
         return jax.checkpoint(evaluate, prevent_cse=prevent_cse, policy=policy)(values, probes)
 
-    def custom(self, eqn: Any, values: list[Any], probes: dict[Place, Probe], place: Place) -> Sequence[Any]:
-        """Evaluate a layer by the two halves of its derivative rule."""
-        # Each parameter of the layer is a site of its own, and all of them have the same rule.
-        gradients = {}
-        for site_place in probes:
-            site = self.sites[site_place]
-            assert isinstance(site, RuleSite)
-            gradients[site_place] = site.gradient
-        rule = next(iter(gradients.values())).rule
 
-        # The results of the backward half: the cotangents of all inputs that are no sites, and what the sites carry.
-        differentiated = [operand for operand in rule.operands if (*place, operand) not in probes]
-        results = [rule.cotangent(operand) for operand in differentiated]
-        carried_by = []
-        for site_place, gradient in gradients.items():
-            for variable in gradient.variables:
-                carried_by.append(site_place)
-                results.append(variable)
-        forward, backward = cut_in_two(rule, results)
-
-        # Everything is an argument: a function of custom derivative must not close over values of a trace.
-        def primal(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> list[Any]:
-            outputs, _ = forward(inputs, consts)
-            return outputs
-
-        def forward_rule(inputs: list[Any], consts: list[Any], probes: dict[Place, Probe]) -> Any:
-            return forward(inputs, consts)
-
-        def backward_rule(saved: list[Any], cotangents: list[Array]) -> tuple[list[Any], None, dict[Place, Probe]]:
-            answers = backward(saved, cotangents)
-            num_differentiated = len(differentiated)
-
-            # Inputs that are no sites get their cotangents, and sites get nothing.
-            of_inputs: list[Any] = [None] * len(values)
-            for operand, cotangent in zip(differentiated, answers[:num_differentiated], strict=True):
-                of_inputs[operand] = cotangent
-
-            # The probe of a site gets what the site carries.
-            of_probes: dict[Place, Probe] = dict.fromkeys(probes, ())
-            for site_place, x in zip(carried_by, answers[num_differentiated:], strict=True):
-                if not jnp.issubdtype(x.dtype, jnp.floating):
-                    table = eqn.invars[site_place[-1]]
-                    x = _encoded(x, table)
-                of_probes[site_place] += (x,)
-            return of_inputs, None, of_probes
-
-        function = jax.custom_vjp(primal)
-        function.defvjp(forward_rule, backward_rule)
-        return function(values, list(rule.frame.consts), probes)
-
-
-def _at_site(site: AbstractSite, probe: Probe, values: Sequence[Any]) -> list[Array]:
+def _at_site(site: Site, probe: Probe, values: Sequence[Any]) -> list[Array]:
     """Evaluate the equation of a site, by a function whose derivative for the probe is what the site saw."""
     eqn = site.eqn
     weight = site.operand

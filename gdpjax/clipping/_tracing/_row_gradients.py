@@ -1,27 +1,25 @@
 """Compute per-example gradients in factors, without forming them where that can be avoided.
 
     plan = plan_of(frame_of(jaxpr), num_params, formed={})
-    gradients, outputs = row_gradients(plan, params, data, budget)
+    gradients, outputs = row_gradients(plan, params, data)
     gradients[0].squared_norms(dtype)
 
 `plan_of` reads the jaxpr of the loss of one example, and finds out which parameters can be tapped (`_parameter_flow`).
 Then `row_gradients` takes these steps:
 
-1. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient, mapped over the batch by vmap.
-2. It turns what the sites saw into factors, and pulls them back to the parameters (`primitives`).
-3. It chooses the form of each gradient (`AbstractFactor.compact`). Where a gradient is the sum of several outer
-  products
-   for an example, it is formed, by one batched product of activations and cotangents. Only a large gradient with few
-   positions stays in factors.
-4. It adds the parts that come from nonlinear functions of parameters alone (`_shared_values`): shared arrays times
-   coefficients.
+1. It computes what the loss makes of parameters alone (`_derived_values`), once for all examples.
+2. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient, mapped over the batch by vmap.
+3. It turns what the sites saw into factors, and pulls them back to the parameters (`primitives`).
+4. It chooses the form of each gradient (`AbstractFactor.compact`). Where a gradient is the sum of several outer
+   products for an example, it is formed, by one batched product of activations and cotangents. Only a large gradient
+   with few positions stays in factors.
+5. It takes the gradients of derived values back to the parameters, and adds them to theirs.
 
-A `Plan` also predicts from shapes, before anything is computed, which gradients step 3 will form (`Plan.is_formed`).
+A `Plan` also predicts from shapes, before anything is computed, which gradients step 4 will form (`Plan.is_formed`).
 The prediction decides how many rows a chunk has, and nothing else.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,59 +28,55 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._gradients import AbstractRowGradients, positions_pay, wide, with_shared_terms
-from gdpjax.clipping._rounding_budget import RoundingBudget
+from gdpjax.clipping._gradients import AbstractRowGradients, positions_pay, wide
+from gdpjax.clipping._tracing._derived_values import (
+    DerivedValue,
+    derived_values,
+    evaluate_derived,
+    values_without_data,
+    with_derived_inputs,
+)
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, total_of
-from gdpjax.clipping._tracing._jaxprs import Frame, is_literal, makers_of, variables_of
+from gdpjax.clipping._tracing._jaxprs import Frame, is_literal, makers_of
 from gdpjax.clipping._tracing._parameter_flow import (
     AbstractLink,
-    AbstractSite,
     LinearMap,
     ParameterFlow,
+    Site,
     Use,
     parameter_flow,
     pull_back_use,
 )
-from gdpjax.clipping._tracing._probes import parameter_values, replay, values_seen, zero_probes
-from gdpjax.clipping._tracing._shared_values import (
-    LARGE,
-    SharedValue,
-    evaluate_shared,
-    shared_values,
-    spread,
-    varying_axes,
-    with_shared_inputs,
-)
-from gdpjax.clipping._tracing.primitives import family_of
+from gdpjax.clipping._tracing._probes import replay, values_seen, zero_probes
 from gdpjax.clipping._tracing.primitives._abstract import num_bytes
 
 
 class Plan(NamedTuple):
-    """The plan of a gradient: which parameters are tapped, which are formed, and which shared values there are.
+    """The plan of a gradient: which parameters are tapped, which are formed, and which derived values there are.
 
     Attributes:
-      frame: the loss of one example. Its inputs are the parameters, the shared values, and the data.
-      flow: which inputs are tapped and which are formed. Shared values are numbered after the parameters.
+      frame: the loss of one example. Its inputs are the parameters, the derived values, and the data.
+      flow: which inputs are tapped and which are formed. Derived values are numbered after the parameters.
       whole: the loss as it was traced, with the parameters and the data as inputs.
       num_params: how many parameters there are.
-      shared: the shared values.
+      derived: the derived values.
     """
 
     frame: Frame
     flow: ParameterFlow
     whole: Frame
     num_params: int
-    shared: tuple[SharedValue, ...]
+    derived: tuple[DerivedValue, ...]
 
-    def shared_by(self, leaf: int) -> list[int]:
-        """Return the shared values that depend on a parameter."""
-        return [number for number, value in enumerate(self.shared) if leaf in value.leaves]
+    def derived_from(self, leaf: int) -> list[DerivedValue]:
+        """Return the derived values that depend on a parameter."""
+        return [value for value in self.derived if leaf in value.leaves]
 
     def uses_of(self, leaf: int) -> list[Use]:
         """Return the uses of a parameter; none where it is not tapped."""
         return self.flow.tapped.get(leaf, [])
 
-    def sites_of(self, leaf: int) -> list[AbstractSite]:
+    def sites_of(self, leaf: int) -> list[Site]:
         """Return the sites of a parameter, one for each use."""
         return [self.flow.sites[use.place] for use in self.uses_of(leaf)]
 
@@ -103,8 +97,8 @@ class Plan(NamedTuple):
         return sum(site.num_positions for site in self.sites_of(leaf) if not site.is_lookup)
 
     def is_formed(self, leaf: int) -> bool:
-        """Return whether the gradient of a parameter will be formed, as far as shapes tell (see `is_scaled`)."""
-        if not self.is_tapped(leaf):
+        """Return whether the gradient of a parameter will be formed, as far as shapes tell."""
+        if not self.is_tapped(leaf) or self.derived_from(leaf):
             return True
         if any(site.is_formed for site in self.sites_of(leaf)):
             return True
@@ -121,52 +115,27 @@ class Plan(NamedTuple):
             return False
         return positions_pay(self.num_positions(leaf) + self.num_lookups(leaf), *size)
 
-    @property
-    def is_scaled(self) -> bool:
-        """Whether more gradients may be formed than `is_formed` tells: not all factors can follow a scale."""
-        if self.shared:
-            return True
-        return any(use.is_scaled for uses in self.flow.tapped.values() for use in uses)
-
     def activation_bytes(self) -> int:
         """Return the bytes of all values computed for one example. Backpropagation keeps at most about that much."""
-        total = _activation_bytes(self.frame)
-        if self.shared:
-            total -= self._bytes_without_data()
-        return total
+        return _activation_bytes(self.frame)
 
     def working_bytes(self) -> int:
-        """Return the bytes that the sites need to make their factors, for one example."""
-        return sum(site.working_bytes for site in self.flow.sites.values())
-
-    def _bytes_without_data(self) -> int:
-        """Return the bytes of values that do not depend on data, which are computed once for all rows."""
-        first_data = self.num_params + len(self.shared)
-        data = set(self.frame.jaxpr.invars[first_data:])
-        total = 0
-        for index, eqn in enumerate(self.frame.jaxpr.eqns):
-            if not data.isdisjoint(variables_of(eqn.invars)):
-                data.update(eqn.outvars)
-            elif index not in self.frame.children:
-                total += _output_bytes(eqn)
-        return total
+        """Return the bytes that sites need to make their factors, and gradients of derived values, for one example."""
+        of_sites = sum(site.working_bytes for site in self.flow.sites.values())
+        return of_sites + sum(num_bytes(value.variable.aval) for value in self.derived)
 
     def reason(self, leaf: int) -> str:
         """Return the primitives at which the gradient of a parameter is read off, or why it is formed, as text."""
         if self.is_tapped(leaf):
-            parts = _counted([site.described for site in self.sites_of(leaf)])
+            parts = _counted([site.kind for site in self.sites_of(leaf)])
         else:
             parts = [self.flow.formed[leaf]]
-        if not parts:
-            parts = ["not used"]
 
+        # The last operation that makes each value derived from it.
         made_by = makers_of(self.whole.jaxpr)
-        makers = []
-        for number in self.shared_by(leaf):
-            makers.append(made_by[self.shared[number].variable].primitive.name)
-        for name in dict.fromkeys(makers):
-            parts.append(f"shared {name}")
-        return ", ".join(parts)
+        makers = [made_by[value.variable].primitive.name for value in self.derived_from(leaf)]
+        parts += [f"without data: {name}" for name in dict.fromkeys(makers)]
+        return ", ".join(parts) or "not used"
 
 
 def _counted(names: list[str]) -> list[str]:
@@ -182,60 +151,31 @@ def _activation_bytes(frame: Frame) -> int:
     """Return the bytes of all values computed in a frame, in every iteration of its scans."""
     total = 0
     for index, eqn in enumerate(frame.jaxpr.eqns):
-        total += _output_bytes(eqn)
+        total += sum(num_bytes(variable.aval) for variable in eqn.outvars)
         length = eqn.params.get("length", 1)
         for body in frame.children.get(index, ()):
             total += length * _activation_bytes(body)
     return total
 
 
-def _output_bytes(eqn: Any) -> int:
-    """Return the bytes of the outputs of an equation."""
-    return sum(num_bytes(variable.aval) for variable in eqn.outvars)
-
-
-def plan_of(frame: Frame, num_params: int, formed: dict[int, str], most_shared: int = 0) -> Plan:
+def plan_of(frame: Frame, num_params: int, formed: dict[int, str]) -> Plan:
     """Return the plan of the gradient of a frame whose inputs are the parameters, and then the data.
 
     Args:
       frame: the loss of one example.
       num_params: how many parameters there are.
       formed: parameters that are not to be tapped, and why.
-      most_shared: the largest number of shared values that may depend on the same parameter; 0 for no shared values.
     """
-    # Use shared values if there are not too many of them, and if a large parameter that they depend on is tapped.
-    shared = shared_values(frame, num_params) if most_shared else []
-    if shared and _most_shared_by_one(shared, num_params) <= most_shared:
-        body = with_shared_inputs(frame, num_params, shared)
-        flow = parameter_flow(body, num_params + len(shared), formed)
-        plan = Plan(body, flow, frame, num_params, tuple(shared))
-        for value in shared:
-            if any(plan.uses_of(leaf) and _is_large(frame, leaf) for leaf in value.leaves):
-                return plan
-
-    flow = parameter_flow(frame, num_params, formed)
-    return Plan(frame, flow, frame, num_params, ())
-
-
-def _most_shared_by_one(shared: Sequence[SharedValue], num_params: int) -> int:
-    """Return the largest number of shared values that depend on the same parameter."""
-    counts = [0] * num_params
-    for value in shared:
-        for leaf in value.leaves:
-            counts[leaf] += 1
-    return max(counts)
-
-
-def _is_large(frame: Frame, leaf: int) -> bool:
-    """Return whether a parameter has so many entries that its gradient is worth keeping in factors."""
-    return math.prod(frame.jaxpr.invars[leaf].aval.shape) > LARGE
+    derived = [] if formed else derived_values(frame, num_params)
+    body = with_derived_inputs(frame, num_params, derived)
+    flow = parameter_flow(body, num_params + len(derived), formed)
+    return Plan(body, flow, frame, num_params, tuple(derived))
 
 
 def row_gradients(
     plan: Plan,
     params: Sequence[Array],
     data: Sequence[Array],
-    budget: RoundingBudget,
     map_rows: Callable[..., Any] = jax.vmap,
 ) -> tuple[list[AbstractRowGradients], list[Array]]:
     """Return the gradients of the first output, one `AbstractRowGradients` for each parameter, and all outputs.
@@ -244,35 +184,20 @@ def row_gradients(
       plan: the plan.
       params: the parameters.
       data: the data, with a leading axis of examples.
-      budget: what rounding may cost.
       map_rows: maps a function of one example over the rows, as `jax.vmap` does.
     """
-    # Shared values are computed once, and not for each example.
-    shared, row_sums = evaluate_shared(plan.whole, params, plan.shared)
-    inputs = [*params, *shared]
+    # Derived values and multipliers are computed once, and not for each example.
+    values, pull_back = evaluate_derived(plan.whole, params, plan.derived)
+    inputs = [*params, *values]
     multipliers = _multipliers(plan, inputs)
 
-    # Map one example's gradients over the batch. The gradients of shared values are small, and are formed.
-    one_example = functools.partial(_one_example, plan, inputs, multipliers)
+    # Map one example's gradients over the batch.
+    one_example = functools.partial(_one_example, plan, inputs, multipliers, pull_back)
     factors, outputs = map_rows(one_example, in_axes=(0,))(list(data))
-    of_shared = []
-    for factor, value in zip(factors[plan.num_params :], shared, strict=True):
-        of_shared.append(factor.formed(value.shape))
-
     gradients = []
-    for leaf, param in enumerate(params):
-        factor = jax.tree.map(functools.partial(_in_sum_dtype, param), factors[leaf])
-        rows = factor.row_gradients(param.shape)
-
-        # Each shared value adds one term: an array that all examples share, times each example's coefficients.
-        terms = []
-        for number in plan.shared_by(leaf):
-            axes = plan.shared[number].leaves[leaf]
-            coefficients = spread(of_shared[number], axes, param.ndim).astype(wide_dtype(param))
-            terms.append((coefficients, row_sums[number][leaf]))
-        if terms:
-            rows = with_shared_terms(rows, terms, budget)
-        gradients.append(rows)
+    for factor, param in zip(factors, params, strict=True):
+        factor = jax.tree.map(functools.partial(_in_sum_dtype, param), factor)
+        gradients.append(factor.row_gradients(param.shape))
     return gradients, outputs
 
 
@@ -292,14 +217,16 @@ def _one_example(
     plan: Plan,
     inputs: Sequence[Array],
     multipliers: dict[AbstractLink, Array],
+    pull_back: Callable[[Sequence[Array]], dict[int, Array]],
     data: Sequence[Array],
 ) -> tuple[list[AbstractFactor], list[Array]]:
-    """Return one example's gradients of the parameters and shared values, and the outputs of the loss.
+    """Return one example's gradients of the parameters, and the outputs of the loss.
 
     Args:
       plan: the plan.
-      inputs: the parameters and the shared values.
-      multipliers: the multipliers of the linear maps that need one.
+      inputs: the parameters and the derived values.
+      multipliers: the values of the multipliers of links.
+      pull_back: from the gradients of the derived values to those of the parameters.
       data: the example.
     """
     flow = plan.flow
@@ -320,74 +247,43 @@ def _one_example(
     gradient_of = dict(zip(formed, gradients, strict=True))
     seen = {place: values_seen(flow.sites[place], answer) for place, answer in answers.items()}
 
+    # The gradient of each input, added up over its uses.
     factors: list[AbstractFactor] = []
     for leaf, value in enumerate(inputs):
+        parts = []
+        for use in plan.uses_of(leaf):
+            parts.append(pull_back_use(flow.sites[use.place], use, seen[use.place], multipliers))
         if leaf in gradient_of:
             factors.append(Full(gradient_of[leaf]))
-            continue
-
-        # Add up the gradients through all uses.
-        parts = []
-        for use in flow.tapped[leaf]:
-            parts.append(pull_back_use(flow.sites[use.place], use, seen[use.place], multipliers))
-        factor = total_of(parts, value.shape) if parts else Full(jnp.zeros(value.shape, value.dtype))
-        is_shared = leaf >= plan.num_params
-        if is_shared:
-            factors.append(Full(factor.formed(value.shape)))
+        elif parts:
+            factors.append(total_of(parts, value.shape))
         else:
-            factors.append(factor.compact(value.shape))
-    return factors, outputs
+            factors.append(Full(jnp.zeros(value.shape, value.dtype)))
+
+    # Take the gradients of derived values back to the parameters.
+    of_derived = []
+    for factor, value in zip(factors[plan.num_params :], inputs[plan.num_params :], strict=True):
+        of_derived.append(factor.formed(value.shape))
+    pulled_back = pull_back(of_derived)
+    compact = []
+    for leaf in range(plan.num_params):
+        shape = inputs[leaf].shape
+        if leaf in pulled_back:
+            compact.append(Full(factors[leaf].formed(shape) + pulled_back[leaf]))
+        else:
+            compact.append(factors[leaf].compact(shape))
+    return compact, outputs
 
 
 def _multipliers(plan: Plan, inputs: Sequence[Array]) -> dict[AbstractLink, Array]:
-    """Return the multipliers of all linear maps that depend on the values of their other operands.
-
-    Args:
-      plan: the plan.
-      inputs: the parameters and the shared values.
-
-    Returns:
-      The multiplier of each such link. A scale has length one along axes along which its entries are all the same.
-    """
-    # Collect the links, each once: one link may lead to several sites.
-    links: dict[LinearMap, None] = {}
+    """Return the values of the multipliers of links, given the parameters and derived values."""
+    links = {}
     for uses in plan.flow.tapped.values():
         for use in uses:
             for link in use.path:
-                if isinstance(link, LinearMap) and link.values_needed:
-                    links[link] = None
+                if isinstance(link, LinearMap) and link.multiplier is not None:
+                    links[link] = link.multiplier
 
-    # Evaluate the values that they depend on.
-    variables: set[Any] = set()
-    for link in links:
-        variables.update(variables_of(link.values_needed))
-    values = parameter_values(plan.frame, inputs, variables) if variables else {}
-    made_by = makers_of(plan.frame.jaxpr) if variables else {}
-
-    multipliers: dict[AbstractLink, Array] = {}
-    for link in links:
-        family = family_of(link.eqn)
-        atoms = link.values_needed
-        known = [atom.val if is_literal(atom) else values[atom] for atom in atoms]
-        multiplier = family.multiplier(link.eqn, link.operand, known)
-        if family.is_scaling(link.eqn) and multiplier.ndim:
-            multiplier = _constant_axes_cut(multiplier, atoms, made_by)
-        multipliers[link] = multiplier
-    return multipliers
-
-
-def _constant_axes_cut(multiplier: Array, atoms: Sequence[Any], made_by: dict[Any, Any]) -> Array:
-    """Return a multiplier with length one along the axes along which its entries are all the same.
-
-    Args:
-      multiplier: the multiplier.
-      atoms: the variables and literals of whose values it is made.
-      made_by: for each variable, the equation that makes it.
-    """
-    varies = [False] * multiplier.ndim
-    for atom in atoms:
-        if len(atom.aval.shape) == multiplier.ndim:
-            for axis, varies_here in enumerate(varying_axes(made_by, atom)):
-                varies[axis] = varies[axis] or varies_here
-    index = tuple(slice(None) if varies_here else slice(1) for varies_here in varies)
-    return multiplier[index]
+    variables = [atom for atom in links.values() if not is_literal(atom)]
+    known = dict(zip(variables, values_without_data(plan.frame, inputs, variables), strict=True))
+    return {link: jnp.asarray(atom.val if is_literal(atom) else known[atom]) for link, atom in links.items()}

@@ -11,14 +11,13 @@ A family of primitives is a subclass. This one is for a primitive ``scale`` that
 
     register_primitive("scale", Scale())
 
-A family answers three questions about an equation of the traced loss. The equation has static shapes and parameters,
+A family answers two questions about an equation of the traced loss. The equation has static shapes and parameters,
 and no values yet:
 
 * Can the equation be a *site*, where a weight meets data? If so, what is the gradient of the weight? (`is_site`,
   `factor`)
 * Can a parameter pass through the equation, as through a linear map, before it meets data? If so, how does a gradient
   go back through it? (`is_linear`, `pull_back`)
-* Which axis of the output belongs to which axis of an operand? (`axis_map`)
 
 The default answers mean "unknown". The engine then leaves the parameter to JAX, which forms its gradient for each
 example. The remaining methods serve special cases, and few families override them.
@@ -26,7 +25,7 @@ example. The remaining methods serve special cases, and few families override th
 
 import abc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -114,17 +113,9 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
         """Return whether the equation has one output, linear in this operand for all values of the others."""
         return False
 
-    def values_needed(self, eqn: Any, operand: int) -> list[Any]:
-        """Return the inputs on whose values the linear map depends, as those of the other factor of a product."""
-        return []
-
-    def multiplier(self, eqn: Any, operand: int, values: Sequence[Array]) -> Array:
-        """Return the array that `pull_back` is given as ``multiplier``, made of the values of `values_needed`."""
-        return jnp.asarray(values[0])
-
-    def is_scaling(self, eqn: Any) -> bool:
-        """Return whether the linear map multiplies entry by entry: the multiplier is laid out like the output."""
-        return False
+    def multiplier(self, eqn: Any, operand: int) -> Any:
+        """Return the input whose value `pull_back` needs, such as the number of a product with it, or None."""
+        return None
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
         """Return the gradient of the operand, given the gradient of the output.
@@ -135,72 +126,19 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
           factor: the gradient of the output.
           eqn: the equation.
           operand: which input the gradient is taken back to.
-          multiplier: what `multiplier` returned, or None where no values are needed.
+          multiplier: the value of the input that `multiplier` returned, or None.
         """
         out = eqn.outvars[0].aval
 
         def apply(value: Array) -> Array:
-            # Inputs whose values are not needed are zero: with them a sum, too, is linear in the operand.
-            values = []
-            for place, variable in enumerate(eqn.invars):
-                if place == operand:
-                    values.append(value)
-                elif multiplier is None:
-                    values.append(jnp.zeros(variable.aval.shape, variable.aval.dtype))
-                else:
-                    values.append(multiplier)
+            # The other inputs are zero: with them a sum, too, is linear in the operand.
+            values = [jnp.zeros(variable.aval.shape, variable.aval.dtype) for variable in eqn.invars]
+            values[operand] = value
             return self.evaluate(eqn, values)[0]
 
         transpose = jax.linear_transpose(apply, shape_of(eqn.invars[operand]))
         (gradient,) = transpose(factor.formed(out.shape).astype(out.dtype))
         return Full(gradient)
-
-    # Third question: which axis of the output belongs to which axis of an operand?
-
-    def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
-        """Return a dict from axes of the operand to axes of the (first) output; axes may be left out.
-
-        Where axis a is mapped to axis b, the entries of the output with index i along b depend on no other entries of
-        the operand than those with index i along a.
-        """
-        return {}
-
-    def varying_axes(self, eqn: Any, varying: Callable[[int], tuple[bool, ...]]) -> tuple[bool, ...]:
-        """Return for each axis of the output whether its entries may differ along it.
-
-        Args:
-          eqn: the equation.
-          varying: (operand) to the same for the axes of that operand.
-        """
-        return tuple(size > 1 for size in eqn.outvars[0].aval.shape)
-
-    # Equations inside a derivative rule that was written by hand (custom_vjp), which compute the gradient of a weight:
-    # one that multiplies two values, and others that move the product about. See `_custom_derivatives`.
-
-    def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
-        """Return (operand, scale) if the equation casts, moves or scales all entries of this operand; otherwise None.
-
-        The scale is the variable or literal, of one entry, that the entries are scaled by. It is None where they are
-        not.
-        """
-        return None
-
-    def follow(self, factor: AbstractFactor, eqn: Any, scale: Array | None) -> AbstractFactor:
-        """Return the gradient after the equation moved it, given the value of the scale of `moved_operand`."""
-        raise NotImplementedError(f"{type(self).__name__} moves nothing")  # pragma: no cover
-
-    def multiplied(self, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
-        """Return the two variables whose values `product` takes, or None if the equation is no such product.
-
-        Args:
-          eqn: the equation.
-          made_by: for each variable of the derivative rule, the equation that makes it.
-        """
-        return None
-
-    def product(self, eqn: Any, first: Array, second: Array) -> AbstractFactor:
-        """Return the output of the equation as a gradient in factors."""
-        raise NotImplementedError(f"{type(self).__name__} multiplies nothing")  # pragma: no cover
 
 
 def is_floating_output(eqn: Any) -> bool:

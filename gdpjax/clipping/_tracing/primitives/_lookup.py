@@ -1,4 +1,4 @@
-"""Rows that are looked up in a table (embeddings), and rows that are added to a table (the derivative of a look-up).
+"""Rows that are looked up in a table (embeddings).
 
 The gradient of the table is `Sparse`: a row that was looked up gets the cotangent of the output that it became.
 """
@@ -11,7 +11,6 @@ from jax import lax
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._factors import Sparse
-from gdpjax.clipping._tracing._jaxprs import is_literal
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 
 
@@ -54,46 +53,6 @@ class DynamicSlice(AbstractPrimitive):
         # A slice that would pass the end of the table starts earlier, so the index counts as the last row.
         shape = eqn.invars[operand].aval.shape
         return _table_rows(x, s, lax.GatherScatterMode.CLIP, shape)
-
-
-@final
-class ScatterAdd(AbstractPrimitive):
-    """``scatter-add`` of whole rows to a table of zeros, in a derivative rule."""
-
-    is_lookup = True
-
-    def multiplied(self, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
-        table, index, rows = eqn.invars
-        numbers = eqn.params["dimension_numbers"]
-        if is_literal(index) or is_literal(rows) or numbers.operand_batching_dims:
-            return None
-
-        # The table has to be zero before the rows are added.
-        maker = made_by.get(table)
-        if maker is None or maker.primitive.name != "broadcast_in_dim" or not _is_zero(maker.invars[0]):
-            return None
-
-        # Each index has to name a place along the first axis, to which a whole row is added.
-        row_shape = tuple(rows.aval.shape[axis] for axis in numbers.update_window_dims)
-        adds_whole_rows = row_shape == tuple(eqn.outvars[0].aval.shape[1:])
-        drops_first_axis = tuple(numbers.inserted_window_dims) == (0,)
-        indexes_first_axis = tuple(numbers.scatter_dims_to_operand_dims) == (0,)
-        if not (adds_whole_rows and drops_first_axis and indexes_first_axis):
-            return None
-
-        dtype = rows.aval.dtype
-        is_precise = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2
-        return [index, rows] if is_precise else None
-
-    def product(self, eqn: Any, first: Array, second: Array) -> Sparse:
-        shape = eqn.outvars[0].aval.shape
-        values = _axes_last(second, eqn.params["dimension_numbers"].update_window_dims)
-        return _table_rows(first, values, eqn.params["mode"], shape)
-
-
-def _is_zero(atom: Any) -> bool:
-    """Return whether an input of an equation is the number 0."""
-    return is_literal(atom) and jnp.ndim(atom.val) == 0 and atom.val == 0
 
 
 def _axes_last(values: Array, last: Sequence[int]) -> Array:

@@ -13,19 +13,15 @@ from gdpjax.clipping._tracing.primitives._convolution import Convolution
 from gdpjax.clipping._tracing.primitives._elementwise import (
     Addition,
     Cast,
-    Entrywise,
     Negation,
-    Reduction,
     Scaling,
 )
-from gdpjax.clipping._tracing.primitives._lookup import DynamicSlice, Gather, ScatterAdd
+from gdpjax.clipping._tracing.primitives._lookup import DynamicSlice, Gather
 from gdpjax.clipping._tracing.primitives._matmul import Matmul
 from gdpjax.clipping._tracing.primitives._reshaping import (
     Broadcast,
     Concatenation,
-    Padding,
     Reshape,
-    Reversal,
     Slice,
     Transposition,
 )
@@ -84,7 +80,6 @@ _FAMILIES["conv_general_dilated"] = Convolution()
 
 _FAMILIES["gather"] = Gather()
 _FAMILIES["dynamic_slice"] = DynamicSlice()
-_FAMILIES["scatter-add"] = ScatterAdd()
 
 # Linear maps, entry by entry.
 
@@ -95,10 +90,8 @@ _FAMILIES["sub"] = Addition(sign=-1)
 for _name in ("add", "add_any"):
     _FAMILIES[_name] = Addition(sign=1)
 
-for _name in ("convert_element_type", "copy", "copy_p"):
-    _FAMILIES[_name] = Cast(is_exact=True)
-for _name in ("reduce_precision", "sharding_constraint"):
-    _FAMILIES[_name] = Cast(is_exact=False)
+for _name in ("convert_element_type", "copy", "copy_p", "reduce_precision", "sharding_constraint"):
+    _FAMILIES[_name] = Cast()
 
 # Linear maps that move entries about.
 
@@ -108,28 +101,3 @@ _FAMILIES["transpose"] = Transposition()
 _FAMILIES["broadcast_in_dim"] = Broadcast()
 _FAMILIES["slice"] = Slice()
 _FAMILIES["concatenate"] = Concatenation()
-_FAMILIES["rev"] = Reversal()
-_FAMILIES["pad"] = Padding()
-
-# Functions that are not linear, or not followed: only their axes are known, for values that examples share.
-
-for _name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"):
-    _FAMILIES[_name] = Reduction()
-
-for _name in (
-    "select_n",
-    "clamp",
-    "max",
-    "min",
-    "abs",
-    "sign",
-    "square",
-    "integer_pow",
-    "pow",
-    "sqrt",
-    "rsqrt",
-    "cbrt",
-):
-    _FAMILIES[_name] = Entrywise()
-for _name in ("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "sin", "cos"):
-    _FAMILIES[_name] = Entrywise()

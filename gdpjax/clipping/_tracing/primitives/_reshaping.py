@@ -1,4 +1,4 @@
-"""Primitives that move entries about: transposes, reshapes, broadcasts, slices, concatenations, reversals, padding.
+"""Primitives that move entries about: transposes, reshapes, broadcasts, slices, concatenations.
 
 The gradient of an entry goes back to where the entry came from. Often the two factors of an outer product can be moved
 back one by one, so that nothing is formed. Otherwise, as after the reshape of a matrix to a vector, which joins axes of
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Weighted
+from gdpjax.clipping._tracing._factors import AbstractFactor, Outer
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_floating_output
 from gdpjax.clipping._weight_axes import Axis
 
@@ -45,113 +45,31 @@ class Transposition(AbstractMove):
         axes: list[Axis] = [("r", 0)] * len(outer.axes)
         for axis, source in enumerate(eqn.params["permutation"]):
             axes[source] = outer.axes[axis]
-        return outer.with_axes(axes)
-
-    def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
-        return {source: axis for axis, source in enumerate(eqn.params["permutation"])}
-
-    def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
-        return 0, None
-
-    def follow(self, factor: AbstractFactor, eqn: Any, scale: Array | None) -> AbstractFactor:
-        permutation = eqn.params["permutation"]
-        if isinstance(factor, Outer):
-            return factor.with_axes([factor.axes[axis] for axis in permutation])
-        gradient = factor.formed(eqn.invars[0].aval.shape)
-        return Full(jnp.transpose(gradient, permutation))
-
-
-class AbstractReshape(AbstractMove):
-    """A family of reshapes: if the number of entries is the same, so is their order in memory."""
-
-    def moved_operand(self, eqn: Any) -> tuple[int, Any] | None:
-        own, out = _shapes(eqn)
-        if _transposes_too(eqn) or math.prod(own) != math.prod(out):
-            return None
-        return 0, None
-
-    def follow(self, factor: AbstractFactor, eqn: Any, scale: Array | None) -> AbstractFactor:
-        own, out = _shapes(eqn)
-        if isinstance(factor, Outer):
-            moved = factor.reshaped(out, own)
-            if moved is not None:
-                return moved
-        return Full(factor.formed(own).reshape(out))
+        return Outer(outer.left, outer.right, tuple(axes))
 
 
 @final
-class Reshape(AbstractReshape):
-    """``reshape``, ``squeeze`` and ``expand_dims``."""
+class Reshape(AbstractMove):
+    """``reshape``, ``squeeze`` and ``expand_dims``: the order of entries in memory is the same."""
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        if _transposes_too(eqn):
+        transposes_too = eqn.params.get("dimensions") if eqn.primitive.name == "reshape" else None
+        if transposes_too is not None:
             return None
-        own, out = _shapes(eqn)
-        return outer.reshaped(own, out)
-
-    def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
-        if _transposes_too(eqn):
-            return {}
-        # The axes are known if only axes of length one were added or removed.
-        own, out = _shapes(eqn)
-        own_long = [axis for axis, size in enumerate(own) if size > 1]
-        out_long = [axis for axis, size in enumerate(out) if size > 1]
-        if [own[axis] for axis in own_long] != [out[axis] for axis in out_long]:
-            return {}
-        return dict(zip(own_long, out_long, strict=True))
+        return outer.reshaped(eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)
 
 
 @final
-class Broadcast(AbstractReshape):
+class Broadcast(AbstractMove):
     """``broadcast_in_dim``."""
-
-    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
-        if not isinstance(factor, Weighted):
-            return super().pull_back(factor, eqn, operand, multiplier)
-        # Add up over the axes along which entries were repeated. `summed` does not form the outer product.
-        own, _ = _shapes(eqn)
-        kept = []
-        for place, size in zip(eqn.params["broadcast_dimensions"], own, strict=True):
-            if size > 1:
-                kept.append(place)
-        return Full(factor.summed(kept).reshape(own))
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
         # A broadcast that repeats nothing and keeps the axes in order is a reshape: it adds axes of length one.
-        own, out = _shapes(eqn)
+        own, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
         places = tuple(eqn.params["broadcast_dimensions"])
-        keeps_sizes = tuple(out[place] for place in places) == own
         keeps_order = tuple(sorted(places)) == places
-        adds_ones = all(size == 1 for axis, size in enumerate(out) if axis not in places)
-        if not (keeps_sizes and keeps_order and adds_ones):
-            return None
-        return outer.reshaped(own, out)
-
-    def axis_map(self, eqn: Any, operand: int) -> dict[int, int]:
-        own, out = _shapes(eqn)
-        axes = {}
-        for axis, place in enumerate(eqn.params["broadcast_dimensions"]):
-            if own[axis] == out[place]:
-                axes[axis] = place
-        return axes
-
-    def varying_axes(self, eqn: Any, varying: Callable[[int], tuple[bool, ...]]) -> tuple[bool, ...]:
-        # The output is constant along the axes that are new.
-        source = varying(0)
-        result = [False] * len(eqn.outvars[0].aval.shape)
-        for axis, place in enumerate(eqn.params["broadcast_dimensions"]):
-            result[place] = source[axis]
-        return tuple(result)
-
-
-def _shapes(eqn: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of the first operand and of the output."""
-    return eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-
-
-def _transposes_too(eqn: Any) -> bool:
-    """Return whether this is a reshape that transposes its operand first."""
-    return eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None
+        repeats_nothing = math.prod(own) == math.prod(out)
+        return outer.reshaped(own, out) if keeps_order and repeats_nothing else None
 
 
 @final
@@ -178,9 +96,9 @@ def _padding(before: int, after: int) -> Callable[[Array, int], Array]:
     """Return a function (array, axis) that puts so many zeros before and after the entries along the axis."""
 
     def pad(x: Array, place: int) -> Array:
-        widths = [(0, 0, 0)] * x.ndim
-        widths[place] = (before, after, 0)
-        return lax.pad(x, jnp.zeros((), x.dtype), widths)
+        widths = [(0, 0)] * x.ndim
+        widths[place] = (before, after)
+        return jnp.pad(x, widths)
 
     return pad
 
@@ -203,18 +121,3 @@ class Concatenation(AbstractMove):
             return lax.slice_in_dim(x, start, stop, axis=place)
 
         return outer.along(dimension, cut)
-
-
-@final
-class Reversal(AbstractMove):
-    """``rev``."""
-
-    def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer:
-        for axis in eqn.params["dimensions"]:
-            outer = outer.along(axis, jnp.flip)
-        return outer
-
-
-@final
-class Padding(AbstractMove):
-    """``pad``: its gradients are formed."""

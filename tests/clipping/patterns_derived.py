@@ -1,21 +1,11 @@
-"""Patterns whose gradients hold a multiple of an array that all examples share; `METHODS` says how each is held.
-
-Parameters named w are large enough to be kept in factors; the others are formed.
-"""
+"""Patterns whose loss makes something of parameters alone: penalties, and weights that are normalised."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.clipping.patterns import _flax, batch, normal, tokens
-from tests.clipping.patterns_custom import METHODS, held
-
-__all__ = ["METHODS"]
-
-FORMED = "formed"
-OUTER = "outer product"
-ROWS = "table rows"
+from tests.clipping.patterns import _flax, batch, normal, pattern, tokens
 
 
 def network(w, p, x):
@@ -34,7 +24,7 @@ def rows(*shape):
     return jnp.asarray(np.asarray(batch(*shape)) / 4)
 
 
-@held(w=OUTER, b=FORMED, c=FORMED)
+@pattern
 def l2_over_the_kernels():
     def loss(p, x):
         return network(p["w"], p, x) + 0.1 * squares((p["w"], p["c"]))
@@ -42,7 +32,7 @@ def l2_over_the_kernels():
     return loss, parameters(), (rows(40),)
 
 
-@held(w=OUTER, b=FORMED, c=FORMED)
+@pattern
 def l2_over_the_tree():
     def loss(p, x):
         return 3 * (network(p["w"], p, x) + 0.1 * squares(p))
@@ -50,7 +40,7 @@ def l2_over_the_tree():
     return loss, parameters(), (rows(40),)
 
 
-@held(w=OUTER, b=FORMED, c=OUTER)
+@pattern
 def norm_scaled_by_the_example():
     def loss(p, x):
         with_norm = network(p["w"], p, x) + jnp.linalg.norm(p["w"])
@@ -59,7 +49,7 @@ def norm_scaled_by_the_example():
     return loss, parameters(), (rows(40),)
 
 
-@held(w=OUTER, c=OUTER)
+@pattern
 def l2_after_loops_and_calls():
     params = {"w": normal(1, 3, 20, 20), "c": normal(3, 20)}
 
@@ -82,7 +72,7 @@ def normalised(v, axis=None, keepdims=False):
     return v / jnp.linalg.norm(v, axis=axis, keepdims=keepdims)
 
 
-@held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
+@pattern
 def weight_norm_by_column():
     def loss(p, x):
         weight = p["g"] * p["w"] / jnp.linalg.norm(p["w"], axis=0)
@@ -91,7 +81,7 @@ def weight_norm_by_column():
     return loss, parameters(g=normal(4, 30)), (rows(40),)
 
 
-@held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
+@pattern
 def weight_norm_by_row():
     def loss(p, x):
         transposed = p["g"] * p["w"].T / jnp.linalg.norm(p["w"], axis=1)
@@ -100,7 +90,7 @@ def weight_norm_by_row():
     return loss, parameters(g=normal(4, 40)), (rows(40),)
 
 
-@held(w=OUTER, b=FORMED, c=OUTER, g=FORMED)
+@pattern
 def weight_norm_of_the_kernel():
     def loss(p, x):
         return network(p["g"] * normalised(p["w"]), p, x)
@@ -108,7 +98,7 @@ def weight_norm_of_the_kernel():
     return loss, parameters(g=jnp.ones(())), (rows(40),)
 
 
-@held(w=OUTER, b=FORMED, c=FORMED)
+@pattern
 def weight_norm_and_l2():
     def loss(p, x):
         of_weight = jnp.sum(jnp.cos(p["w"])) * x[0] / 50
@@ -117,15 +107,7 @@ def weight_norm_and_l2():
     return loss, parameters(), (rows(40),)
 
 
-@held(
-    **{
-        "Dense_0']['bias": FORMED,
-        "Dense_0']['kernel": OUTER,
-        "Dense_1']['bias": FORMED,
-        "Dense_1']['kernel": OUTER,
-        "WeightNorm_0']['Dense_1/kernel/scale": FORMED,
-    }
-)
+@pattern
 def linen_weight_norm():
     import flax.linen as nn
 
@@ -137,7 +119,7 @@ def linen_weight_norm():
     return _flax(Network(), rows(40))
 
 
-@held(w=OUTER, c=OUTER)
+@pattern
 def layers_normalised_before_a_scan():
     params = {"w": normal(1, 3, 20, 20), "c": normal(3, 20)}
 
@@ -153,7 +135,7 @@ def layers_normalised_before_a_scan():
     return loss, params, (rows(20),)
 
 
-@held(e=ROWS, c=FORMED)
+@pattern
 def embedding_with_l2():
     params = {"e": normal(1, 90, 15), "c": normal(3, 15)}
 
@@ -163,7 +145,7 @@ def embedding_with_l2():
     return loss, params, (tokens(6, 90),)
 
 
-@held(w=FORMED, b=FORMED, c=FORMED, k=FORMED)
+@pattern
 def several_products_and_l2():
     params = parameters(k=normal(4, 3, 40, 12))
 
@@ -173,3 +155,36 @@ def several_products_and_l2():
         return network(p["w"], p, x) + jnp.sum(jnp.tanh(y)) + 0.1 * squares(p)
 
     return loss, params, (rows(4, 40),)
+
+
+@pattern
+def two_outputs_without_data():
+    """One of them is taken for a parameter, and the other one chooses what is looked up."""
+
+    def loss(p, x):
+        values, order = lax.top_k(p["w"], 3)
+        return jnp.sum(jnp.tanh(x[order] * values))
+
+    return loss, {"w": normal(1, 7)}, (batch(7),)
+
+
+@pattern
+def no_data_at_all():
+    def loss(p, x):
+        return squares(p)
+
+    return loss, {"w": normal(1, 7)}, (batch(7),)
+
+
+@pattern
+def of_one_another():
+    """Values made of derived ones, of images, and of both; one that no gradient reaches."""
+
+    def loss(p, x):
+        scale = jnp.exp(p["s"])
+        kernel = (scale * p["w"]).T
+        frozen = lax.stop_gradient(jnp.sum(kernel))
+        first = x @ (kernel.T + 0.5 * p["w"][:, ::-1])
+        return jnp.sum(jnp.sin(first) * scale) * frozen + jnp.max(kernel) * x[0]
+
+    return loss, {"w": normal(1, 5, 4), "s": normal(2)}, (batch(5),)

@@ -1,0 +1,255 @@
+"""The special cases of the gradient engine, with and without each: what a case does not pay for is not worth its code.
+
+    python -m benchmarks.bench_special_cases --output FILE
+    python -m benchmarks.bench_special_cases --target tpu --libtpu build/libtpu --output FILE
+
+The first command times them on this machine, in turns; the second compiles for a device that is not there (``tpu`` or
+``gpu``), whose figures are counts of its compiler. What a file of results has for other targets and cases is kept.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import statistics
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+from benchmarks import machine, writing
+
+PLAIN, WITH, WITHOUT = "no privacy", "with", "without"
+PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy")
+MIB = 2**20
+
+
+class Special(NamedTuple):
+    """A special case of the engine on one model.
+
+    Attributes:
+      case: the name of the special case.
+      model: the name of the model.
+      patches: what is replaced to be without it: (path, value).
+    """
+
+    case: str
+    model: str
+    patches: tuple[tuple[str, Any], ...]
+
+
+_CLIPPING = "gdpjax.clipping."
+_NO_SHARED = ((_CLIPPING + "_tracing._row_gradients.shared_values", lambda *args: []),)
+_NO_RULES = ((_CLIPPING + "_tracing._parameter_flow.derivative_rule", lambda eqn: None),)
+_NO_TIED = ((_CLIPPING + "_tracing._factors.Tied._has_rows_apart", False),)
+_NO_EXACT = ((_CLIPPING + "_gradients._table_rows.is_exact", lambda *args: False),)
+_NO_FAST = (
+    (_CLIPPING + "_tracing.primitives._fast_convolution.is_rewritten", lambda eqn: False),
+    (_CLIPPING + "_tracing.primitives._convolution.Convolution.is_site", lambda self, eqn, operand: False),
+)
+_NO_POSITIONS = (
+    (_CLIPPING + "_tracing._factors.positions_pay", lambda *args: False),
+    (_CLIPPING + "_tracing._row_gradients.positions_pay", lambda *args: False),
+)
+
+SPECIALS = (
+    Special("shared terms", "mlp, an L2 term in its loss", _NO_SHARED),
+    Special("shared terms", "mlp, weights normalised by column", _NO_SHARED),
+    Special("shared terms", "resnet, kernels standardised", _NO_SHARED),
+    Special("derivative rules", "mlp, weights of 8 bits passed straight through", _NO_RULES),
+    Special("tied tables", "vocabulary_50k_tied", _NO_TIED),
+    Special("tied tables", "GPT-2 small, texts of 100 tokens, a tied head", _NO_TIED),
+    Special("exact table sums", "imdb", _NO_EXACT),
+    Special("exact table sums", "recommender of the paper, B=10,000", _NO_EXACT),
+    Special("fast convolutions", "cnn", _NO_FAST),
+    Special("fast convolutions", "resnet", _NO_FAST),
+    Special("position products", "vocabulary_50k", _NO_POSITIONS),
+    Special("position products", "GPT-2 small, texts of 100 tokens, a head of its own", _NO_POSITIONS),
+)
+
+
+def _model(name: str) -> Any:
+    """Return (loss, batch size, clip norm, parameters and batch as NumPy arrays) of a model of `SPECIALS`."""
+    import jax
+    import jax.numpy as jnp
+
+    from benchmarks.clipping import cases
+    from benchmarks.clipping.models import Transformer
+
+    if name.startswith("recommender"):
+        return _recommender()
+    if name.startswith("GPT-2"):
+        model = Transformer(12, 768, 12, 100, 50_257, tied="tied" in name)
+        return model.loss, 1.0, cases.Case("gpt2", name, model, 4, 1.0).data()
+    base, _, change = name.partition(", ")
+    case = next(case for case in cases.CPU if case.name == base)
+    loss = case.model.loss
+
+    def changed(params: Any) -> Any:
+        def weight(leaf: Any) -> Any:
+            if leaf.ndim < 2:
+                return leaf
+            if change.startswith("weights normalised"):
+                return leaf / jnp.linalg.norm(leaf, axis=0)
+            if change.startswith("kernels standardised"):
+                if leaf.ndim < 4:
+                    return leaf
+                axes = (0, 1, 2)
+                centred = leaf - leaf.mean(axes)
+                return centred / jnp.sqrt(centred.var(axes) * (leaf.size // leaf.shape[-1]) + 1e-4)
+            return _rounded(leaf)
+
+        return jax.tree.map(weight, params)
+
+    @jax.custom_vjp
+    def _rounded(leaf: Any) -> Any:
+        scale = 127 / jnp.abs(leaf).max()
+        return jnp.round(leaf * scale) / scale
+
+    _rounded.defvjp(lambda leaf: (_rounded(leaf), None), lambda _, g: (g,))
+
+    def new_loss(params: Any, *batch: Any) -> Any:
+        if change.startswith("an L2"):
+            weights = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
+            return loss(params, *batch) + 1e-4 * sum(jnp.sum(leaf**2) for leaf in weights)
+        return loss(changed(params), *batch)
+
+    return (new_loss if change else loss), case.clip_norm, case.data()
+
+
+def _recommender() -> Any:
+    """Return the paper's recommender of movies, on a batch of 10,000 ratings."""
+    import jax
+    import numpy as np
+    import optax
+
+    from experiments.models.networks import PaperRecommender
+
+    rng = np.random.default_rng(0)
+    pairs = np.stack([rng.integers(6_040, size=10_000), rng.integers(3_706, size=10_000)], 1).astype(np.int32)
+    model = PaperRecommender(5)
+    params: Any = jax.tree.map(np.asarray, model.init(jax.random.key(0), pairs[0]))
+
+    def loss(params: Any, pair: Any, label: Any) -> Any:
+        logits: Any = model.apply(params, pair)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+    return loss, 5.0, (params, pairs, rng.integers(5, size=10_000, dtype=np.int32))
+
+
+@contextlib.contextmanager
+def _patched(patches: tuple[tuple[str, Any], ...]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for path, value in patches:
+            stack.enter_context(mock.patch(path, value))
+        yield
+
+
+def _functions(special: Special) -> Any:
+    """Return the functions by name, and their arguments."""
+    import jax
+
+    import gdpjax
+    from benchmarks.clipping.contenders import BATCH_ARGNUMS
+
+    loss, clip_norm, data = _model(special.model)
+
+    def plain(params: Any, *batch: Any) -> Any:
+        return jax.grad(lambda params: jax.vmap(loss, (None, 0, 0))(params, *batch).mean())(params)
+
+    def ours(*arguments: Any) -> Any:
+        return gdpjax.clipped_grad(loss, clip_norm, batch_argnums=BATCH_ARGNUMS)(*arguments)
+
+    def without(*arguments: Any) -> Any:
+        with _patched(special.patches):
+            return gdpjax.clipped_grad(loss, clip_norm, batch_argnums=BATCH_ARGNUMS)(*arguments)
+
+    return {PLAIN: plain, WITH: ours, WITHOUT: without}, data
+
+
+def timed(special: Special, repetitions: int) -> dict[str, Any]:
+    """Return the figures of a special case on this machine."""
+    import jax
+
+    from benchmarks import turns
+
+    functions, data = _functions(special)
+    data = jax.device_put(data)
+    entries = [turns.compiled(name, function, *data)[0] for name, function in functions.items()]
+    turns.take_turns(entries, repetitions)
+    figures = {}
+    for entry in entries:
+        figures[entry.name] = {**entry.facts, "median_seconds": statistics.median(entry.seconds)}
+    return figures
+
+
+def compiled(special: Special, target: Any) -> dict[str, Any]:
+    """Return the figures of the compiler of a device that is not there."""
+    import jax
+
+    functions, data = _functions(special)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
+    return {name: target.compile(function, shapes) for name, function in functions.items() if name != PLAIN}
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """Return the page of results."""
+    from benchmarks.tables import table
+
+    sections = []
+    for target, of_target in results["targets"].items():
+        rows = []
+        for name, figures in of_target["cases"].items():
+            first, second = figures[WITH], figures[WITHOUT]
+            cells = [name, of_target["commits"].get(name, "")]
+            for key, unit in (("median_seconds", 1e-3), ("temp_bytes", MIB), ("temp", MIB), ("bytes", MIB)):
+                if first.get(key):
+                    cells += [first[key] / unit, second[key] / unit, second[key] / first[key]]
+            rows.append(cells)
+        columns = ["case", "commit"]
+        for key, title in (("median_seconds", "ms"), ("temp_bytes", "MiB"), ("temp", "MiB"), ("bytes", "MiB moved")):
+            if first.get(key):
+                columns += [f"{title} with", "without", "x"]
+        sections.append((target, f"`{of_target['command']}`\n\n" + table(columns, rows)))
+    lead = (
+        "x is the figure without the special case over that with it. A case is kept for 1.3 in time or 2 in memory; "
+        "those that are gone were measured at the commit that is named."
+    )
+    return writing.document("Special cases of the gradient engine, with and without", [lead], sections)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="the file of results; its page beside it")
+    parser.add_argument("--cases", nargs="*", default=(), help="only those whose names contain one of these")
+    parser.add_argument("--target", choices=("here", "tpu", "gpu"), default="here")
+    parser.add_argument("--libtpu", type=pathlib.Path, help="the folder of the wheel of TPUs")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--commit", default="", help="the commit that is measured, for cases that will be deleted")
+    options = parser.parse_args(arguments)
+
+    if options.target == "here":
+        machine.use_cores(1)
+    else:
+        from benchmarks.accelerators.target import describe
+
+        target = describe(options.target, options.libtpu)
+    path = options.output
+    results = json.loads(path.read_text()) if path.exists() else {"targets": {}}
+    of_target = results["targets"].setdefault(options.target, {"cases": {}, "commits": {}})
+    of_target["command"] = writing.command("benchmarks.bench_special_cases", arguments)
+    of_target["machine"] = machine.describe(PACKAGES)
+    for special in SPECIALS:
+        name = f"{special.case}: {special.model}"
+        if options.cases and not any(part in name for part in options.cases):
+            continue
+        here = options.target == "here"
+        figures = timed(special, options.repetitions) if here else compiled(special, target)
+        of_target["cases"][name] = figures
+        of_target["commits"][name] = options.commit
+        print(json.dumps({"name": name, **figures}), flush=True)
+        writing.write_json(results, path)
+    writing.write_with_tables(results, path, markdown(results))
+
+
+if __name__ == "__main__":
+    main()
