@@ -220,7 +220,7 @@ def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_wo
         engine.chunk,
         call.batch_size,
         _clipped_flops(call, strategy, microbatch_size, budget, constant_work),
-        _ordinary_flops(call, plan.whole),
+        _ordinary_flops(call, plan.frame),
     )
 
 

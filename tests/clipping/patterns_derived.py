@@ -178,7 +178,7 @@ def no_data_at_all():
 
 @pattern
 def of_one_another():
-    """Values made of derived ones, of images, and of both; one that no gradient reaches."""
+    """Values made of parameters alone in several steps; one of them no gradient reaches."""
 
     def loss(p, x):
         scale = jnp.exp(p["s"])

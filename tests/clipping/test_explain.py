@@ -65,10 +65,10 @@ def test_what_is_kept_in_factors(name):
 
 
 REASONS = {
-    "weight_norm": ("v", "without data: div"),
-    "l2_in_the_loss": ("a", "dot_general, without data: mul"),
+    "weight_norm": ("v", "mul"),
+    "l2_in_the_loss": ("a", "integer_pow"),
     "rules_that_are_left_to_jax": ("w", "custom_vjp_call"),
-    "branch_on_parameters": ("s", "without data: cond"),
+    "branch_on_parameters": ("s", "passed on by a branch"),
     "carried_parameter": ("w", "carried by a scan"),
     "tied_embedding": ("e", "gather, dot_general, a sum of 6 outer products"),
 }

@@ -28,8 +28,6 @@ REMAT = frozenset({"remat", "remat2", "checkpoint"})
 """Primitives that compute their jaxpr again in the backward pass."""
 CUSTOM = frozenset({"custom_vjp_call", "custom_jvp_call"})
 """Primitives with a derivative rule that was written by hand."""
-NO_GRADIENT = frozenset({"stop_gradient"})
-"""Primitives through which no gradient goes."""
 
 
 class Frame(NamedTuple):
@@ -141,15 +139,6 @@ def is_precise(variable: Any) -> bool:
     """Return whether a variable is a floating number of at least 16 bits."""
     dtype = variable.aval.dtype
     return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2
-
-
-def makers_of(jaxpr: Any) -> dict[Any, Any]:
-    """Return a dict from each variable to the equation that makes it."""
-    makers = {}
-    for eqn in jaxpr.eqns:
-        for variable in eqn.outvars:
-            makers[variable] = eqn
-    return makers
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -32,7 +32,6 @@ import jax.numpy as jnp
 from gdpjax._core.types import Array
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, check_factor
 from gdpjax.clipping._tracing._jaxprs import (
-    NO_GRADIENT,
     REMAT,
     Frame,
     dependencies,
@@ -348,6 +347,7 @@ class _Location(NamedTuple):
 
 _CONSTANT = _Value()
 _DATA = _Value(is_data=True)
+_NO_GRADIENT = frozenset({"stop_gradient"})
 
 
 def _combined(inputs: Sequence[_Value]) -> _Value:
@@ -391,7 +391,7 @@ class _Walk:
 
         # Of the outermost frame only the first output, the loss, is differentiated.
         differentiated = jaxpr.outvars if location.place else jaxpr.outvars[:1]
-        live = dependencies(jaxpr, differentiated, NO_GRADIENT)
+        live = dependencies(jaxpr, differentiated, _NO_GRADIENT)
         for index, eqn in enumerate(jaxpr.eqns):
             operands = [read(atom) for atom in eqn.invars]
             if _linear_images(operands) and not live.isdisjoint(eqn.outvars):
@@ -412,7 +412,7 @@ class _Walk:
         """Follow linear images of parameters through one equation."""
         name = eqn.primitive.name
         has_gradient = any(jnp.issubdtype(variable.aval.dtype, jnp.inexact) for variable in eqn.outvars)
-        if not has_gradient or name in NO_GRADIENT:
+        if not has_gradient or name in _NO_GRADIENT:
             return [_combined(inputs)] * len(eqn.outvars)
         if bodies is not None and name == "scan":
             return self.scan(eqn, bodies[0], inputs, location)

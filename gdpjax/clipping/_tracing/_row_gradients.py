@@ -7,15 +7,13 @@
 `plan_of` reads the jaxpr of the loss of one example, and finds out which parameters can be tapped (`_parameter_flow`).
 Then `row_gradients` takes these steps:
 
-1. It computes what the loss makes of parameters alone (`_derived_values`), once for all examples.
-2. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient, mapped over the batch by vmap.
-3. It turns what the sites saw into factors, and pulls them back to the parameters (`primitives`).
-4. It chooses the form of each gradient (`AbstractFactor.compact`). Where a gradient is the sum of several outer
+1. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient, mapped over the batch by vmap.
+2. It turns what the sites saw into factors, and pulls them back to the parameters (`primitives`).
+3. It chooses the form of each gradient (`AbstractFactor.compact`). Where a gradient is the sum of several outer
    products for an example, it is formed, by one batched product of activations and cotangents. Only a large gradient
    with few positions stays in factors.
-5. It takes the gradients of derived values back to the parameters, and adds them to theirs.
 
-A `Plan` also predicts from shapes, before anything is computed, which gradients step 4 will form (`Plan.is_formed`).
+A `Plan` also predicts from shapes, before anything is computed, which gradients step 3 will form (`Plan.is_formed`).
 The prediction decides how many rows a chunk has, and nothing else.
 """
 
@@ -29,15 +27,8 @@ import jax.numpy as jnp
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._gradients import AbstractRowGradients, positions_pay, wide
-from gdpjax.clipping._tracing._derived_values import (
-    DerivedValue,
-    derived_values,
-    evaluate_derived,
-    values_without_data,
-    with_derived_inputs,
-)
 from gdpjax.clipping._tracing._factors import AbstractFactor, Full, total_of
-from gdpjax.clipping._tracing._jaxprs import Frame, is_literal, makers_of
+from gdpjax.clipping._tracing._jaxprs import Frame, is_literal
 from gdpjax.clipping._tracing._parameter_flow import (
     AbstractLink,
     LinearMap,
@@ -47,30 +38,20 @@ from gdpjax.clipping._tracing._parameter_flow import (
     parameter_flow,
     pull_back_use,
 )
-from gdpjax.clipping._tracing._probes import replay, values_seen, zero_probes
+from gdpjax.clipping._tracing._probes import parameter_values, replay, values_seen, zero_probes
 from gdpjax.clipping._tracing.primitives._abstract import num_bytes
 
 
 class Plan(NamedTuple):
-    """The plan of a gradient: which parameters are tapped, which are formed, and which derived values there are.
+    """The plan of a gradient: which parameters are tapped and which are formed.
 
     Attributes:
-      frame: the loss of one example. Its inputs are the parameters, the derived values, and the data.
-      flow: which inputs are tapped and which are formed. Derived values are numbered after the parameters.
-      whole: the loss as it was traced, with the parameters and the data as inputs.
-      num_params: how many parameters there are.
-      derived: the derived values.
+      frame: the loss of one example. Its inputs are the parameters, and then the data.
+      flow: which parameters are tapped and which are formed.
     """
 
     frame: Frame
     flow: ParameterFlow
-    whole: Frame
-    num_params: int
-    derived: tuple[DerivedValue, ...]
-
-    def derived_from(self, leaf: int) -> list[DerivedValue]:
-        """Return the derived values that depend on a parameter."""
-        return [value for value in self.derived if leaf in value.leaves]
 
     def uses_of(self, leaf: int) -> list[Use]:
         """Return the uses of a parameter; none where it is not tapped."""
@@ -98,7 +79,7 @@ class Plan(NamedTuple):
 
     def is_formed(self, leaf: int) -> bool:
         """Return whether the gradient of a parameter will be formed, as far as shapes tell."""
-        if not self.is_tapped(leaf) or self.derived_from(leaf):
+        if not self.is_tapped(leaf):
             return True
         if any(site.is_formed for site in self.sites_of(leaf)):
             return True
@@ -120,22 +101,14 @@ class Plan(NamedTuple):
         return _activation_bytes(self.frame)
 
     def working_bytes(self) -> int:
-        """Return the bytes that sites need to make their factors, and gradients of derived values, for one example."""
-        of_sites = sum(site.working_bytes for site in self.flow.sites.values())
-        return of_sites + sum(num_bytes(value.variable.aval) for value in self.derived)
+        """Return the bytes that the sites need to make their factors, for one example."""
+        return sum(site.working_bytes for site in self.flow.sites.values())
 
     def reason(self, leaf: int) -> str:
         """Return the primitives at which the gradient of a parameter is read off, or why it is formed, as text."""
-        if self.is_tapped(leaf):
-            parts = _counted([site.kind for site in self.sites_of(leaf)])
-        else:
-            parts = [self.flow.formed[leaf]]
-
-        # The last operation that makes each value derived from it.
-        made_by = makers_of(self.whole.jaxpr)
-        makers = [made_by[value.variable].primitive.name for value in self.derived_from(leaf)]
-        parts += [f"without data: {name}" for name in dict.fromkeys(makers)]
-        return ", ".join(parts) or "not used"
+        if not self.is_tapped(leaf):
+            return self.flow.formed[leaf]
+        return ", ".join(_counted([site.kind for site in self.sites_of(leaf)])) or "not used"
 
 
 def _counted(names: list[str]) -> list[str]:
@@ -166,10 +139,7 @@ def plan_of(frame: Frame, num_params: int, formed: dict[int, str]) -> Plan:
       num_params: how many parameters there are.
       formed: parameters that are not to be tapped, and why.
     """
-    derived = [] if formed else derived_values(frame, num_params)
-    body = with_derived_inputs(frame, num_params, derived)
-    flow = parameter_flow(body, num_params + len(derived), formed)
-    return Plan(body, flow, frame, num_params, tuple(derived))
+    return Plan(frame, parameter_flow(frame, num_params, formed))
 
 
 def row_gradients(
@@ -186,13 +156,7 @@ def row_gradients(
       data: the data, with a leading axis of examples.
       map_rows: maps a function of one example over the rows, as `jax.vmap` does.
     """
-    # Derived values and multipliers are computed once, and not for each example.
-    values, pull_back = evaluate_derived(plan.whole, params, plan.derived)
-    inputs = [*params, *values]
-    multipliers = _multipliers(plan, inputs)
-
-    # Map one example's gradients over the batch.
-    one_example = functools.partial(_one_example, plan, inputs, multipliers, pull_back)
+    one_example = functools.partial(_one_example, plan, params, _multipliers(plan, params))
     factors, outputs = map_rows(one_example, in_axes=(0,))(list(data))
     gradients = []
     for factor, param in zip(factors, params, strict=True):
@@ -215,68 +179,53 @@ def _in_sum_dtype(param: Array, x: Array) -> Array:
 
 def _one_example(
     plan: Plan,
-    inputs: Sequence[Array],
+    params: Sequence[Array],
     multipliers: dict[AbstractLink, Array],
-    pull_back: Callable[[Sequence[Array]], dict[int, Array]],
     data: Sequence[Array],
 ) -> tuple[list[AbstractFactor], list[Array]]:
     """Return one example's gradients of the parameters, and the outputs of the loss.
 
     Args:
       plan: the plan.
-      inputs: the parameters and the derived values.
+      params: the parameters.
       multipliers: the values of the multipliers of links.
-      pull_back: from the gradients of the derived values to those of the parameters.
       data: the example.
     """
     flow = plan.flow
     formed = sorted(flow.formed)
 
-    # The loss as a function of the inputs that JAX differentiates, and of the probes.
+    # The loss as a function of the parameters that JAX differentiates, and of the probes.
     def loss(formed_values: Sequence[Array], probes: Any) -> tuple[Array, list[Array]]:
-        merged = list(inputs)
+        merged = list(params)
         for leaf, value in zip(formed, formed_values, strict=True):
             merged[leaf] = value
         outputs = replay(plan.frame, [*merged, *data], flow.sites, probes)
         return outputs[0], outputs
 
     # One derivative gives the gradients that JAX forms, and what every site saw.
-    formed_values = [inputs[leaf] for leaf in formed]
+    formed_values = [params[leaf] for leaf in formed]
     differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
     (gradients, answers), outputs = differentiate(formed_values, zero_probes(flow.sites))
     gradient_of = dict(zip(formed, gradients, strict=True))
     seen = {place: values_seen(flow.sites[place], answer) for place, answer in answers.items()}
 
-    # The gradient of each input, added up over its uses.
+    # The gradient of each parameter, added up over its uses.
     factors: list[AbstractFactor] = []
-    for leaf, value in enumerate(inputs):
+    for leaf, param in enumerate(params):
         parts = []
         for use in plan.uses_of(leaf):
             parts.append(pull_back_use(flow.sites[use.place], use, seen[use.place], multipliers))
         if leaf in gradient_of:
             factors.append(Full(gradient_of[leaf]))
         elif parts:
-            factors.append(total_of(parts, value.shape))
+            factors.append(total_of(parts, param.shape).compact(param.shape))
         else:
-            factors.append(Full(jnp.zeros(value.shape, value.dtype)))
-
-    # Take the gradients of derived values back to the parameters.
-    of_derived = []
-    for factor, value in zip(factors[plan.num_params :], inputs[plan.num_params :], strict=True):
-        of_derived.append(factor.formed(value.shape))
-    pulled_back = pull_back(of_derived)
-    compact = []
-    for leaf in range(plan.num_params):
-        shape = inputs[leaf].shape
-        if leaf in pulled_back:
-            compact.append(Full(factors[leaf].formed(shape) + pulled_back[leaf]))
-        else:
-            compact.append(factors[leaf].compact(shape))
-    return compact, outputs
+            factors.append(Full(jnp.zeros(param.shape, param.dtype)))
+    return factors, outputs
 
 
-def _multipliers(plan: Plan, inputs: Sequence[Array]) -> dict[AbstractLink, Array]:
-    """Return the values of the multipliers of links, given the parameters and derived values."""
+def _multipliers(plan: Plan, params: Sequence[Array]) -> dict[AbstractLink, Array]:
+    """Return the values of the multipliers of links. They are computed once, and not for each example."""
     links = {}
     for uses in plan.flow.tapped.values():
         for use in uses:
@@ -284,6 +233,5 @@ def _multipliers(plan: Plan, inputs: Sequence[Array]) -> dict[AbstractLink, Arra
                 if isinstance(link, LinearMap) and link.multiplier is not None:
                     links[link] = link.multiplier
 
-    variables = [atom for atom in links.values() if not is_literal(atom)]
-    known = dict(zip(variables, values_without_data(plan.frame, inputs, variables), strict=True))
+    known = parameter_values(plan.frame, params, [atom for atom in links.values() if not is_literal(atom)])
     return {link: jnp.asarray(atom.val if is_literal(atom) else known[atom]) for link, atom in links.items()}
