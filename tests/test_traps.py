@@ -612,11 +612,10 @@ TRAPS = {
     62: Trap(
         "Positions that cancel pass unclipped, as the norm from Gram matrices is clamped at zero.",
         (
-            "tests/clipping/test_position_products.py::test_without_the_allowance_norms_would_be_understated",
-            "tests/clipping/test_position_products.py::test_no_norm_is_below_that_of_the_gradient_or_of_what_is_added",
-            "tests/clipping/test_position_products.py::test_a_tied_embedding_is_clipped_by_the_norm_of_both_parts",
+            "tests/clipping/test_factors_sound.py::test_positions_that_cancel_do_not_hide_a_gradient",
+            "tests/clipping/test_patterns.py::test_taps_give_the_definition",
         ),
-        "kappa = gamma = 0, the clamped norm: asserted in the first of these",
+        "`Outer.compact` kept several positions in factors",
     ),
     63: Trap(
         "A convolution's gradient, written by hand for speed, is wrong in its padding or its kernel.",

@@ -1,8 +1,7 @@
 """Bound each example's gradient: transformations of a loss function.
 
 Read `_clipped_grad` first: it goes from the loss to the clipped sum, and names the module of each step. What a
-primitive does to gradients is in `_tracing/primitives`, a clip rule in `_rules`, and a form of gradients in
-`_gradients`.
+primitive does to gradients is in `_tracing/primitives`, a clip rule in `_rules`, and a form of gradients in `_forms`.
 """
 
 from gdpjax.clipping._accumulation import AccumulationCharge, accumulation_charge, charge_of_sum
@@ -10,11 +9,22 @@ from gdpjax.clipping._augmentation import average_augmentations
 from gdpjax.clipping._clip_rows import ClippedRows, clip_rows
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad
 from gdpjax.clipping._explain import explain
+from gdpjax.clipping._forms import AbstractFactor, Full, Outer, Sparse
 from gdpjax.clipping._operations import product_flops
 from gdpjax.clipping._per_example_grad import per_example_grad
-from gdpjax.clipping._rules import AbstractClipRule, AutoS, Flat, Groups, Normalize, PerGroup, PerLeaf, as_rule
-from gdpjax.clipping._sensitivity import Sensitivity, rule_sensitivity
-from gdpjax.clipping._tracing import AbstractFactor, AbstractPrimitive, Full, Outer, Sparse, register_primitive
+from gdpjax.clipping._rules import (
+    AbstractClipRule,
+    AutoS,
+    Flat,
+    Groups,
+    Normalize,
+    PerGroup,
+    PerLeaf,
+    Sensitivity,
+    as_rule,
+    rule_sensitivity,
+)
+from gdpjax.clipping._tracing import AbstractPrimitive, register_primitive
 
 __all__ = [
     "AbstractClipRule",

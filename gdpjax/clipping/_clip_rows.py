@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows
-from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
+from gdpjax.clipping._forms import formed_rows
 from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping._rules import AbstractClipRule, trained_groups
 
@@ -77,7 +77,7 @@ def clip_rows(
 
     budget = rounding_budget(trained_shapes, max_batch_size or num_rows)
     groups = trained_groups(rule, one_gradient, is_trained)
-    gradients: list[AbstractRowGradients] = [FormedGradients(leaf) for leaf in rows]
+    gradients = [formed_rows(leaf) for leaf in rows]
     sums, scales = sum_of_rows(gradients, trained_shapes, rule, groups, budget, is_padding=None)
     return ClippedRows(merge_leaves(one_gradient, is_trained, sums), scales.norms, num_rows)
 

@@ -10,7 +10,7 @@ no other row depends on it. `ClippedGrad.__call__` takes these steps, and each h
 1. check the arguments and trace the loss of one example, so that no row can depend on another (`_loss`);
 2. lower the clip norm a little, so that the bound holds for the sum as it is rounded (`_rounding_budget`);
 3. choose how gradients are computed, and how many rows a chunk has (`_planner`);
-4. compute the gradients of a chunk (`_tracing`), each held in the form that suits it (`_gradients`);
+4. compute the gradients of a chunk (`_tracing`), each held in the form that suits it (`_forms`);
 5. weight the rows by the clip rule (`_rules`) and add them up, chunk by chunk (`_clipped_sum`);
 6. add the sums of several devices, where the batch is on a mesh (`_devices`);
 7. record the sum, so that `gdpjax.privatize` gives noise to it and to nothing else (`_core.provenance`).
@@ -35,8 +35,7 @@ from gdpjax.clipping._loss_checks import refuse_call_as_schedule
 from gdpjax.clipping._per_example_grad import zero_padding_rows
 from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
-from gdpjax.clipping._rules import AbstractClipRule, as_rule, trained_groups
-from gdpjax.clipping._sensitivity import rule_sensitivity
+from gdpjax.clipping._rules import AbstractClipRule, as_rule, rule_sensitivity, trained_groups
 
 
 def clipped_grad(

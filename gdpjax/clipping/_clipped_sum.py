@@ -3,7 +3,7 @@
 The rows are taken all at once or in chunks, by `lax.scan`, so that memory is that of one chunk. Three things happen to
 a chunk:
 
-    gradients = engine.gradients(rows)                     # in whatever form they are held (`_gradients`)
+    gradients = engine.gradients(rows)                     # in whatever form they are held (`_forms`)
     weights   = rule(norms of the gradients)               # `row_scales`
     sums     += sum_i weights_i gradients_i                # within the budget of `_rounding_budget`
 
@@ -24,7 +24,7 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM, is_traced
 from gdpjax._core.trees import wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients, RowWeights, RunningSum, stacked, wide
+from gdpjax.clipping._forms import RowGradients, RowWeights, RunningSum, formed_rows, stacked, wide
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
@@ -71,7 +71,7 @@ class Pack(NamedTuple):
         flat = jax.ShapeDtypeStruct((num_entries,), norm_dtype(members))
         return RunningSum.zero(flat, self.is_compensated)
 
-    def gradients(self, gradients: list[AbstractRowGradients]) -> AbstractRowGradients:
+    def gradients(self, gradients: list[RowGradients]) -> RowGradients:
         """Return the gradients of these parameters as those of one."""
         if len(self.leaves) == 1:
             return gradients[self.leaves[0]]
@@ -79,7 +79,7 @@ class Pack(NamedTuple):
         for leaf in self.leaves:
             formed = wide(gradients[leaf].formed())
             flat.append(formed.reshape(formed.shape[0], -1))
-        return FormedGradients(jnp.concatenate(flat, axis=1))
+        return formed_rows(jnp.concatenate(flat, axis=1))
 
     def split(self, total: Array, params: list[Any]) -> list[Array]:
         """Return the sum of each of these parameters."""
@@ -137,7 +137,7 @@ def packs_of(params: list[Any], is_formed: list[bool], is_compensated: list[bool
 
 def row_scales(
     packs: list[Pack],
-    gradients: list[AbstractRowGradients],
+    gradients: list[RowGradients],
     rule: AbstractClipRule,
     groups: Groups,
     slack: float,
@@ -188,7 +188,7 @@ def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
 def add_clipped(
     packs: list[Pack],
     totals: list[RunningSum],
-    gradients: list[AbstractRowGradients],
+    gradients: list[RowGradients],
     rule: AbstractClipRule,
     groups: Groups,
     budget: RoundingBudget,
@@ -208,7 +208,7 @@ def add_clipped(
 
 
 def sum_of_rows(
-    gradients: list[AbstractRowGradients],
+    gradients: list[RowGradients],
     leaves: list[Any],
     rule: AbstractClipRule,
     groups: Groups,
@@ -216,7 +216,7 @@ def sum_of_rows(
     is_padding: Array | None,
 ) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
-    is_formed = [isinstance(each, FormedGradients) for each in gradients]
+    is_formed = [each.is_formed for each in gradients]
     is_compensated = [each.needs_compensation(budget, 1) for each in gradients]
     packs = packs_of(leaves, is_formed, is_compensated, groups)
     totals = [pack.zero(leaves) for pack in packs]

@@ -209,11 +209,12 @@ def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_wo
             leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0, 0))
             continue
         number, gradient = next(rows)
+        method = gradient.factor.method
         reason = plan.reason(number)
-        if gradient.method == "formed" and plan.is_tapped(number) and plan.num_positions(number) > 1:
+        if method == "formed" and plan.is_tapped(number) and plan.num_positions(number) > 1:
             reason = f"{reason}, a sum of {plan.num_positions(number)} outer products"
         formed_bytes = math.prod(shape) * wide_dtype(param).itemsize
-        leaves.append(LeafPlan(name, shape, gradient.method, reason, gradient.num_bytes, formed_bytes))
+        leaves.append(LeafPlan(name, shape, method, reason, gradient.num_bytes, formed_bytes))
     return Explanation(
         tuple(leaves),
         strategy,

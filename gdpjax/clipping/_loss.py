@@ -21,7 +21,12 @@ import numpy as np
 from gdpjax._core.arguments import call_loss, check_callable, check_flag, check_positions, leaves_of
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._batch_statistics import refuse_mean_of_one_example
+from gdpjax.clipping._guesses import (
+    WholeArgument,
+    refuse_closed_over_rows,
+    refuse_mean_of_one_example,
+    refuse_unnamed_arguments,
+)
 from gdpjax.clipping._loss_checks import (
     check_batch_size,
     check_keys,
@@ -33,7 +38,6 @@ from gdpjax.clipping._loss_checks import (
     split_aux,
 )
 from gdpjax.clipping._row_independence import CONVOLUTION, read_program
-from gdpjax.clipping._whole_arrays import WholeArgument, refuse_closed_over_rows, refuse_unnamed_arguments
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@
     gradients, (losses, aux) = engine.gradients(rows, positions)        # of at most engine.chunk rows
 
 Gradients are read off the loss in factors (`_tracing`). Which of them stay factors and which are formed is not decided
-here: each kind of factor says so itself, in `AbstractFactor.compact` (`_tracing/_factors.py`). The number of rows in a
+here: each kind of factor says so itself, in `AbstractFactor.compact` (`_forms`). The number of rows in a
 chunk only depends on the outcome, because gradients that are formed take memory.
 
 What a chunk keeps should stay in a cache, but every chunk reads and writes the running sums once, which should not cost
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from gdpjax._core import xla
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._gradients import AbstractRowGradients, FormedGradients
+from gdpjax.clipping._forms import RowGradients, formed_rows
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._row_map import example_grads, one_by_one, vmap_of
@@ -70,7 +70,7 @@ class Engine:
       plan: which gradients are read off the loss, and where.
     """
 
-    gradients: Callable[..., tuple[list[AbstractRowGradients], Any]]
+    gradients: Callable[..., tuple[list[RowGradients], Any]]
     chunk: int
     constant_work: bool
     formed: frozenset[int]
@@ -131,11 +131,11 @@ def _outputs(trace: TracedLoss) -> Any:
 
 def _by_map(
     call: Call, map_rows: Callable[..., Any], rows: Any, positions: Array, trained: list[Array] | None = None
-) -> tuple[list[AbstractRowGradients], Any]:
+) -> tuple[list[RowGradients], Any]:
     """Return per-example gradients by a map over `jax.grad`."""
     del trained  # the leaves of the call
     gradients, outputs = example_grads(call, rows, positions, map_rows)
-    return [FormedGradients(jnp.asarray(leaf)) for leaf in gradients], outputs
+    return [formed_rows(jnp.asarray(leaf)) for leaf in gradients], outputs
 
 
 def _by_factors(
@@ -145,7 +145,7 @@ def _by_factors(
     rows: Any,
     positions: Array,
     trained: list[Array] | None = None,
-) -> tuple[list[AbstractRowGradients], Any]:
+) -> tuple[list[RowGradients], Any]:
     """Return gradients in factors, where the plan keeps them."""
     leaves = call.trained_leaves if trained is None else trained
     inputs = [*jax.tree.leaves(rows), positions]
@@ -154,9 +154,9 @@ def _by_factors(
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
 
 
-def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[AbstractRowGradients]:
+def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[RowGradients]:
     """Return the gradients of one row, without values."""
-    rows: list[AbstractRowGradients] = []
+    rows: list[RowGradients] = []
 
     def one_row(trained: list[Array], batch: Any) -> None:
         rows.extend(gradients(batch, jnp.zeros(1, jnp.int32), trained)[0])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import gdpjax
 from gdpjax._core import trees
 from gdpjax.clipping._clipped_sum import sum_of_rows
-from gdpjax.clipping._gradients import FormedGradients
+from gdpjax.clipping._forms import formed_rows
 from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping._rules import Flat, Groups
 
@@ -250,7 +250,7 @@ def test_a_non_finite_row_equals_that_row_removed(bad):
 def add_up(rows):
     """Return the clipped sum of formed gradients and their norms, without slack."""
     leaves = [leaf[0] for leaf in rows]
-    formed = [FormedGradients(leaf) for leaf in rows]
+    formed = [formed_rows(leaf) for leaf in rows]
     groups = Groups((0,) * len(rows), (1.0,))
     budget = rounding_budget(leaves, len(rows[0]))._replace(slack=0.0)
     sums, scales = sum_of_rows(formed, leaves, Flat(1.0), groups, budget, None)

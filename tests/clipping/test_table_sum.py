@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.clipping._gradients import _table_rows
-from gdpjax.clipping._gradients._exact_table_sum import is_exact, table_sum
+from gdpjax.clipping._forms import _table
+from gdpjax.clipping._forms._exact_table_sum import is_exact, table_sum
 from gdpjax.clipping._rounding_budget import rounding_budget
 
 ROWS = 300
@@ -138,7 +138,7 @@ def in_whole_numbers(monkeypatch):
         calls.append(args)
         return table_sum(*args)
 
-    monkeypatch.setattr(_table_rows, "table_sum", counting)
+    monkeypatch.setattr(_table, "table_sum", counting)
     yield
     assert calls
 
@@ -182,7 +182,7 @@ def test_whole_numbers_equal_floating_point(in_whole_numbers, monkeypatch):
     """The sum is the same by either way, but for rounding."""
     params, pairs, labels = problem(300, 40)
     whole = fast(clipped())(params, pairs, labels)
-    monkeypatch.setattr(_table_rows, "is_exact", lambda *args: False)
+    monkeypatch.setattr(_table, "is_exact", lambda *args: False)
     for found, expected in zip(whole, fast(clipped())(params, pairs, labels), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 

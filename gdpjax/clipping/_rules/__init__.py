@@ -6,7 +6,16 @@ engine asks a rule, so that a wrong one cannot break the bound it states.
 
 from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups
 from gdpjax.clipping._rules._enforcement import bounded_coefficients, trained_groups
-from gdpjax.clipping._rules._rules import AutoS, Flat, Normalize, PerGroup, PerLeaf, as_rule
+from gdpjax.clipping._rules._rules import (
+    AutoS,
+    Flat,
+    Normalize,
+    PerGroup,
+    PerLeaf,
+    Sensitivity,
+    as_rule,
+    rule_sensitivity,
+)
 
 __all__ = [
     "AbstractClipRule",
@@ -16,7 +25,9 @@ __all__ = [
     "Normalize",
     "PerGroup",
     "PerLeaf",
+    "Sensitivity",
     "as_rule",
     "bounded_coefficients",
+    "rule_sensitivity",
     "trained_groups",
 ]

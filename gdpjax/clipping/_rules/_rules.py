@@ -1,4 +1,4 @@
-"""The rules that come with the library, and what a number in the place of a rule means."""
+"""The rules that come with the library, what a number in the place of a rule means, and the sensitivity of a sum."""
 
 import dataclasses
 import math
@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from gdpjax._core.arguments import leaves_of
-from gdpjax._core.checks import CLIP_NORM, POSITIVE, Domain, check_scalar
+from gdpjax._core.arguments import check_flag, check_relation, leaves_of
+from gdpjax._core.checks import CLIP_NORM, POSITIVE, Domain, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, clip_coefficient, l2_norm_of_bounds, own_copy
 
 _GAMMA = Domain("a number >= 0, at most 1e30", lambda x: (x >= 0) & (x <= 1e30))
@@ -217,3 +218,44 @@ def as_rule(clip: Any) -> AbstractClipRule:
             f"PerGroup(groups_of, l2_clip_norms); got {shown(clip)}"
         )
     return own_copy(Flat(clip))
+
+
+def rule_sensitivity(rule: AbstractClipRule, neighboring_relation: NeighboringRelation) -> Array:
+    """Return the largest l2 change of the clipped sum between neighbours: the rule's bound, doubled for REPLACE_ONE.
+
+    A traced bound that is not positive gives NaN, as the sum does.
+    """
+    relation = check_relation(neighboring_relation)
+    bound = rule.l2_norm_bound
+    factor = relation.sensitivity_factor
+    if not is_traced(bound):
+        return float(bound) * factor
+    return jnp.where(POSITIVE.contains(bound), bound, jnp.nan) * factor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sensitivity:
+    """The l2 sensitivity of a sum that something else bounded; goes where `privatize` wants what clipped.
+
+    Args:
+      value: largest l2 norm that one example can add to the sum (add or remove one), > 0.
+      trainable: pytree of bool; False leaves are exact zeros and get no noise. None: all of them are trained.
+
+    >>> Sensitivity(2.0).sensitivity(NeighboringRelation.REPLACE_ONE)
+    4.0
+    """
+
+    value: Array
+    trainable: PyTree | None = None
+
+    def __post_init__(self) -> None:
+        check_scalar("Sensitivity value", self.value, CLIP_NORM)
+        if isinstance(self.value, np.ndarray):
+            # A copy, which the caller cannot change.
+            object.__setattr__(self, "value", self.value.copy())
+        for _, mark in leaves_of("trainable", self.trainable):
+            check_flag("every leaf of trainable", mark)
+
+    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
+        """Return ``value``, doubled for REPLACE_ONE."""
+        return rule_sensitivity(Flat(self.value), neighboring_relation)

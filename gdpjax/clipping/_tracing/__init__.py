@@ -3,7 +3,6 @@
 `_row_gradients` is the entry: it names the steps, and the module of each.
 """
 
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, Sparse
 from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, evaluate, frame_of, opened, scan_of
 from gdpjax.clipping._tracing._parameter_flow import Site, Use
 from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
@@ -18,15 +17,11 @@ __all__ = [
     "CALLS",
     "CUSTOM",
     "REMAT",
-    "AbstractFactor",
     "AbstractPrimitive",
     "Frame",
-    "Full",
-    "Outer",
     "Plan",
     "Scan",
     "Site",
-    "Sparse",
     "Use",
     "evaluate",
     "frame_of",

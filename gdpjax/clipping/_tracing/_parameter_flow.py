@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full, Outer, check_factor
+from gdpjax.clipping._forms import AbstractFactor, Full, check_factor
 from gdpjax.clipping._tracing._jaxprs import (
     REMAT,
     Frame,
@@ -112,12 +112,6 @@ class Site:
     def num_positions(self) -> int:
         """The number of outer products that are added up for an example, in all iterations of scans."""
         return self.abstract_factor.num_products * math.prod(self.lengths)
-
-    @property
-    def factor_sizes(self) -> tuple[int, int] | None:
-        """The numbers of entries of the two factors of one outer product, or None if the gradient has no such form."""
-        factor = self.abstract_factor
-        return factor.sizes if isinstance(factor, Outer) else None
 
     @property
     def is_formed(self) -> bool:

@@ -10,8 +10,7 @@ Then `row_gradients` takes these steps:
 1. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient, mapped over the batch by vmap.
 2. It turns what the sites saw into factors, and pulls them back to the parameters (`primitives`).
 3. It chooses the form of each gradient (`AbstractFactor.compact`). Where a gradient is the sum of several outer
-   products for an example, it is formed, by one batched product of activations and cotangents. Only a large gradient
-   with few positions stays in factors.
+   products for an example, it is formed, by one batched product of activations and cotangents.
 
 A `Plan` also predicts from shapes, before anything is computed, which gradients step 3 will form (`Plan.is_formed`).
 The prediction decides how many rows a chunk has, and nothing else.
@@ -26,8 +25,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._gradients import AbstractRowGradients, positions_pay, wide
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full, total_of
+from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, total_of, wide
 from gdpjax.clipping._tracing._jaxprs import Frame, is_literal
 from gdpjax.clipping._tracing._parameter_flow import (
     AbstractLink,
@@ -83,18 +81,8 @@ class Plan(NamedTuple):
             return True
         if any(site.is_formed for site in self.sites_of(leaf)):
             return True
-        return self.num_positions(leaf) > 1 and not self.keeps_positions(leaf)
-
-    def keeps_positions(self, leaf: int) -> bool:
-        """Return whether a gradient that is a sum of outer products will stay in factors, as far as shapes tell."""
-        # All products need factors of the same two sizes, so that they can be joined.
-        sizes = {site.factor_sizes for site in self.sites_of(leaf) if not site.is_lookup}
-        if len(sizes) != 1:
-            return False
-        (size,) = sizes
-        if size is None:
-            return False
-        return positions_pay(self.num_positions(leaf) + self.num_lookups(leaf), *size)
+        is_tied = self.num_positions(leaf) > 0 and self.is_looked_up(leaf)
+        return self.num_positions(leaf) > 1 or is_tied
 
     def activation_bytes(self) -> int:
         """Return the bytes of all values computed for one example. Backpropagation keeps at most about that much."""
@@ -147,8 +135,8 @@ def row_gradients(
     params: Sequence[Array],
     data: Sequence[Array],
     map_rows: Callable[..., Any] = jax.vmap,
-) -> tuple[list[AbstractRowGradients], list[Array]]:
-    """Return the gradients of the first output, one `AbstractRowGradients` for each parameter, and all outputs.
+) -> tuple[list[RowGradients], list[Array]]:
+    """Return the gradients of the first output, one `RowGradients` for each parameter, and all outputs.
 
     Args:
       plan: the plan.
@@ -161,7 +149,7 @@ def row_gradients(
     gradients = []
     for factor, param in zip(factors, params, strict=True):
         factor = jax.tree.map(functools.partial(_in_sum_dtype, param), factor)
-        gradients.append(factor.row_gradients(param.shape))
+        gradients.append(RowGradients(factor, param.shape))
     return gradients, outputs
 
 

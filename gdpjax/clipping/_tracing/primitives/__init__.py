@@ -5,7 +5,7 @@ says which questions a family answers.
 """
 
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
-from gdpjax.clipping._tracing.primitives._isolated_convolution import isolated_convolution
+from gdpjax.clipping._tracing.primitives._convolution import isolated_convolution
 from gdpjax.clipping._tracing.primitives._registry import family_of, is_vouched_for, register_primitive
 
 __all__ = [

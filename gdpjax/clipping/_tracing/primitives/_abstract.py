@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._factors import AbstractFactor, Full
+from gdpjax.clipping._forms import AbstractFactor, Full
 from gdpjax.clipping._tracing._jaxprs import evaluate_equation, shape_of
 
 

@@ -317,7 +317,7 @@ def patches_of(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
     return _cut_patches(layout, window, jnp.transpose(x, layout.to_input))
 
 
-def _padded(layout: Layout, x: Array) -> Array:
+def padded(layout: Layout, x: Array) -> Array:
     """Return x [n, *space, channels] with the zeros of padding and dilation."""
     borders = []
     for (low, high), dilation in zip(layout.padding, layout.input_dilation, strict=True):
@@ -327,7 +327,7 @@ def _padded(layout: Layout, x: Array) -> Array:
 
 def _cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
     """Return the patches [n, *out, *window, channels] of x [n, *space, channels], cut axis by axis from the last."""
-    x = _padded(layout, x)
+    x = padded(layout, x)
     for axis in reversed(range(len(window))):
         place = 1 + axis
         step = layout.strides[axis]
@@ -352,7 +352,7 @@ def _cut_each_window(layout: Layout, window: tuple[int, ...], out: Sequence[int]
     The transpose of this function adds up one array like x for each entry of the window, which is faster than the
     transpose of `_cut_patches`.
     """
-    x = _padded(layout, x)
+    x = padded(layout, x)
     cut = []
     for offset in itertools.product(*(range(size) for size in window)):
         starts = [0]

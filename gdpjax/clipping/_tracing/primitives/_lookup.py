@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._factors import Sparse
+from gdpjax.clipping._forms import Sparse
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 
 

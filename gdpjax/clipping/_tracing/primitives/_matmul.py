@@ -19,10 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._factors import Outer
+from gdpjax.clipping._forms import Axis, Outer
 from gdpjax.clipping._tracing._jaxprs import shape_of
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
-from gdpjax.clipping._weight_axes import Axis
 
 
 class _OperandAxes(NamedTuple):

@@ -10,21 +10,19 @@ from typing import Any
 
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 from gdpjax.clipping._tracing.primitives._convolution import Convolution
-from gdpjax.clipping._tracing.primitives._elementwise import (
+from gdpjax.clipping._tracing.primitives._linear_maps import (
     Addition,
-    Cast,
-    Negation,
-    Scaling,
-)
-from gdpjax.clipping._tracing.primitives._lookup import DynamicSlice, Gather
-from gdpjax.clipping._tracing.primitives._matmul import Matmul
-from gdpjax.clipping._tracing.primitives._reshaping import (
     Broadcast,
+    Cast,
     Concatenation,
+    Negation,
     Reshape,
+    Scaling,
     Slice,
     Transposition,
 )
+from gdpjax.clipping._tracing.primitives._lookup import DynamicSlice, Gather
+from gdpjax.clipping._tracing.primitives._matmul import Matmul
 
 
 class UnknownPrimitive(AbstractPrimitive):

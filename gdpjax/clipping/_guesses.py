@@ -1,4 +1,4 @@
-"""Refusal of arrays that every example sees whole, and that look like the data.
+"""Refusals that go by the looks of a loss: of arrays that look like the data, and of statistics over the examples.
 
 A loss of one example may use more than that example: arguments that are not batched, and arrays that it closes over.
 If such an array has a row for each example (labels that were not named in ``batch_argnums``, say), then every example
@@ -8,17 +8,26 @@ the model, so these are the rules:
 * an argument as long as the batch must be named in ``shared_argnums`` (`refuse_unnamed_arguments`);
 * an array that the loss closes over is refused if it is as long as the data, and either its rows are like those of the
   batch, or no other array of the model has an axis of this length (`refuse_closed_over_rows`).
+
+A loss that normalises over the examples, as BatchNorm does, lets one example move the gradients of all others too. It
+shows in the traced loss of one example, where the mean over a batch of one is subtracted from the value itself
+(`refuse_mean_of_one_example`), and in the collections of variables that the model was given as parameters
+(`gdpjax._core.statistics`).
 """
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
+from gdpjax.clipping._known_primitives import OPAQUE
+from gdpjax.clipping._row_independence import inner_programs
+from gdpjax.clipping._tracing import CALLS, opened
 
 _MOST_COEFFICIENTS = 16
 """NumPy vectors of up to this length may be coefficients in functions of JAX, such as those of a polynomial."""
@@ -205,3 +214,100 @@ def _is_count(array: Any) -> bool:
     if not is_known or np.ndim(array) != 1 or not jnp.issubdtype(array.dtype, jnp.integer):
         return False
     return np.array_equal(np.asarray(array), np.arange(len(array)))
+
+
+class _Entries(NamedTuple):
+    """The origin of the entries of a variable.
+
+    Attributes:
+      source: the earlier variable that has the same entries, perhaps in another shape or dtype.
+      is_mean: whether a mean was taken on the way, over an axis of length one or over no axis.
+    """
+
+    source: Any
+    is_mean: bool
+
+
+_SAME_ENTRIES = frozenset(
+    {"copy", "copy_p", "convert_element_type", "reshape", "squeeze", "expand_dims", "broadcast_in_dim"}
+)
+"""Primitives that leave the entries as they are, provided that their number stays the same."""
+
+
+def refuse_mean_of_one_example(closed: Any, keep_batch_dim: bool) -> None:
+    """Refuse a loss that subtracts from a value its mean over the one example.
+
+    A BatchNorm in training does this when it is given one example: it returns a constant, and all gradients before it
+    are exactly zero. That is private, and useless.
+
+    Args:
+      closed: the traced loss of one example.
+      keep_batch_dim: whether the example has a batch axis of length one.
+
+    Raises:
+      ValueError: the loss subtracts such a mean.
+    """
+    jaxpr, _ = opened(closed)
+    inputs = [_Entries(variable, False) for variable in jaxpr.invars]
+    _follow_entries(jaxpr, inputs, keep_batch_dim)
+
+
+def _follow_entries(jaxpr: Any, inputs: list[_Entries], keep_batch_dim: bool) -> list[_Entries]:
+    """Follow entries through the equations of a program, and return those of its outputs."""
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def entries_of(atom: Any) -> _Entries:
+        if isinstance(atom, jex.Literal):
+            return _Entries(object(), False)
+        return known.get(atom, _Entries(atom, False))
+
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        operands = [entries_of(atom) for atom in eqn.invars]
+        if operands and _keeps_entries(eqn):
+            known[eqn.outvars[0]] = operands[0]
+        elif name == "reduce_sum" and _sums_one_entry(eqn, keep_batch_dim):
+            known[eqn.outvars[0]] = _Entries(operands[0].source, True)
+        elif name == "sub":
+            _refuse_difference(*operands)
+        elif name in CALLS and inner_programs(eqn):
+            body, _ = opened(inner_programs(eqn)[0])
+            outputs = _follow_entries(body, operands, keep_batch_dim)
+            known.update(zip(eqn.outvars, outputs, strict=True))
+        elif name not in OPAQUE:
+            # Loops and branches are followed by themselves, as if their inputs were new values.
+            for program in inner_programs(eqn):
+                body, _ = opened(program)
+                _follow_entries(body, [_Entries(variable, False) for variable in body.invars], keep_batch_dim)
+    return [entries_of(atom) for atom in jaxpr.outvars]
+
+
+def _refuse_difference(left: _Entries, right: _Entries) -> None:
+    """Refuse a value minus its own mean."""
+    if left.source is right.source and left.is_mean != right.is_mean:
+        raise ValueError(
+            "loss_fn takes from a value its mean over the batch, which is the value itself, as it sees one "
+            "example: all gradients before that are exactly zero. This is a BatchNorm in training; use "
+            "GroupNorm or LayerNorm, or the statistics of a public data set (use_running_average=True)"
+        )
+
+
+def _keeps_entries(eqn: Any) -> bool:
+    """Whether the output of an equation has the entries of its first input."""
+    name = eqn.primitive.name
+    if name in ("div", "mul"):
+        # A mean divides by its number of terms, which is one here.
+        factor = eqn.invars[1]
+        return isinstance(factor, jex.Literal) and np.ndim(factor.val) == 0 and factor.val == 1
+    if name in _SAME_ENTRIES:
+        return np.prod(eqn.invars[0].aval.shape) == np.prod(eqn.outvars[0].aval.shape)
+    return False
+
+
+def _sums_one_entry(eqn: Any, keep_batch_dim: bool) -> bool:
+    """Whether a sum is over no axis, or over the batch axis and others of length one."""
+    axes = eqn.params["axes"]
+    if not axes:
+        return True
+    shape = eqn.invars[0].aval.shape
+    return keep_batch_dim and 0 in axes and all(shape[axis] == 1 for axis in axes)

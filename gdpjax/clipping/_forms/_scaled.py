@@ -175,3 +175,10 @@ def weighted(x: Array, power: Array, rest: Array) -> Array:
     has_weight = per_row(rest, x) != 0
     scaled = jnp.where(has_weight, x * per_row(power, x), jnp.zeros((), x.dtype))
     return scaled * per_row(rest, x)
+
+
+def times(x: Array, scale: Array) -> Array:
+    """Return x times a scale, in float32 or wider: a scale may lie outside the range of half precision."""
+    x = x.astype(wide_dtype(x))
+    scale = scale.astype(wide_dtype(scale)).astype(x.dtype)
+    return x * scale

@@ -1,0 +1,24 @@
+"""Gradients of one weight, in three forms: formed, outer products, and rows of a table."""
+
+from gdpjax.clipping._forms._abstract import AbstractFactor
+from gdpjax.clipping._forms._formed import Full, check_factor, total_of
+from gdpjax.clipping._forms._outer import Axis, Outer
+from gdpjax.clipping._forms._rows import RowGradients, RunningSum, formed_rows
+from gdpjax.clipping._forms._scaled import RowWeights, stacked, wide
+from gdpjax.clipping._forms._table import Sparse
+
+__all__ = [
+    "AbstractFactor",
+    "Axis",
+    "Full",
+    "Outer",
+    "RowGradients",
+    "RowWeights",
+    "RunningSum",
+    "Sparse",
+    "check_factor",
+    "formed_rows",
+    "stacked",
+    "total_of",
+    "wide",
+]

@@ -1,0 +1,114 @@
+"""The abstract class of one example's gradient of one weight, before it is formed.
+
+A dense layer y = x W has the gradient x^T s, where s is the cotangent of y. It is kept as its two factors:
+
+    factor = Outer(x[None], s[None], axes=(("l", 0), ("r", 0)))   # W's axis 0 in the left factor, axis 1 in the right
+    factor.formed(W.shape)                                        # the gradient as an array
+
+Each form of a gradient has a class:
+
+* `Outer` keeps the factors of a sum of outer products, sum_t left_t right_t^T.
+* `Sparse` is the gradient of a table: the rows that were looked up, and what each of them gets.
+* `Full` is the gradient itself, as an array.
+
+The classes describe one example, without a batch axis. The engine maps them over the examples by `jax.vmap`, so that
+their arrays get a leading axis, and `RowGradients` clips and adds up those of a batch. `compact` decides in which form
+a gradient is kept until then.
+
+Clipping needs two things of an example's gradient g: its norm, and its part in the weighted sum. Two promises bind
+every class, and the sensitivity rests on them.
+
+* Row by row. What is computed for an example is a function of that example alone. Its norm is at least the norm of what
+  is added for it, up to the roundings that `_rounding_budget` counts.
+* Roundings. In ``weighted_sum`` each w_i g_i is rounded at most twice. The examples are then added plainly, in any
+  order. The budget limits how many may be added in this way.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from gdpjax._core.types import Array
+from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares
+from gdpjax.clipping._rounding_budget import RoundingBudget
+
+
+class AbstractFactor(abc.ABC):
+    """One example's gradient of one weight, in some form.
+
+    Attributes:
+      method: the name of the form in `gdpjax.explain`.
+    """
+
+    method: ClassVar[str]
+
+    @abc.abstractmethod
+    def formed(self, shape: tuple[int, ...]) -> Array:
+        """Return the gradient as an array of the shape of the weight, in float32 or wider unless it is `Full`."""
+
+    @abc.abstractmethod
+    def scaled(self, scale: Array) -> "AbstractFactor":
+        """Return the gradient times a number, in float32 or wider."""
+
+    @abc.abstractmethod
+    def compact(self, shape: tuple[int, ...]) -> "AbstractFactor":
+        """Return the gradient in the form in which it is kept until it is clipped."""
+
+    @abc.abstractmethod
+    def leave_scan(self, is_scanned: bool) -> "AbstractFactor":
+        """Return the gradient of a weight from its gradients in the iterations of a scan.
+
+        The arrays of this factor have a leading axis of iterations.
+
+        Args:
+          is_scanned: whether each iteration uses a slice of the weight of its own. Otherwise all use the whole weight,
+            and their gradients are added up.
+        """
+
+    @abc.abstractmethod
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the weight that this is a gradient of; ``shape`` where the factor does not say it.
+
+        Raises:
+          ValueError: the arrays do not fit together.
+        """
+
+    def joined(self, others: Sequence["AbstractFactor"]) -> "AbstractFactor | None":
+        """Return the sum of this gradient and others in the same form, or None where the sum has to be formed."""
+        return None
+
+    @property
+    def num_products(self) -> int:
+        """The number of outer products that are added up."""
+        return 1
+
+    # What is kept until it is clipped.
+
+    @abc.abstractmethod
+    def squared_norm(self, dtype: Any) -> ScaledSquares:
+        """Return the squared norm, at least that of what is added for a weight of one."""
+
+    @abc.abstractmethod
+    def weighted(self, weight: RowWeights, shape: tuple[int, ...]) -> Array:
+        """Return the gradient times its weight, formed."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights: RowWeights, shape: tuple[int, ...]) -> Array:
+        """Return sum_i w_i g_i, added plainly; the arrays of this factor have a leading axis of examples i."""
+
+    def exact_sum(
+        self, weights: RowWeights, bound: Array, budget: RoundingBudget, like: Array
+    ) -> tuple[Array, Array] | None:
+        """Return sum_i w_i g_i as an unevaluated sum of two arrays, or None where `weighted_sum` is to be used.
+
+        Args:
+          weights: the weights of the examples; the arrays of this factor have a leading axis of them.
+          bound: the largest norm of a weighted gradient.
+          budget: how many examples may be added up plainly.
+          like: an array of the shape of the weight.
+        """
+        return None
+
+    def sums_exactly(self, budget: RoundingBudget, shape: tuple[int, ...]) -> bool:
+        """Return whether `exact_sum` returns a sum."""
+        return False

@@ -1,0 +1,289 @@
+"""Gradients that are outer products: of a weight that is multiplied by data.
+
+For y = W^T x the gradient of W is x s^T, where s is the cotangent of y. Its norm is the product of two norms, so that
+no cancellation is possible, and the weighted sum over examples is one contraction, X^T diag(w) S: what the gradient
+costs without privacy.
+
+A weight that is used at several positions t has the gradient sum_t left_t right_t^T. That sum can cancel, so its norm
+is not read off the factors: it is formed before it is clipped.
+
+Each axis of the weight is of one of three kinds:
+
+* "l": the left factor (activations) has it.
+* "r": the right factor (cotangents) has it.
+* "b": both have it. Such an axis counts blocks: the groups of a batched product, or the layers of a scan over layers.
+
+A dense layer y = x W has ``axes = (("l", 0), ("r", 0))``, and one whose weight is stored transposed has
+``(("r", 0), ("l", 0))``.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, final
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.types import Array
+from gdpjax.clipping._forms._abstract import AbstractFactor
+from gdpjax.clipping._forms._formed import Full
+from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, largest_exponent, squared_norms, times, wide
+
+Axis = tuple[str, int]
+"""The kind, "l", "r" or "b", and the place among the axes of that kind in the factors."""
+
+
+@final
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Outer(AbstractFactor):
+    """A sum over t of outer products left[t] (x) right[t].
+
+    Attributes:
+      left: [T, *blocks, *axes of the left factor].
+      right: [T, *blocks, *axes of the right factor].
+      axes: for each axis of the weight its kind ("l", "r" or "b") and its place among the axes of
+        that kind.
+    """
+
+    left: Array
+    right: Array
+    axes: tuple[Axis, ...] = dataclasses.field(metadata=dict(static=True))
+    method: ClassVar[str] = "outer product"
+
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        blocks, left, right = (self.of_kind(kind) for kind in ("b", "l", "r"))
+        first_own = 1 + len(blocks)
+        num_axes = len(blocks) + len(left) + len(right)
+        ranks = first_own + len(left), first_own + len(right)
+        has_ranks = num_axes == len(self.axes) and ranks == (self.left.ndim, self.right.ndim)
+        if not has_ranks or self.left.shape[:first_own] != self.right.shape[:first_own]:
+            raise ValueError(
+                f"left {list(self.left.shape)} and right {list(self.right.shape)}, not [T, *blocks, *own axes] for the "
+                f"axes {self.axes}"
+            )
+
+        # Each axis of the weight is an axis of one of the factors, or of both.
+        sizes = {}
+        for axis, size in zip(blocks + left, self.left.shape[1:], strict=True):
+            sizes[axis] = size
+        for axis, size in zip(right, self.right.shape[first_own:], strict=True):
+            sizes[axis] = size
+        return tuple(sizes[axis] for axis in range(len(self.axes)))
+
+    @property
+    def num_products(self) -> int:
+        return self.left.shape[0]
+
+    def of_kind(self, kind: str) -> list[int]:
+        """Return the axes of the weight of this kind, in the order in which the factors hold them."""
+        positions = []
+        for axis, (own_kind, position) in enumerate(self.axes):
+            if own_kind == kind:
+                positions.append((position, axis))
+        return [axis for _, axis in sorted(positions)]
+
+    def matrices(self) -> tuple[Array, Array]:
+        """Return the factors as matrices, left [K, T, d] and right [K, T, p], for K blocks of d rows and p columns."""
+        num_blocks = len(self.of_kind("b"))
+
+        def by_block(factor: Array) -> Array:
+            blocks = math.prod(factor.shape[1 : 1 + num_blocks])
+            by_position = factor.reshape(factor.shape[0], blocks, -1)
+            return jnp.swapaxes(by_position, 0, 1)
+
+        return by_block(self.left), by_block(self.right)
+
+    def formed(self, shape: tuple[int, ...]) -> Array:
+        left, right = self.matrices()
+        dtype = jnp.promote_types(jnp.promote_types(left.dtype, right.dtype), jnp.float32)
+        product = jnp.einsum("ktd,ktp->kdp", left, right, preferred_element_type=dtype)
+        return self._arranged(product, shape)
+
+    def scaled(self, scale: Array) -> "Outer":
+        return Outer(self.left, times(self.right, scale), self.axes)
+
+    def compact(self, shape: tuple[int, ...]) -> AbstractFactor:
+        return self if self.num_products == 1 else Full(self.formed(shape))
+
+    def joined(self, others: Sequence[AbstractFactor]) -> "Outer | None":
+        left = [self.left]
+        right = [self.right]
+        for other in others:
+            if not isinstance(other, Outer) or other.axes != self.axes:
+                return None
+            left.append(other.left)
+            right.append(other.right)
+        return Outer(jnp.concatenate(left), jnp.concatenate(right), self.axes)
+
+    def leave_scan(self, is_scanned: bool) -> "Outer":
+        if not is_scanned:
+            # All iterations have the same weight: the positions of all of them are positions of one sum.
+            left = self.left.reshape(-1, *self.left.shape[2:])
+            right = self.right.reshape(-1, *self.right.shape[2:])
+            return Outer(left, right, self.axes)
+
+        # Each iteration has a block of its own, along a new first axis of the weight. The other blocks come after it.
+        axes = [("b", 0)]
+        for kind, position in self.axes:
+            place = position + 1 if kind == "b" else position
+            axes.append((kind, place))
+        left = jnp.swapaxes(self.left, 0, 1)
+        right = jnp.swapaxes(self.right, 0, 1)
+        return Outer(left, right, tuple(axes))
+
+    def squared_norm(self, dtype: Any) -> ScaledSquares:
+        """Return the squared norm: the products of those of the factors, added up over the blocks."""
+        left, right = self._of_one_position()
+        of_left, of_right = squared_norms(left.astype(dtype)), squared_norms(right.astype(dtype))
+        by_block = ScaledSquares(of_left.value * of_right.value, of_left.exponent + of_right.exponent)
+        return by_block.total()
+
+    def weighted(self, weight: RowWeights, shape: tuple[int, ...]) -> Array:
+        left, right = self._weighted_factors(weight)
+        return self._arranged(left[:, :, None] * right[:, None, :], shape)
+
+    def weighted_sum(self, weights: RowWeights, shape: tuple[int, ...]) -> Array:
+        """Return the weighted sum as one contraction over the examples, in full precision."""
+        left, right = jax.vmap(Outer._weighted_factors)(self, weights)
+        highest = jax.lax.Precision.HIGHEST
+        if left.shape[1] == 1:  # a plain product, for which nothing needs to be transposed first
+            product = jnp.einsum("nd,np->dp", left[:, 0], right[:, 0], precision=highest)[None]
+        else:
+            product = jnp.einsum("nkd,nkp->kdp", left, right, precision=highest)
+        return self._arranged(product, shape)
+
+    def _of_one_position(self) -> tuple[Array, Array]:
+        """Return the factors of the only position, left [K, d] and right [K, p], for K blocks."""
+        left, right = self.matrices()
+        return wide(left[:, 0]), wide(right[:, 0])
+
+    def _weighted_factors(self, weight: RowWeights) -> tuple[Array, Array]:
+        """Return the two factors, [K, d] and [K, p], of the gradient times its weight."""
+        left, right = self._of_one_position()
+        by_block = weight.broadcast_to(left.shape[:1])
+
+        # Where the left factor is zero so is the product, but nothing bounds the right factor.
+        left_exponent, largest = largest_exponent(left)
+        by_block = by_block._replace(keep=by_block.keep & (largest > 0))
+
+        # Each block's left factor is scaled by itself, so that the right one meets a power of two that it can hold.
+        to_one = RowWeights(left_exponent, jnp.ones_like(left[..., 0]), by_block.keep)
+        left = to_one.multiplied(left)
+        remaining = by_block._replace(exponent=by_block.exponent - left_exponent)
+        return left, remaining.multiplied(right)
+
+    def _arranged(self, product: Array, shape: tuple[int, ...]) -> Array:
+        """Return products of the factors, one matrix [K, d, p] for K blocks, as an array in the shape of the weight."""
+        # Split K, d and p into the axes of the weight, which come in the order of the factors.
+        order = [*self.of_kind("b"), *self.of_kind("l"), *self.of_kind("r")]
+        grouped = product.reshape(*(shape[axis] for axis in order))
+        return jnp.transpose(grouped, tuple(order.index(axis) for axis in range(len(order))))
+
+    def in_order(self) -> "Outer":
+        """Return the same gradient, with the axes of each factor in the order in which the weight has them."""
+        # List the places in the factor of the axes of each kind, in the order of the weight.
+        places: dict[str, list[int]] = {"b": [], "l": [], "r": []}
+        axes = []
+        for kind, position in self.axes:
+            axes.append((kind, len(places[kind])))
+            places[kind].append(position)
+
+        # Transpose the factors: positions, blocks, and then each one's own axes.
+        first_own = 1 + len(places["b"])
+        blocks = [1 + position for position in places["b"]]
+        left_axes = [first_own + position for position in places["l"]]
+        right_axes = [first_own + position for position in places["r"]]
+        left = jnp.transpose(self.left, (0, *blocks, *left_axes))
+        right = jnp.transpose(self.right, (0, *blocks, *right_axes))
+        return Outer(left, right, tuple(axes))
+
+    def along(self, axis: int, change: Callable[[Array, int], Array]) -> "Outer":
+        """Return the gradient after a change along one axis of the weight.
+
+        Args:
+          axis: the axis of the weight.
+          change: (array, axis of the array) to the changed array. It is applied to each factor that has the axis.
+        """
+        # A factor is laid out as [T, *blocks, *its own axes].
+        kind, position = self.axes[axis]
+        place = 1 + position
+        if kind != "b":
+            place += len(self.of_kind("b"))
+        left = change(self.left, place) if kind in "bl" else self.left
+        right = change(self.right, place) if kind in "br" else self.right
+        return Outer(left, right, self.axes)
+
+    def reshaped(self, old: tuple[int, ...], new: tuple[int, ...]) -> "Outer | None":
+        """Return the gradient of a weight before a reshape; this is its gradient after the reshape.
+
+        Args:
+          old: the shape of the weight before the reshape.
+          new: its shape after the reshape.
+
+        Returns:
+          The gradient in factors, or None where the reshape joins axes of different factors.
+        """
+        groups = _common_groups(new, old)
+        if groups is None:
+            return None
+
+        # Each group of axes is reshaped by itself, so its axes have to lie in one factor.
+        ordered = self.in_order()
+        axes: list[Axis] = []
+        shapes: dict[str, list[int]] = {"b": [], "l": [], "r": []}
+        for new_axes, old_axes in groups:
+            kinds = {ordered.axes[axis][0] for axis in new_axes}
+            if len(kinds) > 1:
+                return None
+            kind = kinds.pop() if kinds else "r"  # without axes in ``new``, those of ``old`` have length one
+            for axis in old_axes:
+                axes.append((kind, len(shapes[kind])))
+                shapes[kind].append(old[axis])
+        left = ordered.left.reshape(self.num_products, *shapes["b"], *shapes["l"])
+        right = ordered.right.reshape(self.num_products, *shapes["b"], *shapes["r"])
+        return Outer(left, right, tuple(axes))
+
+
+def _common_groups(first: tuple[int, ...], second: tuple[int, ...]) -> list[tuple[list[int], list[int]]] | None:
+    """Cut two shapes into the shortest groups of consecutive axes such that groups have equal numbers of entries.
+
+    The shapes [6, 5] and [2, 3, 5] have the groups ([0], [0, 1]) and ([1], [2]): axis 0 of the first shape was reshaped
+    to axes 0 and 1 of the second.
+
+    Returns:
+      For each group its axes in the first shape and in the second, or None where there is no such cut.
+    """
+    groups = []
+    first_next = second_next = 0
+    while first_next < len(first) or second_next < len(second):
+        # A group starts with one axis of each shape, if there is one.
+        first_axes: list[int] = []
+        second_axes: list[int] = []
+        first_size = second_size = 1
+        if first_next < len(first):
+            first_axes.append(first_next)
+            first_size = first[first_next]
+            first_next += 1
+        if second_next < len(second):
+            second_axes.append(second_next)
+            second_size = second[second_next]
+            second_next += 1
+
+        # Lengthen whichever side is smaller, until both have the same size.
+        while first_size != second_size:
+            if first_size < second_size:
+                if first_next == len(first):
+                    return None
+                first_axes.append(first_next)
+                first_size *= first[first_next]
+                first_next += 1
+            else:
+                if second_next == len(second):
+                    return None
+                second_axes.append(second_next)
+                second_size *= second[second_next]
+                second_next += 1
+        groups.append((first_axes, second_axes))
+    return groups

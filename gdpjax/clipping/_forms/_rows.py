@@ -1,0 +1,179 @@
+"""The gradients of one parameter for a batch of examples ("rows"), clipped and added up within a budget of roundings.
+
+rows = RowGradients(factor, weight.shape)      # the arrays of the factor have a leading axis of examples
+rows.squared_norms(dtype)                      # ||g_i||^2, for every row
+total = rows.add_to(total, weights, bound, budget)
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gdpjax._core.trees import compensated_add, compensated_row_sum, two_sum, wide_dtype
+from gdpjax._core.types import Array
+from gdpjax.clipping._forms._abstract import AbstractFactor
+from gdpjax.clipping._forms._formed import Full
+from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares
+from gdpjax.clipping._rounding_budget import RoundingBudget
+
+MOST_WRITTEN_OUT = 4
+"""Blocks of rows that are added one after the other in a program; more are added by a loop."""
+
+
+class RunningSum(NamedTuple):
+    """A running sum of parts, with or without the errors of its additions: the unevaluated sum high + low.
+
+    A few parts may be added plainly: the budget of roundings covers them. More of them are added with the error of each
+    addition kept (Knuth's `two_sum`), so that their number does not matter. That costs three times the memory traffic.
+
+    Attributes:
+      high: the sum.
+      low: the errors of its additions, or None where they need not be kept.
+    """
+
+    high: Array
+    low: Array | None
+
+    @classmethod
+    def zero(cls, like: Any, compensated: bool) -> "RunningSum":
+        """Return the empty sum of arrays shaped like ``like``."""
+        zeros = jnp.zeros(like.shape, wide_dtype(like))
+        return cls(zeros, zeros if compensated else None)
+
+    def plus(self, part: Array) -> "RunningSum":
+        """Add one part."""
+        if self.low is None:
+            return RunningSum(self.high + part, None)
+        return self.plus_pair((part, jnp.zeros_like(part)))
+
+    def plus_pair(self, part: tuple[Array, Array]) -> "RunningSum":
+        """Add an unevaluated sum."""
+        if self.low is None:
+            rounded_part = part[0] + part[1]
+            return RunningSum(self.high + rounded_part, None)
+
+        # Renormalising keeps ``low`` a rounding error of ``high``, so that its own rounding never builds up.
+        high, low = compensated_add((self.high, self.low), part)
+        return RunningSum(*two_sum(high, low))
+
+    def rounded(self) -> Array:
+        """Return the sum, rounded once."""
+        if self.low is None:
+            return self.high
+        return self.high + self.low
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowGradients:
+    """The gradients of one parameter for N examples.
+
+    Attributes:
+      factor: their form; its arrays have a leading axis of N rows.
+      shape: the shape of the parameter.
+    """
+
+    factor: AbstractFactor
+    shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether the gradients are formed."""
+        return isinstance(self.factor, Full)
+
+    def squared_norms(self, dtype: Any) -> ScaledSquares:
+        """Return the squared norm of each row."""
+        return jax.vmap(lambda factor: factor.squared_norm(dtype))(self.factor)
+
+    def weighted_sum(self, weights: RowWeights) -> Array:
+        """Return sum_i w_i g_i, with the rows added plainly."""
+        return self.factor.weighted_sum(weights, self.shape)
+
+    def formed(self) -> Array:
+        """Return the gradients as one array [N, *shape]."""
+        return jax.vmap(lambda factor: factor.formed(self.shape))(self.factor)
+
+    def __getitem__(self, rows: Any) -> "RowGradients":
+        """Return the gradients of some of the rows."""
+        return self._map(lambda x: x[rows])
+
+    def _map(self, function: Any) -> "RowGradients":
+        """Return the same gradients with ``function`` applied to every array."""
+        return jax.tree.map(function, self)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, N."""
+        return jax.tree.leaves(self.factor)[0].shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of one row."""
+        return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(self.factor))
+
+    def rows_per_part(self, budget: RoundingBudget) -> int:
+        """Return how many rows ``weighted_sum`` may add up at once."""
+        return max(min(budget.plain_rows, self.num_rows), 1)
+
+    def num_parts(self, budget: RoundingBudget) -> int:
+        """Return how many parts `add_to` adds to a running sum."""
+        return -(-self.num_rows // self.rows_per_part(budget))
+
+    def needs_compensation(self, budget: RoundingBudget, num_calls: int) -> bool:
+        """Return whether the errors of adding up the parts of ``num_calls`` calls of `add_to` have to be kept."""
+        rows = self.rows_per_part(budget)
+        if self.factor.sums_exactly(budget, self.shape):
+            return True
+        parts = num_calls * self.num_parts(budget)
+        return not budget.covers_plain_sum(rows, parts)
+
+    def add_to(self, total: RunningSum, weights: RowWeights, bound: Array, budget: RoundingBudget) -> RunningSum:
+        """Add the weighted rows, each of norm at most ``bound``, to a running sum."""
+        exact = self.factor.exact_sum(weights, bound, budget, total.high)
+        if exact is not None:
+            return total.plus_pair(exact)
+
+        # The budget of a small model has every row added with its error kept.
+        if budget.plain_rows == 1:
+            weighted = jax.vmap(lambda factor, weight: factor.weighted(weight, self.shape))
+            return total.plus_pair(compensated_row_sum(weighted(self.factor, weights)))
+
+        # Whole blocks of rows first, in a loop if there are many of them.
+        size = self.rows_per_part(budget)
+        num_blocks = self.num_rows // size
+        whole = num_blocks * size
+        if num_blocks <= MOST_WRITTEN_OUT:
+            for start in range(0, whole, size):
+                rows = slice(start, start + size)
+                total = total.plus(self[rows].weighted_sum(weights[rows]))
+        else:
+            total = self._add_blocks(total, weights, num_blocks, size)
+
+        # Then the rows that are left over.
+        if whole < self.num_rows:
+            rows = slice(whole, None)
+            total = total.plus(self[rows].weighted_sum(weights[rows]))
+        return total
+
+    def _add_blocks(self, total: RunningSum, weights: RowWeights, num_blocks: int, size: int) -> RunningSum:
+        """Add the first ``num_blocks * size`` rows by a loop over blocks."""
+
+        def add_block(total: RunningSum, number: Array) -> tuple[RunningSum, None]:
+            def block(x: Array) -> Array:
+                return jax.lax.dynamic_slice_in_dim(x, number * size, size)
+
+            rows = self._map(block)
+            weights_of_block = RowWeights(*(block(x) for x in weights))
+            return total.plus(rows.weighted_sum(weights_of_block)), None
+
+        numbers = jnp.arange(num_blocks, dtype=jnp.int32)
+        total, _ = jax.lax.scan(add_block, total, numbers)
+        return total
+
+
+def formed_rows(rows: Array) -> RowGradients:
+    """Return gradients that are formed, [N, *shape]."""
+    return RowGradients(Full(rows), rows.shape[1:])
