@@ -158,8 +158,8 @@ def markdown(results: dict[str, Any]) -> str:
                 columns += [f"{title} with", "without", "x"]
         sections.append((target, f"`{of_target['command']}`\n\n" + table(columns, rows)))
     lead = (
-        "x is the figure without the special case over that with it. A case is kept for 1.3 in time or 2 in memory on a "
-        "model that people train. Those with a commit were measured there, by this script as the commit after it has "
+        "x is the figure without the special case over that with it. A case is kept for 1.3 in time or 2 in memory on "
+        "a model that people train. Those with a commit were measured there, by this script as the commit after it has "
         "it, and then deleted: shared terms and derivative rules pay on models that were made up for the purpose, and "
         "the gradients of those are formed now."
     )
