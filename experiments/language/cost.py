@@ -5,14 +5,9 @@
     cost.flops_per_token, cost.peak_bytes, cost.mfu(seconds=2.5, device_flops=989e12)
 
 The operations are those of gdpjax's engine. For each unit there is one forward and one backward pass, in which the
-values inside of a layer are computed again. Then the gradient of each weight is
-
-* formed: one product of the activations and cotangents at all positions, as without privacy, of which the norm is taken
-  and which is added to the sum, or
-* kept in factors, where gdpjax finds that this pays (docs/theory/positions.md): two Gram matrices for the norm, and the
-  same product for the sum.
-
-There is no second backward pass. Noise and the optimizer cost something for each parameter, once a step.
+values inside of a layer are computed again. Then the gradient of each weight is formed: one product of the activations
+and cotangents at all positions, as without privacy, of which the norm is taken and which is added to the sum. There is
+no second backward pass. Noise and the optimizer cost something for each parameter, once a step.
 
 The model of the memory follows what XLA allocates, which it may do in many ways: it was fitted to a few programs that
 were compiled for CPUs, and holds for others within some 20 % (tests/language/test_cost.py compiles some of them).
@@ -54,11 +49,6 @@ _LOGIT_COPIES = 2
 _DONATED_COPIES = 3.5
 """The noisy mean and the new state, where the latter takes the place of the old one in the end."""
 
-_LEAST_ENTRIES = 2**22
-"""Entries of a weight, in one layer, from which gdpjax may keep its gradient in factors (docs/theory/gradients.md)."""
-_GRAM_COST = 2
-"""It does so where the sum takes this many times the operations of the Gram matrices, or more."""
-
 _FLOAT32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -74,7 +64,7 @@ class PartCost:
       name: the part.
       num_params: its parameters, trained or not.
       num_trained: its trained parameters, adapters included.
-      gradient: how the gradient of one unit is held: "formed", "positions", "table rows", or "" if it is not trained.
+      gradient: how the gradient of one unit is held: "formed", "table rows", or "" if it is not trained.
       forward: operations of the forward pass.
       backward: operations for the cotangents of activations.
       recompute: operations of the forward pass that the backward pass does again.
@@ -338,7 +328,7 @@ class _Weight:
       name: its name in the table.
       inputs, outputs: its shape.
       num_blocks: how many layers have one.
-      num_lookups: rows of it that a unit looks up too, where it is a tied table.
+      is_tied: whether it is a table that is looked up too.
       rank: the rank of its adapter; None if the weight itself is trained, 0 if it is frozen.
       is_recomputed: whether the backward pass computes its product again.
     """
@@ -347,7 +337,7 @@ class _Weight:
     inputs: int
     outputs: int
     num_blocks: int
-    num_lookups: int
+    is_tied: bool
     rank: int | None
     is_recomputed: bool
 
@@ -416,19 +406,10 @@ class _Unit:
             # The last product of a layer is needed by no derivative inside of it.
             is_recomputed = config.remat and name != "feed_forward/down"
             rank = rank_of(f"layers/{name}")
-            weights.append(_Weight(name, inputs, outputs, config.num_layers, 0, rank, is_recomputed))
-        lookups = self.positions if config.tied_head else 0
-        weights.append(_Weight("head", config.model_width, config.vocab_size, 1, lookups, rank_of("head"), False))
+            weights.append(_Weight(name, inputs, outputs, config.num_layers, False, rank, is_recomputed))
+        head = rank_of("head")
+        weights.append(_Weight("head", config.model_width, config.vocab_size, 1, config.tied_head, head, False))
         return weights
-
-    def keeps_positions(self, weight: _Weight, shape: tuple[int, int]) -> bool:
-        """Return whether gdpjax keeps the gradient of a trained array in factors, as `gdpjax.explain` tells."""
-        if self.strategy != "auto":
-            return False
-        inputs, outputs = shape
-        num_products = self.positions + weight.num_lookups
-        is_large = inputs * outputs >= _LEAST_ENTRIES
-        return is_large and _GRAM_COST * num_products * (inputs + outputs) <= inputs * outputs
 
     # Operations.
 
@@ -456,16 +437,11 @@ class _Unit:
                 forward += one_product
                 backward += one_product
                 recompute += one_product if self.config.remat and blocks > 1 else 0.0
-            if self.keeps_positions(weight, (inputs, outputs)):
-                gradient = "positions"
-                pairs = positions + weight.num_lookups
-                clipping += 2.0 * blocks * (positions**2 * outputs + pairs**2 * inputs)
-            else:
-                gradient = "formed"
-                clipping += _CLIP_FLOPS * size
+            gradient = "formed"
+            clipping += _CLIP_FLOPS * size
 
         # A tied head has no parameters of its own.
-        is_tied = weight.num_lookups > 0
+        is_tied = weight.is_tied
         num_params = 0 if is_tied else weight.size
         return PartCost(
             weight.name,
@@ -545,16 +521,13 @@ class _Unit:
         """Return the bytes of the gradients and activations of a chunk of units, at their peak."""
         config = self.config
         width = _BYTES[config.compute_dtype]
-        formed = formed_in_layers = factors = kept = 0.0
+        formed = formed_in_layers = factors = 0.0
         for weight in self.weights():
             for inputs, outputs in weight.trained():
                 size = weight.num_blocks * inputs * outputs
-                if self.keeps_positions(weight, (inputs, outputs)):
-                    kept += _FLOAT32_BYTES * size
-                else:
-                    formed += _FLOAT32_BYTES * size
-                    if weight.name != "head":
-                        formed_in_layers += _FLOAT32_BYTES * size
+                formed += _FLOAT32_BYTES * size
+                if weight.name != "head":
+                    formed_in_layers += _FLOAT32_BYTES * size
 
                 # The activations and the cotangents at each position.
                 cotangent = _FLOAT32_BYTES if weight.name == "head" else width
@@ -575,12 +548,11 @@ class _Unit:
                 "activations": rows * max(activations, formed_in_layers),
             }
 
-        # Activations are needed until all factors are there, and then gradients are formed of the factors. The product
-        # of a weight that keeps its factors is held once while it is computed, and once while it is added to the sum.
+        # Activations are needed until all factors are there, and then gradients are formed of the factors.
         phases = [
             {"unit gradients": 0.0, "factors": rows * factors, "activations": rows * activations},
             {"unit gradients": rows * formed, "factors": rows * factors, "activations": 0.0},
-            {"unit gradients": rows * (formed + formed_in_layers) + 2 * kept, "factors": 0.0, "activations": 0.0},
+            {"unit gradients": rows * (formed + formed_in_layers), "factors": 0.0, "activations": 0.0},
         ]
         return max(phases, key=lambda phase: sum(phase.values()))
 

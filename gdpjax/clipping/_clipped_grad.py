@@ -252,7 +252,7 @@ class ClippedGrad:
         Returns:
           The sum for each trained leaf, and the diagnostics of these rows.
         """
-        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
+        engine = engine_of(call, self.strategy, self.microbatch_size, self.constant_work)
         groups = trained_groups(self.rule, call.params, call.is_trained)
         outcome = clipped_sum(
             engine,
@@ -283,8 +283,7 @@ class ClippedGrad:
 
     def _sum_of_no_rows(self, call: Call) -> Any:
         """Return the zeros that an empty batch adds up to; the loss is traced and checked all the same."""
-        budget = rounding_budget(call.trained_leaves, 1)
-        engine = engine_of(call, self.strategy, self.microbatch_size, budget, self.constant_work)
+        engine = engine_of(call, self.strategy, self.microbatch_size, self.constant_work)
         zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
         total = merge_leaves(call.params, call.is_trained, zeros)
         self.provenance.record(total, num_rows=0)

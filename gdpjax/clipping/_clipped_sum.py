@@ -24,7 +24,7 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM, is_traced
 from gdpjax._core.trees import wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._forms import RowGradients, RowWeights, RunningSum, formed_rows, stacked, wide
+from gdpjax.clipping._forms import Full, RowGradients, RowWeights, RunningSum, formed_rows, stacked, wide
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
@@ -217,7 +217,7 @@ def sum_of_rows(
 ) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
     is_formed = [each.is_formed for each in gradients]
-    is_compensated = [each.needs_compensation(budget, 1) for each in gradients]
+    is_compensated = [each.needs_compensation(budget) for each in gradients]
     packs = packs_of(leaves, is_formed, is_compensated, groups)
     totals = [pack.zero(leaves) for pack in packs]
     totals, scales = add_clipped(packs, totals, gradients, rule, groups, budget, is_padding)
@@ -300,7 +300,7 @@ def clipped_sum(
 
     # Add up the chunks. Unless the caller names padding, every chunk has rows.
     numbers = range(len(leaves))
-    is_formed = [number in engine.formed for number in numbers]
+    is_formed = [isinstance(form, Full) for form in engine.forms]
     is_compensated = [engine.needs_compensation(number, budget, num_chunks) for number in numbers]
     packs = packs_of(leaves, is_formed, is_compensated, groups)
     totals = [pack.zero(leaves) for pack in packs]

@@ -21,7 +21,7 @@ from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_sum import clipped_sum
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
 from gdpjax.clipping._operations import product_flops
-from gdpjax.clipping._planner import STRATEGIES, abstract_rows, engine_of
+from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
 from gdpjax.clipping._rules import Flat, trained_groups
 from gdpjax.clipping._tracing import Frame, evaluate
@@ -196,11 +196,11 @@ def _in_words(count: float) -> str:
 def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_work: bool) -> Explanation:
     """Plan one call as `clipped_grad` does, and describe the plan."""
     budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
-    engine = engine_of(call, strategy, microbatch_size, budget, constant_work=constant_work)
+    engine = engine_of(call, strategy, microbatch_size, constant_work)
     plan = engine.plan
 
-    # The gradients of the trained leaves, as abstract arrays of one row.
-    rows = iter(enumerate(abstract_rows(call, engine.gradients)))
+    tapped = plan.abstract_gradients()
+    forms = iter(enumerate(engine.forms))
     leaves = []
     paths_and_leaves = jax.tree_util.tree_flatten_with_path(call.params)[0]
     for (path, param), is_trained in zip(paths_and_leaves, call.is_trained, strict=True):
@@ -208,13 +208,13 @@ def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_wo
         if not is_trained:
             leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0, 0))
             continue
-        number, gradient = next(rows)
-        method = gradient.factor.method
+        number, form = next(forms)
         reason = plan.reason(number)
-        if method == "formed" and plan.is_tapped(number) and plan.num_positions(number) > 1:
-            reason = f"{reason}, a sum of {plan.num_positions(number)} outer products"
+        if number in tapped and tapped[number].num_products > 1:
+            reason = f"{reason}, a sum of {tapped[number].num_products} outer products"
+        num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
         formed_bytes = math.prod(shape) * wide_dtype(param).itemsize
-        leaves.append(LeafPlan(name, shape, method, reason, gradient.num_bytes, formed_bytes))
+        leaves.append(LeafPlan(name, shape, form.method, reason, num_bytes, formed_bytes))
     return Explanation(
         tuple(leaves),
         strategy,
@@ -234,7 +234,7 @@ def _clipped_flops(
 
     def sums(arrays: list[Array]) -> list[Array]:
         traced, positions = flat.rebuild(arrays)
-        engine = engine_of(traced, strategy, microbatch_size, budget, constant_work=constant_work)
+        engine = engine_of(traced, strategy, microbatch_size, constant_work)
         groups = trained_groups(rule, traced.params, traced.is_trained)
         rows = batch_rows(traced)
         return clipped_sum(engine, rows, positions, traced.trained_leaves, rule, groups, budget, traced.is_padding).sums

@@ -1,11 +1,10 @@
 """Plan how the gradients of a chunk of rows are computed, and how many rows a chunk has, from static shapes alone.
 
-    engine = engine_of(call, "auto", None, budget, constant_work=False)
+    engine = engine_of(call, "auto", None, constant_work=False)
     gradients, (losses, aux) = engine.gradients(rows, positions)        # of at most engine.chunk rows
 
-Gradients are read off the loss in factors (`_tracing`). Which of them stay factors and which are formed is not decided
-here: each kind of factor says so itself, in `AbstractFactor.compact` (`_forms`). The number of rows in a
-chunk only depends on the outcome, because gradients that are formed take memory.
+Gradients are read off the loss in factors (`_tracing`). Each form decides itself whether it stays as it is or is formed
+(`compact`, in `_forms`). The size of a chunk depends on that, because gradients that are formed take memory.
 
 What a chunk keeps should stay in a cache, but every chunk reads and writes the running sums once, which should not cost
 more than its rows do. The larger of the two numbers of rows is taken. Where chunks that hold only padding are skipped,
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 from gdpjax._core import xla
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms import RowGradients, formed_rows
+from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, Sparse, formed_rows
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._row_map import example_grads, one_by_one, vmap_of
@@ -64,8 +63,7 @@ class Engine:
       gradients: (rows, positions) to the gradients, and (losses, aux).
       chunk: rows to take at a time.
       constant_work: whether chunks that hold only padding are computed too.
-      formed: trained parameters whose gradients are formed.
-      always_compensated: trained parameters whose sums may need the errors of additions, whatever their number.
+      forms: the form in which each gradient of a row is kept, with shapes in place of values.
       outputs: shapes and dtypes of (loss, aux) of one example.
       plan: which gradients are read off the loss, and where.
     """
@@ -73,8 +71,7 @@ class Engine:
     gradients: Callable[..., tuple[list[RowGradients], Any]]
     chunk: int
     constant_work: bool
-    formed: frozenset[int]
-    always_compensated: frozenset[int]
+    forms: list[AbstractFactor]
     outputs: Any
     plan: Plan
 
@@ -84,22 +81,18 @@ class Engine:
 
     def needs_compensation(self, leaf: int, budget: RoundingBudget, num_chunks: int) -> bool:
         """Return whether the errors of adding up the chunks of a parameter's sum have to be kept."""
-        if leaf in self.always_compensated:
-            return True
-        rows = min(self.chunk, budget.plain_rows)
-        parts_of_chunk = -(-self.chunk // rows)
-        return not budget.covers_plain_sum(rows, num_chunks * parts_of_chunk)
+        # Sums of table rows have a rule of their own.
+        return isinstance(self.forms[leaf], Sparse) or not budget.covers(self.chunk, num_chunks)
 
 
-def engine_of(
-    call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
-) -> Engine:
+def engine_of(call: Call, strategy: str, microbatch_size: int | None, constant_work: bool) -> Engine:
     """Return the engine of a call; traces and checks its loss."""
     is_sequential = strategy == "sequential"
     trace = trace_loss(call, is_sequential)
     num_leaves = len(call.trained_leaves)
     all_formed = dict.fromkeys(range(num_leaves), "strategy") if strategy in _FORMING else {}
     plan = plan_of(frame_of(trace.jaxpr), num_leaves, all_formed)
+    forms = kept_forms(plan, call.trained_leaves)
 
     # How gradients are computed, and how many rows to take at a time.
     if strategy in _FORMING:
@@ -109,14 +102,10 @@ def engine_of(
     else:
         gradients = functools.partial(_by_factors, call, trace, plan)
         skips = call.is_padding is not None and not constant_work
-        size = chunk_rows(plan, call.trained_leaves, call.batch_size, skips)
+        size = chunk_rows(plan, forms, call.trained_leaves, call.batch_size, skips)
     chunk = max(min(microbatch_size or size, call.batch_size), 1)
 
-    # Sums of table rows have rules of their own for when errors are kept.
-    formed = [leaf for leaf in range(num_leaves) if plan.is_formed(leaf)]
-    always_compensated = [leaf for leaf in range(num_leaves) if plan.is_looked_up(leaf)]
-    outputs = _outputs(trace)
-    return Engine(gradients, chunk, constant_work, frozenset(formed), frozenset(always_compensated), outputs, plan)
+    return Engine(gradients, chunk, constant_work, forms, _outputs(trace), plan)
 
 
 def _outputs(trace: TracedLoss) -> Any:
@@ -129,11 +118,8 @@ def _outputs(trace: TracedLoss) -> Any:
 # Ways to compute the gradients.
 
 
-def _by_map(
-    call: Call, map_rows: Callable[..., Any], rows: Any, positions: Array, trained: list[Array] | None = None
-) -> tuple[list[RowGradients], Any]:
+def _by_map(call: Call, map_rows: Callable[..., Any], rows: Any, positions: Array) -> tuple[list[RowGradients], Any]:
     """Return per-example gradients by a map over `jax.grad`."""
-    del trained  # the leaves of the call
     gradients, outputs = example_grads(call, rows, positions, map_rows)
     return [formed_rows(jnp.asarray(leaf)) for leaf in gradients], outputs
 
@@ -144,58 +130,54 @@ def _by_factors(
     plan: Plan,
     rows: Any,
     positions: Array,
-    trained: list[Array] | None = None,
 ) -> tuple[list[RowGradients], Any]:
     """Return gradients in factors, where the plan keeps them."""
-    leaves = call.trained_leaves if trained is None else trained
     inputs = [*jax.tree.leaves(rows), positions]
-    gradients, (losses, *aux) = row_gradients(plan, leaves, inputs, vmap_of(trace.has_convolution))
+    gradients, (losses, *aux) = row_gradients(plan, call.trained_leaves, inputs, vmap_of(trace.has_convolution))
     losses = losses.astype(wide_dtype(losses))
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
-
-
-def abstract_rows(call: Call, gradients: Callable[..., Any]) -> list[RowGradients]:
-    """Return the gradients of one row, without values."""
-    rows: list[RowGradients] = []
-
-    def one_row(trained: list[Array], batch: Any) -> None:
-        rows.extend(gradients(batch, jnp.zeros(1, jnp.int32), trained)[0])
-
-    def shape_of_one_row(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((1, *jnp.shape(x)[1:]), jnp.result_type(x))
-
-    trained = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.trained_leaves]
-    batch = [call.args[number] for number in call.spec.batch_argnums]
-    jax.eval_shape(one_row, trained, jax.tree.map(shape_of_one_row, batch))
-    return rows
 
 
 # The number of rows in a chunk.
 
 
-def row_bytes(plan: Plan, params: list[Any]) -> int:
+def kept_forms(plan: Plan, params: list[Any]) -> list[AbstractFactor]:
+    """Return the form in which each gradient of a row is kept, with shapes in place of values."""
+    tapped = plan.abstract_gradients()
+    forms: list[AbstractFactor] = []
+    for leaf, param in enumerate(params):
+        gradient = tapped.get(leaf)
+        if gradient is None:
+            forms.append(Full(jax.ShapeDtypeStruct(param.shape, param.dtype)))
+        else:
+            forms.append(jax.eval_shape(functools.partial(type(gradient).compact, shape=param.shape), gradient))
+    return forms
+
+
+def row_bytes(plan: Plan, forms: list[AbstractFactor], params: list[Any]) -> int:
     """Return the bytes of one row: activations, tables, and gradients that are formed."""
     formed = tables = 0
-    for leaf, param in enumerate(params):
-        if plan.is_formed(leaf):
+    for form, param in zip(forms, params, strict=True):
+        if isinstance(form, Full):
             formed += _FORMED_BYTES * math.prod(param.shape)
-        if plan.num_lookups(leaf) > 1:
+        if isinstance(form, Sparse) and form.rows.shape[0] > 1:
             # Equal rows have to be found, in an array as long as the table.
             tables += _INDEX_BYTES * math.prod(param.shape[:1])
     activations = plan.activation_bytes() + plan.working_bytes()
     return max(activations + formed + tables, 1)
 
 
-def chunk_rows(plan: Plan, params: list[Any], batch_size: int, skips_padding: bool) -> int:
+def chunk_rows(plan: Plan, forms: list[AbstractFactor], params: list[Any], batch_size: int, skips_padding: bool) -> int:
     """Return how many rows to take at a time.
 
     Args:
       plan: how gradients are computed.
+      forms: how they are kept.
       params: the trained parameters.
       batch_size: rows of the batch.
       skips_padding: whether chunks that hold only padding are skipped.
     """
-    bytes_of_row = row_bytes(plan, params)
+    bytes_of_row = row_bytes(plan, forms, params)
     on_cpu = xla.platform() == "cpu"
 
     # Rows that fit into a cache.

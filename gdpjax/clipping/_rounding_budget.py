@@ -76,8 +76,10 @@ class RoundingBudget(NamedTuple):
     per_row: float
     unit: float
 
-    def covers_plain_sum(self, rows: int, parts: int) -> bool:
-        """Return whether ``parts`` sums of at most ``rows`` rows each may be added up plainly."""
+    def covers(self, num_rows: int, num_calls: int = 1) -> bool:
+        """Return whether ``num_calls`` times ``num_rows`` rows, in parts of `plain_rows`, may be added up plainly."""
+        rows = min(num_rows, self.plain_rows)
+        parts = num_calls * -(-num_rows // rows)
         needed = plain_roundings(rows) + parts - 1
         return needed <= plain_roundings(self.plain_rows)
 

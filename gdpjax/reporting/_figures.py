@@ -71,7 +71,7 @@ def _other_accountants(run: Described, delta: float, epsilon: Bounds) -> list[Fi
     mu, no_limit = _answer(run, _limiting_mu)
     clt = None if mu is None else float(gdp_epsilon(delta, mu))
     return [
-        Figure("epsilon_moments_accountant", f"moments accountant at delta {delta:g}", moments, UPPER_BOUND, unknown),
+        Figure("epsilon_moments_accountant", f"moments epsilon at delta {delta:g}", moments, UPPER_BOUND, unknown),
         Figure("mu_clt", "CLT mu", mu, ESTIMATE, no_limit),
         Figure("epsilon_clt", f"CLT epsilon at delta {delta:g}", clt, ESTIMATE, no_limit),
         Figure(

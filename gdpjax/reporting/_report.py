@@ -52,20 +52,19 @@ class Report:
         return found[key]
 
     def to_text(self, *, figures: Any = None) -> str:
-        """A table for a terminal, of all figures or of those named in ``figures``, as in `to_latex`."""
-        chosen = self._chosen(figures)
-        return _tables.as_text(_tables.rows_of(self._runs, chosen), _tables.note_of(chosen))
+        """A table for a terminal, of all figures or of those named in ``figures``, laid out as in `to_latex`."""
+        return _tables.as_text(_tables.table_of(self._runs, self._chosen(figures)))
 
     def to_markdown(self, *, figures: Any = None) -> str:
-        """A Markdown table, of all figures or of those named in ``figures``, as in `to_latex`."""
-        chosen = self._chosen(figures)
-        return _tables.as_markdown(_tables.rows_of(self._runs, chosen), _tables.note_of(chosen))
+        """A Markdown table, of all figures or of those named in ``figures``, laid out as in `to_latex`."""
+        return _tables.as_markdown(_tables.table_of(self._runs, self._chosen(figures)))
 
     def to_latex(self, *, figures: Any = None) -> str:
         r"""A LaTeX table with booktabs rules, narrow enough for a page; the preamble needs ``\usepackage{booktabs}``.
 
-        Figures are lines and runs are columns, three side by side and further ones below them. Of several runs the
-        cells of certified figures are upper ends. What was done stands in short cells, and in full in comments.
+        Figures are lines and runs are columns, three side by side and further ones below them. Of several runs a cell
+        is the end of the bracket that can be relied on, which the standing names. What was done stands in short cells,
+        and in full in the notes: here, comments.
 
         Args:
             figures: which figures, in this order, by their names in `figure` and `to_json`; by default all.
@@ -88,7 +87,7 @@ class Report:
         \bottomrule
         \end{tabular}
         """
-        return _tables.as_latex(self._runs, self._chosen(figures))
+        return _tables.as_latex(_tables.table_of(self._runs, self._chosen(figures)))
 
     def to_json(self) -> str:
         """A JSON text: every figure of every run, brackets as [lower, upper], with its standing."""
@@ -104,8 +103,7 @@ class Report:
     def to_html(self) -> str:
         """One HTML page with the table and the trade-off curves, which needs no other file."""
         curves = [picture_points(run.curve) for run in self._runs]
-        rows = _tables.rows_of(self._runs, self._figures)
-        return _tables.as_html(rows, picture(self.names, curves), _tables.note_of(self._figures))
+        return _tables.as_html(_tables.table_of(self._runs, self._figures), picture(self.names, curves))
 
     def _chosen(self, keys: Any) -> list[list[Figure]]:
         """The figures of each run that have these names, in their order; all of them for None."""
@@ -150,8 +148,8 @@ def report(*runs: Any, deltas: Any = None, names: Any = None) -> Report:
 
     Reference: Gomez, Kulynych et al., arXiv:2503.10945 (mu and regret); Kulynych et al., arXiv:2407.02191 (attacks).
 
-    >>> print(report((2.0, 0.02, 50), deltas=[1e-5]).to_text().splitlines()[0])
-    scheme: Gaussian steps on Poisson batches: noise multiplier 2, sampling probability 0.02, 50 steps
+    >>> print(report((2.0, 0.02, 50), deltas=[1e-5]).to_markdown(figures="mu").splitlines()[-2])
+    | mu, failure 1e-10 | \\[0.08137, 0.08144\\] | certified |
     """
     if not runs:
         raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")

@@ -121,7 +121,7 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
         getattr(event, "noise_multiplier", 1.0) == 0 and getattr(event, "sampling_prob", 1.0) > 0 for event in events
     )
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
-    facts = (*_facts(events), ("neighbours", neighbours))
+    facts = (*_facts(events), ("neighbours", neighbours.removesuffix(" one").replace(" one by a ", " by ")))
     scheme = scheme or "nothing is released"
     return Described(name, scheme, neighbours, certified(run), facts, run, not_private=reason)
 

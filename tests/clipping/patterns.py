@@ -852,7 +852,6 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
         "embedding_clipped",
         "l2_over_the_tree",
         "remat",
-        "rules_of_a_value_with_itself",
     ),
     *(
         "branch_on_data",
@@ -884,7 +883,6 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
         "l2_in_the_loss",
     ),
     *(
-        "l2_over_the_kernels",
         "layers_by_scan",
         "layers_by_scan_on_sequences",
         "linen_attention",
@@ -909,14 +907,11 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
     *(
         "recurrent",
         "recurrent_backwards_with_embedding",
-        "rule_after_steps",
-        "rule_on_a_sequence",
         "rule_with_bias",
     ),
     *(
         "rules_under_vmap_and_cond",
         "rules_with_options",
-        "rules_within_rules",
         "sequence",
         "split_weight",
     ),
@@ -931,7 +926,6 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
         "tied_dense",
         "used_hundreds_of_times",
         "weight_norm",
-        "weight_norm_and_l2",
     ),
     *("weight_norm_by_column", "weight_on_the_left", "while_loop_beside"),
 }

@@ -4,8 +4,6 @@ The rules answer with something other than the derivative of what they compute (
 whoever differentiates the layer itself is found out.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -62,35 +60,6 @@ def rule_with_bias():
 
 
 @pattern
-def rule_on_a_sequence():
-    def loss(p, x):
-        return jnp.sum(jnp.tanh(dense(p["w"], p["b"], x)) @ p["v"])
-
-    return loss, three(3, 4), (batch(6, 3),)
-
-
-@pattern
-def rule_with_casts_and_scales():
-    def wide(array):
-        return array.astype(jnp.promote_types(array.dtype, jnp.float32))
-
-    def backward(saved, g):
-        w, x = saved
-        scale = 1 / (1 + jnp.sum(x**2))
-        by_output = wide(g)[:, None] * wide(jnp.round(4 * x)) / 3
-        by_input = jnp.squeeze(by_output[None].T, 2).reshape(3, 1, 4)[:, 0] * scale
-        return -by_input.astype(w.dtype), w @ g
-
-    layer = with_rule(product, backward)
-    params = {"w": normal(1, 3, 4), "v": normal(3, 4, 2)}
-
-    def loss(p, x):
-        return jnp.sum(jnp.tanh(layer(p["w"].T.T, x)) @ p["v"])
-
-    return loss, params, (batch(3),)
-
-
-@pattern
 def straight_through_weights():
     """In a layer, in a scan over layers, and in a loop with one weight."""
     params = {"w": normal(1, 3, 4), "s": normal(2, 3, 4, 4), "r": normal(3, 4, 4)}
@@ -108,27 +77,6 @@ def straight_through_weights():
         return jnp.sum(h)
 
     return loss, params, (batch(3),)
-
-
-@pattern
-def straight_through_others():
-    """A table, a kernel, and an estimator that masks."""
-
-    def masked_backward(saved, g):
-        (w,) = saved
-        return (jnp.where(jnp.abs(w) < 0.5, g, 0),)
-
-    masked = with_rule(lambda w: jnp.round(w), masked_backward)
-    params = {"e": normal(1, 7, 3), "k": normal(2, 2, 3, 4), "m": normal(3, 4, 4)}
-
-    def loss(p, t):
-        x = straight(p["e"])[t]
-        kernel = straight(p["k"])
-        y = lax.conv_general_dilated(x[None], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
-        hidden = jnp.tanh(y[0].mean(0))
-        return jnp.sum(jnp.tanh(hidden @ masked(p["m"])))
-
-    return loss, params, (tokens(5, 7),)
 
 
 @pattern
@@ -162,42 +110,6 @@ def surrogate_gradient():
         return jnp.sum(spikes(p["v"], x + hidden) * x)
 
     return loss, params, (batch(4),)
-
-
-@pattern
-def rule_of_an_embedding():
-    """Look-ups out of range that are dropped or clipped, and a rule that does not begin with zeros."""
-
-    def look_up(table, t):
-        return jnp.take(table, t, axis=0, mode="clip")
-
-    def backward(mode, saved, g):
-        table, t = saved
-        return jnp.zeros_like(table).at[t].add(3 * g, mode=mode) / 7, None
-
-    def backward_from_ones(saved, g):
-        table, t = saved
-        return jnp.ones_like(table).at[t].add(g), None
-
-    dropped = with_rule(look_up, functools.partial(backward, "drop"))
-    clipped = with_rule(look_up, functools.partial(backward, "clip"))
-    not_zeros = with_rule(lambda table, t: table[t], backward_from_ones)
-    params = {
-        "e": normal(1, 7, 3),
-        "f": normal(2, 5, 3),
-        "n": normal(4, 9, 3),
-        "w": normal(3, 3, 3),
-    }
-
-    def loss(p, t):
-        def step(h, i):
-            return jnp.tanh(h @ p["w"] + dropped(p["e"], i)), None
-
-        h, _ = lax.scan(step, jnp.ones(3, p["w"].dtype), t)
-        first = h * clipped(p["f"], t).sum(0) * not_zeros(p["n"], t[0])
-        return jnp.sum(first) + jnp.sum(dropped(p["e"], t[None]))
-
-    return loss, params, (tokens(6, 13) - 3,)
 
 
 @pattern
@@ -239,52 +151,6 @@ def rules_under_vmap_and_cond():
         return jnp.sum(lax.cond(x[0, 0] > 0, first, second, h))
 
     return loss, params, (batch(6, 3),)
-
-
-@pattern
-def rules_of_blocks():
-    def product_backward(saved, g):
-        _w, x = saved
-        return jnp.einsum("hd,he->hde", x, g), None
-
-    def entries_backward(saved, g):
-        _w, x = saved
-        return 2 * g[:, :, None] * x[None], None
-
-    by_product = with_rule(lambda w, x: jnp.einsum("hd,hde->he", x, w), product_backward)
-    by_entries = with_rule(lambda w, x: jnp.einsum("hd,ehd->eh", x, w), entries_backward)
-    params = {"w": normal(1, 3, 4, 2), "g": normal(2, 2, 3, 4)}
-
-    def loss(p, x):
-        return jnp.sum(by_product(p["w"], x).T * by_entries(p["g"], x) ** 2)
-
-    return loss, params, (batch(3, 4),)
-
-
-@pattern
-def rule_after_steps():
-    params = {"a": normal(1, 5, 2), "b": normal(2, 2, 4), "w": normal(3, 3, 5)}
-
-    def loss(p, x):
-        weight = straight(p["a"] @ p["b"])
-        return jnp.sum(outer(weight, outer(p["w"], x)) ** 2)
-
-    return loss, params, (batch(3),)
-
-
-@pattern
-def rules_within_rules():
-    def backward(saved, g):
-        _, pull = jax.vjp(outer, *saved)
-        return pull(5 * g)
-
-    inner = with_rule(lambda w, x: jnp.sin(outer(w, x)), backward)
-    params = {"w": normal(1, 3, 3), "u": normal(2, 3, 3)}
-
-    def loss(p, x):
-        return jnp.sum(inner(p["u"], inner(p["w"], x)))
-
-    return loss, params, (batch(3),)
 
 
 @pattern
@@ -390,30 +256,6 @@ def rules_that_are_left_to_jax():
         h, index = counting(p["v"], zeros(p["w"], x))
         h = silent(p["t"], decayed(p["u"], coarse(p["r"], jnp.tanh(h))))
         return jnp.sum(filtered(p["k"], h) ** 2) * index
-
-    return loss, params, (batch(3),)
-
-
-@pattern
-def rules_of_a_value_with_itself():
-    """The same weight twice, a weight and itself transposed, and a weight with no data at all."""
-
-    def both_backward(saved, g):
-        a, _b, x = saved
-        return jnp.outer(x, g), 3 * jnp.outer(x, g), a @ g
-
-    def cube_backward(saved, g):
-        (a,) = saved
-        return (a @ g,)
-
-    both = with_rule(lambda a, b, x: x @ a @ b, both_backward)
-    cube = with_rule(lambda a: a @ a @ a, cube_backward)
-    params = {"w": normal(1, 3, 3), "v": normal(2, 3, 3), "u": normal(3, 3, 3)}
-
-    def loss(p, x):
-        twice = both(p["w"], p["w"], x)
-        and_transposed = both(p["v"], p["v"].T, x)
-        return jnp.sum(jnp.sin(twice + and_transposed + x @ cube(p["u"])))
 
     return loss, params, (batch(3),)
 

@@ -25,14 +25,6 @@ def rows(*shape):
 
 
 @pattern
-def l2_over_the_kernels():
-    def loss(p, x):
-        return network(p["w"], p, x) + 0.1 * squares((p["w"], p["c"]))
-
-    return loss, parameters(), (rows(40),)
-
-
-@pattern
 def l2_over_the_tree():
     def loss(p, x):
         return 3 * (network(p["w"], p, x) + 0.1 * squares(p))
@@ -49,25 +41,6 @@ def norm_scaled_by_the_example():
     return loss, parameters(), (rows(40),)
 
 
-@pattern
-def l2_after_loops_and_calls():
-    params = {"w": normal(1, 3, 20, 20), "c": normal(3, 20)}
-
-    def loss(p, x):
-        @jax.checkpoint
-        def layer(h, w):
-            return jnp.tanh(h @ w), None
-
-        @jax.jit
-        def head(h, c):
-            return jnp.sin(h @ c)
-
-        h, _ = lax.scan(layer, x, p["w"])
-        return head(h, p["c"]) + jax.checkpoint(squares)(p["w"]) / 10
-
-    return loss, params, (rows(20),)
-
-
 def normalised(v, axis=None, keepdims=False):
     return v / jnp.linalg.norm(v, axis=axis, keepdims=keepdims)
 
@@ -79,32 +52,6 @@ def weight_norm_by_column():
         return network(weight, p, x)
 
     return loss, parameters(g=normal(4, 30)), (rows(40),)
-
-
-@pattern
-def weight_norm_by_row():
-    def loss(p, x):
-        transposed = p["g"] * p["w"].T / jnp.linalg.norm(p["w"], axis=1)
-        return network(transposed.T, p, x)
-
-    return loss, parameters(g=normal(4, 40)), (rows(40),)
-
-
-@pattern
-def weight_norm_of_the_kernel():
-    def loss(p, x):
-        return network(p["g"] * normalised(p["w"]), p, x)
-
-    return loss, parameters(g=jnp.ones(())), (rows(40),)
-
-
-@pattern
-def weight_norm_and_l2():
-    def loss(p, x):
-        of_weight = jnp.sum(jnp.cos(p["w"])) * x[0] / 50
-        return network(normalised(p["w"], 0), p, x) + 0.1 * squares(p) + of_weight
-
-    return loss, parameters(), (rows(40),)
 
 
 @pattern
@@ -159,7 +106,7 @@ def several_products_and_l2():
 
 @pattern
 def two_outputs_without_data():
-    """One of them is taken for a parameter, and the other one chooses what is looked up."""
+    """One of them is multiplied by data, and the other one chooses which data."""
 
     def loss(p, x):
         values, order = lax.top_k(p["w"], 3)

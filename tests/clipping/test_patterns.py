@@ -99,11 +99,8 @@ LOW = [
     "l2_over_the_tree",
     "dense_layers",
     "merged_lora",
-    "rule_with_casts_and_scales",
-    # They are pulled back as l2_over_the_tree is.
     pytest.param("embedding_with_l2", marks=SLOW),
     pytest.param("linen_weight_norm", marks=SLOW),
-    pytest.param("weight_norm_and_l2", marks=SLOW),
     # Their chunks are compared in float64 above.
     pytest.param("embedding", marks=SLOW),
     pytest.param("convolution", marks=SLOW),
@@ -144,7 +141,7 @@ def test_a_written_out_loop_is_a_loop_under_vmap_and_grad():
 
 @pytest.mark.parametrize("name", ["weight_norm_by_column", pytest.param("surrogate_gradient", marks=SLOW)])
 def test_derivatives_of_the_sum_follow_the_rules_too(name):
-    """Forward and backward through factors, they are those of gradients that are formed."""
+    """Forward and backward, whatever is kept in factors."""
     with jax.enable_x64(True):
         loss, params, rows = make(name, jnp.float64)
 

@@ -113,16 +113,13 @@ TRACED = {
     "formed of factors": (CONFIG, "auto", 2, (256,), None),
     "sequences": (CONFIG, "auto", 1, (2, 128), None),
     "adapters": (CONFIG, "microbatch", 1, (256,), LORA),
-    "factors": (PRESETS["1B"], "auto", 1, (128,), None),
-    "tied factors": (PRESETS["124M"], "auto", 1, (64,), None),
+    "a tied head": (PRESETS["124M"], "auto", 1, (64,), None),
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "factors" else name for name in TRACED]
-)
+@pytest.mark.parametrize("name", list(TRACED))
 def test_products_are_those_that_gdpjax_computes(name):
-    """Also where compiled programs do not tell how often a loop goes around: norms and sums of kept positions."""
+    """Also where compiled programs do not tell how often a loop goes around."""
     config, strategy, microbatch_size, shape, lora = TRACED[name]
     num_units = 2 * microbatch_size
     program, arguments = clipped_sum(config, strategy, num_units, shape, microbatch_size, lora)
@@ -130,7 +127,7 @@ def test_products_are_those_that_gdpjax_computes(name):
     expected = 0.0
     for part in cost.parts:
         if part.name not in ("norms and others", "embedding"):
-            expected += part.flops - (part.clipping if part.gradient != "positions" else 0)
+            expected += part.flops - part.clipping
     assert product_flops(jax.make_jaxpr(program)(*arguments).jaxpr) == pytest.approx(expected, rel=1e-9)
 
 
@@ -230,7 +227,7 @@ def test_gradients_are_held_as_gdpjax_says(name, length):
         else:
             method = methods.get(part.name)
         if method is not None:
-            assert part.gradient == ("positions" if "positions" in method else method), part.name
+            assert part.gradient == method, part.name
 
 
 def test_parameters_are_counted_once():

@@ -340,18 +340,6 @@ def test_padding_of_a_unit_reaches_no_gradient(params):
     assert_leaves_close(padded, alone, atol=1e-6)
 
 
-def test_large_weights_of_few_positions_are_not_formed():
-    """With 64 positions every large weight of the 7B model stays in factors, through scan and checkpoint."""
-    config = PRESETS["7B"]
-    loss = functools.partial(model.sequence_loss, config)
-    explanation = gdpjax.explain(loss, param_shapes(config), jax.ShapeDtypeStruct((4, 64), jnp.int32))
-    for leaf in explanation.leaves:
-        if leaf.method == "formed":
-            assert "norm" in leaf.name
-    methods = {leaf.name: leaf.method for leaf in explanation.leaves}
-    assert methods["['embedding']['table']"] == "table rows"
-
-
 @pytest.mark.parametrize("shape", [pytest.param((4, 32), marks=pytest.mark.slow), (2, 2, 32)])
 def test_every_weight_is_read_off_where_it_meets_data(shape):
     """The factors of a weight's gradient come from its product with activations, and no weight is left to JAX."""

@@ -1,7 +1,7 @@
 """Gradients of one weight, in three forms: formed, outer products, and rows of a table."""
 
 from gdpjax.clipping._forms._abstract import AbstractFactor
-from gdpjax.clipping._forms._formed import Full, check_factor, total_of
+from gdpjax.clipping._forms._formed import Full, total_of
 from gdpjax.clipping._forms._outer import Axis, Outer
 from gdpjax.clipping._forms._rows import RowGradients, RunningSum, formed_rows
 from gdpjax.clipping._forms._scaled import RowWeights, stacked, wide
@@ -16,7 +16,6 @@ __all__ = [
     "RowWeights",
     "RunningSum",
     "Sparse",
-    "check_factor",
     "formed_rows",
     "stacked",
     "total_of",

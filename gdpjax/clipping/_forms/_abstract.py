@@ -1,4 +1,4 @@
-"""The abstract class of one example's gradient of one weight, before it is formed.
+"""The abstract class of one example's gradient of one weight, in one of three forms.
 
 A dense layer y = x W has the gradient x^T s, where s is the cotangent of y. It is kept as its two factors:
 

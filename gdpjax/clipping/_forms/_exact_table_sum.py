@@ -4,7 +4,7 @@
     total = high + low
 
 A table (an embedding) is large and an example touches a few rows of it. Adding blocks of examples with the error kept,
-as `_abstract` does for other parameters, costs work in proportion to blocks times table. With a batch of 10,000, in
+as `_rows` does for other parameters, costs work in proportion to blocks times table. With a batch of 10,000, in
 which blocks must be short, that is a hundred times the rest of a step. Here the cost is that of the touched rows.
 
 Entries v of clipped rows are at most C (1 + k u) in size, and C < 2^e. Each is split into whole numbers
@@ -17,8 +17,8 @@ p = 29 - ceil(log2 N) and q = p + 2 (2^62 in the 64-bit integers that go with fl
 floating-point numbers each, exactly, and one pair high + low together.
 
 So neighbouring batches differ by the split of one row. With m entries that an example may touch it is off by at most
-sqrt(m) 2^-(p + q) C, and `is_exact` asks that this be at most u C, half of what `_rounding_budget` keeps back for the
-rounding of a term, of which table rows use the other half.
+sqrt(m) 2^-(p + q) C, and `is_exact` asks for at most u C. That is half of what
+`_rounding_budget` keeps back for the rounding of a term; scaling the row uses the other half.
 """
 
 import math

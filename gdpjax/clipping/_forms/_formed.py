@@ -12,7 +12,6 @@ from typing import Any, ClassVar, final
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms._abstract import AbstractFactor
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, squared_norms, times, weighted, wide
@@ -112,21 +111,3 @@ def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> Abstr
     for factor in others:
         total = total + factor.formed(shape)
     return Full(total)
-
-
-def check_factor(factor: Any, shape: tuple[int, ...], primitive: str) -> AbstractFactor:
-    """Return what a family of primitives gave as a factor.
-
-    Raises:
-      ValueError: it is no factor of a weight of this shape.
-    """
-    expected = f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}"
-    if not isinstance(factor, AbstractFactor):
-        raise ValueError(f"{expected}, got {shown(factor)}")
-    try:
-        found = factor.shape_of_weight(shape)
-    except ValueError as error:
-        raise ValueError(f"{expected}, got {error}") from None
-    if found != shape:
-        raise ValueError(f"{expected}, got one for a weight {list(found)}: see its axes")
-    return factor

@@ -164,13 +164,13 @@ class Outer(AbstractFactor):
         left, right = self._of_one_position()
         by_block = weight.broadcast_to(left.shape[:1])
 
-        # Where the left factor is zero so is the product, but nothing bounds the right factor.
+        # Where the left factor is zero so is the gradient, but the right factor may be of any size.
         left_exponent, largest = largest_exponent(left)
         by_block = by_block._replace(keep=by_block.keep & (largest > 0))
 
         # Each block's left factor is scaled by itself, so that the right one meets a power of two that it can hold.
-        to_one = RowWeights(left_exponent, jnp.ones_like(left[..., 0]), by_block.keep)
-        left = to_one.multiplied(left)
+        without_exponent = RowWeights(left_exponent, jnp.ones_like(left[..., 0]), by_block.keep)
+        left = without_exponent.multiplied(left)
         remaining = by_block._replace(exponent=by_block.exponent - left_exponent)
         return left, remaining.multiplied(right)
 

@@ -6,7 +6,6 @@ total = rows.add_to(total, weights, bound, budget)
 """
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from gdpjax.clipping._forms._formed import Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares
 from gdpjax.clipping._rounding_budget import RoundingBudget
 
-MOST_WRITTEN_OUT = 4
+_MOST_WRITTEN_OUT = 4
 """Blocks of rows that are added one after the other in a program; more are added by a loop."""
 
 
@@ -109,26 +108,13 @@ class RowGradients:
         """The number of rows, N."""
         return jax.tree.leaves(self.factor)[0].shape[0]
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of one row."""
-        return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(self.factor))
-
     def rows_per_part(self, budget: RoundingBudget) -> int:
         """Return how many rows ``weighted_sum`` may add up at once."""
-        return max(min(budget.plain_rows, self.num_rows), 1)
+        return min(budget.plain_rows, self.num_rows)
 
-    def num_parts(self, budget: RoundingBudget) -> int:
-        """Return how many parts `add_to` adds to a running sum."""
-        return -(-self.num_rows // self.rows_per_part(budget))
-
-    def needs_compensation(self, budget: RoundingBudget, num_calls: int) -> bool:
-        """Return whether the errors of adding up the parts of ``num_calls`` calls of `add_to` have to be kept."""
-        rows = self.rows_per_part(budget)
-        if self.factor.sums_exactly(budget, self.shape):
-            return True
-        parts = num_calls * self.num_parts(budget)
-        return not budget.covers_plain_sum(rows, parts)
+    def needs_compensation(self, budget: RoundingBudget) -> bool:
+        """Return whether the errors of adding up all rows by one call of `add_to` have to be kept."""
+        return self.factor.sums_exactly(budget, self.shape) or not budget.covers(self.num_rows)
 
     def add_to(self, total: RunningSum, weights: RowWeights, bound: Array, budget: RoundingBudget) -> RunningSum:
         """Add the weighted rows, each of norm at most ``bound``, to a running sum."""
@@ -145,7 +131,7 @@ class RowGradients:
         size = self.rows_per_part(budget)
         num_blocks = self.num_rows // size
         whole = num_blocks * size
-        if num_blocks <= MOST_WRITTEN_OUT:
+        if num_blocks <= _MOST_WRITTEN_OUT:
             for start in range(0, whole, size):
                 rows = slice(start, start + size)
                 total = total.plus(self[rows].weighted_sum(weights[rows]))

@@ -20,7 +20,7 @@ import numpy as np
 from gdpjax._core.trees import bounded_sum, power_of_two, rounded_to, wide_dtype
 from gdpjax._core.types import Array
 
-LOWEST_EXPONENT = -(2**20)
+_LOWEST_EXPONENT = -(2**20)
 """The exponent that stands for a norm of zero, below all others."""
 
 
@@ -38,7 +38,7 @@ class ScaledSquares(NamedTuple):
     def total(self) -> "ScaledSquares":
         """Return the sum over the last axis, with the largest exponent of its terms."""
         # A term that is zero has no exponent, so it must not decide the largest one.
-        exponents = jnp.where(self.value == 0, LOWEST_EXPONENT, self.exponent)
+        exponents = jnp.where(self.value == 0, _LOWEST_EXPONENT, self.exponent)
         largest = exponents.max(axis=-1)
 
         # Bring all terms to that exponent, and add them up: 4^e is 2^(2 e).
@@ -46,7 +46,7 @@ class ScaledSquares(NamedTuple):
         value = bounded_sum(self.value * power_of_two(shift, self.value.dtype))
 
         # Where all terms are zero, any exponent will do.
-        return ScaledSquares(value, jnp.where(largest == LOWEST_EXPONENT, 0, largest))
+        return ScaledSquares(value, jnp.where(largest == _LOWEST_EXPONENT, 0, largest))
 
     def root(self) -> Array:
         """Return sqrt(value): the norms divided by 2^exponent."""
@@ -153,10 +153,6 @@ class RowWeights(NamedTuple):
         # A gradient that is zero may have a weight out of range. It is limited, as zero times infinity would be NaN.
         largest = np.finfo(dtype).max
         return power, jnp.clip(rest, -largest, largest)
-
-    def scaled(self, x: Array, scale: Array) -> Array:
-        """Return rows times ``scale`` [N]; rows that are not kept become exact zeros, even if they hold a NaN."""
-        return jnp.where(per_row(self.keep, x), x * per_row(scale, x), jnp.zeros((), x.dtype))
 
     def multiplied(self, x: Array) -> Array:
         """Return rows times their weights, rounded once."""

@@ -4,7 +4,6 @@
 """
 
 from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, evaluate, frame_of, opened, scan_of
-from gdpjax.clipping._tracing._parameter_flow import Site, Use
 from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
 from gdpjax.clipping._tracing.primitives import (
     AbstractPrimitive,
@@ -21,8 +20,6 @@ __all__ = [
     "Frame",
     "Plan",
     "Scan",
-    "Site",
-    "Use",
     "evaluate",
     "frame_of",
     "is_vouched_for",

@@ -15,6 +15,7 @@ traced value, which NumPy does not take. So constants and literals are made arra
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -133,6 +134,12 @@ def variables_of(atoms: Iterable[Any]) -> list[Any]:
 def shape_of(variable: Any) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of a variable, as JAX's tracing functions take them in place of a value."""
     return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+
+
+def num_bytes(aval: Any) -> int:
+    """Return the bytes of an array of this type."""
+    size = math.prod(getattr(aval, "shape", ()))
+    return size * getattr(aval.dtype, "itemsize", 8)
 
 
 def is_precise(variable: Any) -> bool:

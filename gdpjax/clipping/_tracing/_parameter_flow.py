@@ -21,16 +21,15 @@ each iteration. One that is scanned over gives each iteration a block of its own
 
 import abc
 import dataclasses
-import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
 
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms import AbstractFactor, Full, check_factor
+from gdpjax.clipping._forms import AbstractFactor
 from gdpjax.clipping._tracing._jaxprs import (
     REMAT,
     Frame,
@@ -83,45 +82,30 @@ class Site:
         x, cotangent = values
         factor = family_of(self.eqn).factor(self.eqn, self.operand, x, cotangent)
         weight = self.eqn.invars[self.operand].aval
-        return check_factor(factor, weight.shape, self.kind)
-
-    @functools.cached_property
-    def abstract_factor(self) -> AbstractFactor:
-        """The gradient of the weight in one evaluation of the site, with shapes in place of values."""
-        values = []
-        for carried in self.carried:
-            is_floating = jnp.issubdtype(carried.dtype, jnp.floating)
-            dtype = carried.dtype if is_floating else jnp.int32  # a probe answers with int32 for all indices
-            values.append(jax.ShapeDtypeStruct(carried.shape, dtype))
-        return jax.eval_shape(self.factor, values)
-
-    @property
-    def is_lookup(self) -> bool:
-        """Whether the weight is a table of which rows are looked up."""
-        return family_of(self.eqn).is_lookup
-
-    @property
-    def num_lookups(self) -> int:
-        """The number of rows that are looked up for an example."""
-        if not self.is_lookup:
-            return 0
-        indices, _ = self.carried
-        return math.prod(self.lengths) * math.prod(indices.shape)
-
-    @property
-    def num_positions(self) -> int:
-        """The number of outer products that are added up for an example, in all iterations of scans."""
-        return self.abstract_factor.num_products * math.prod(self.lengths)
-
-    @property
-    def is_formed(self) -> bool:
-        """Whether the site gives the gradient as an array, and not in factors."""
-        return isinstance(self.abstract_factor, Full)
+        return _check_factor(factor, weight.shape, self.kind)
 
     @property
     def working_bytes(self) -> int:
         """The bytes that `factor` needs for one example beside the values carried, as for patches of a convolution."""
         return family_of(self.eqn).working_bytes(self.eqn, self.operand)
+
+
+def _check_factor(factor: Any, shape: tuple[int, ...], primitive: str) -> AbstractFactor:
+    """Return what a family of primitives gave as a factor.
+
+    Raises:
+      ValueError: it is no factor of a weight of this shape.
+    """
+    expected = f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}"
+    if not isinstance(factor, AbstractFactor):
+        raise ValueError(f"{expected}, got {shown(factor)}")
+    try:
+        found = factor.shape_of_weight(shape)
+    except ValueError as error:
+        raise ValueError(f"{expected}, got {error}") from None
+    if found != shape:
+        raise ValueError(f"{expected}, got one for a weight {list(found)}: see its axes")
+    return factor
 
 
 # Links: the linear maps that a parameter passes on its way to a site.
@@ -277,8 +261,8 @@ def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> Par
                     tapped[leaf] = walk.uses.get(leaf, [])
             return ParameterFlow(tapped, formed, walk.sites)
 
-        # A value that depends on a formed parameter is not known before the differentiation. What meets it cannot be
-        # tapped, so follow the other parameters again.
+        # A site gives its weight no gradient, so a weight that also depends on a formed parameter cannot be tapped:
+        # follow the other parameters again.
         formed.update(walk.formed)
 
 

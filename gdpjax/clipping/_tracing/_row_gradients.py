@@ -12,8 +12,8 @@ Then `row_gradients` takes these steps:
 3. It chooses the form of each gradient (`AbstractFactor.compact`). Where a gradient is the sum of several outer
    products for an example, it is formed, by one batched product of activations and cotangents.
 
-A `Plan` also predicts from shapes, before anything is computed, which gradients step 3 will form (`Plan.is_formed`).
-The prediction decides how many rows a chunk has, and nothing else.
+A `Plan` also says from shapes, before anything is computed, what step 2 gives (`Plan.abstract_gradients`): on that
+depend the size of a chunk, and which small gradients are put together.
 """
 
 import functools
@@ -26,18 +26,16 @@ import jax.numpy as jnp
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, total_of, wide
-from gdpjax.clipping._tracing._jaxprs import Frame, is_literal
+from gdpjax.clipping._tracing._jaxprs import Frame, is_literal, num_bytes, shape_of
 from gdpjax.clipping._tracing._parameter_flow import (
     AbstractLink,
     LinearMap,
     ParameterFlow,
-    Site,
-    Use,
+    Place,
     parameter_flow,
     pull_back_use,
 )
 from gdpjax.clipping._tracing._probes import parameter_values, replay, values_seen, zero_probes
-from gdpjax.clipping._tracing.primitives._abstract import num_bytes
 
 
 class Plan(NamedTuple):
@@ -51,38 +49,39 @@ class Plan(NamedTuple):
     frame: Frame
     flow: ParameterFlow
 
-    def uses_of(self, leaf: int) -> list[Use]:
-        """Return the uses of a parameter; none where it is not tapped."""
-        return self.flow.tapped.get(leaf, [])
-
-    def sites_of(self, leaf: int) -> list[Site]:
-        """Return the sites of a parameter, one for each use."""
-        return [self.flow.sites[use.place] for use in self.uses_of(leaf)]
-
     def is_tapped(self, leaf: int) -> bool:
         """Return whether the gradient of a parameter is read off at sites."""
         return leaf in self.flow.tapped
 
-    def is_looked_up(self, leaf: int) -> bool:
-        """Return whether rows of a parameter are looked up."""
-        return any(site.is_lookup for site in self.sites_of(leaf))
+    def gradients(
+        self, params: Sequence[Array], seen: dict[Place, list[Array]], multipliers: dict[AbstractLink, Array]
+    ) -> dict[int, AbstractFactor]:
+        """Return one example's gradients of the tapped parameters, each added up over its uses.
 
-    def num_lookups(self, leaf: int) -> int:
-        """Return how many rows of a parameter are looked up for an example."""
-        return sum(site.num_lookups for site in self.sites_of(leaf))
+        Args:
+          params: all parameters.
+          seen: the values that each site carries.
+          multipliers: the values of the multipliers of links.
+        """
+        gradients: dict[int, AbstractFactor] = {}
+        for leaf, uses in self.flow.tapped.items():
+            param = params[leaf]
+            parts = []
+            for use in uses:
+                parts.append(pull_back_use(self.flow.sites[use.place], use, seen[use.place], multipliers))
+            gradients[leaf] = total_of(parts, param.shape) if parts else Full(jnp.zeros(param.shape, param.dtype))
+        return gradients
 
-    def num_positions(self, leaf: int) -> int:
-        """Return how many outer products are added up in the gradient of a parameter. Look-ups do not count."""
-        return sum(site.num_positions for site in self.sites_of(leaf) if not site.is_lookup)
+    def abstract_gradients(self) -> dict[int, AbstractFactor]:
+        """Return what `gradients` returns, with shapes in place of values."""
 
-    def is_formed(self, leaf: int) -> bool:
-        """Return whether the gradient of a parameter will be formed, as far as shapes tell."""
-        if not self.is_tapped(leaf):
-            return True
-        if any(site.is_formed for site in self.sites_of(leaf)):
-            return True
-        is_tied = self.num_positions(leaf) > 0 and self.is_looked_up(leaf)
-        return self.num_positions(leaf) > 1 or is_tied
+        def gradients(params: Sequence[Array]) -> dict[int, AbstractFactor]:
+            probes = zero_probes(self.flow.sites)
+            seen = {place: values_seen(site, probes[place]) for place, site in self.flow.sites.items()}
+            return self.gradients(params, seen, _multipliers(self, params))
+
+        num_params = len(self.flow.tapped) + len(self.flow.formed)
+        return jax.eval_shape(gradients, [shape_of(variable) for variable in self.frame.jaxpr.invars[:num_params]])
 
     def activation_bytes(self) -> int:
         """Return the bytes of all values computed for one example. Backpropagation keeps at most about that much."""
@@ -96,7 +95,8 @@ class Plan(NamedTuple):
         """Return the primitives at which the gradient of a parameter is read off, or why it is formed, as text."""
         if not self.is_tapped(leaf):
             return self.flow.formed[leaf]
-        return ", ".join(_counted([site.kind for site in self.sites_of(leaf)])) or "not used"
+        sites = [self.flow.sites[use.place] for use in self.flow.tapped[leaf]]
+        return ", ".join(_counted([site.kind for site in sites])) or "not used"
 
 
 def _counted(names: list[str]) -> list[str]:
@@ -134,7 +134,7 @@ def row_gradients(
     plan: Plan,
     params: Sequence[Array],
     data: Sequence[Array],
-    map_rows: Callable[..., Any] = jax.vmap,
+    map_rows: Callable[..., Any],
 ) -> tuple[list[RowGradients], list[Array]]:
     """Return the gradients of the first output, one `RowGradients` for each parameter, and all outputs.
 
@@ -197,18 +197,11 @@ def _one_example(
     gradient_of = dict(zip(formed, gradients, strict=True))
     seen = {place: values_seen(flow.sites[place], answer) for place, answer in answers.items()}
 
-    # The gradient of each parameter, added up over its uses.
+    tapped = plan.gradients(params, seen, multipliers)
     factors: list[AbstractFactor] = []
     for leaf, param in enumerate(params):
-        parts = []
-        for use in plan.uses_of(leaf):
-            parts.append(pull_back_use(flow.sites[use.place], use, seen[use.place], multipliers))
-        if leaf in gradient_of:
-            factors.append(Full(gradient_of[leaf]))
-        elif parts:
-            factors.append(total_of(parts, param.shape).compact(param.shape))
-        else:
-            factors.append(Full(jnp.zeros(param.shape, param.dtype)))
+        is_tapped = leaf in tapped
+        factors.append(tapped[leaf].compact(param.shape) if is_tapped else Full(gradient_of[leaf]))
     return factors, outputs
 
 

@@ -24,7 +24,6 @@ example. The remaining methods serve special cases, and few families override th
 """
 
 import abc
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,7 +113,7 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
         return False
 
     def multiplier(self, eqn: Any, operand: int) -> Any:
-        """Return the input whose value `pull_back` needs, such as the number of a product with it, or None."""
+        """Return the input whose value `pull_back` needs, such as the number to multiply by, or None."""
         return None
 
     def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
@@ -146,9 +145,3 @@ def is_floating_output(eqn: Any) -> bool:
     if len(eqn.outvars) != 1:
         return False
     return jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
-
-
-def num_bytes(aval: Any) -> int:
-    """Return the bytes of an array of this type."""
-    size = math.prod(getattr(aval, "shape", ()))
-    return size * getattr(aval.dtype, "itemsize", 8)

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Axis, Full, Outer
+from gdpjax.clipping._tracing._jaxprs import num_bytes
 from gdpjax.clipping._tracing.primitives import _fast_convolution
-from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, num_bytes
+from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 from gdpjax.clipping._tracing.primitives._fast_convolution import Layout
 
 

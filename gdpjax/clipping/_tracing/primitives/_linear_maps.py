@@ -6,6 +6,7 @@ Often the two factors of an outer product can be moved back one by one, so that 
 the reshape of a matrix to a vector, which joins axes of both factors, the gradient is formed.
 """
 
+import abc
 import math
 from collections.abc import Callable
 from typing import Any, final
@@ -101,9 +102,9 @@ class AbstractMove(AbstractPrimitive):
                 return pulled_back
         return super().pull_back(factor, eqn, operand, multiplier)
 
+    @abc.abstractmethod
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
         """Return the gradient of the operand in factors, or None where it has to be formed."""
-        return None
 
 
 @final
