@@ -99,7 +99,7 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
         return False
 
     def evaluate(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the equation at a site, where JAX does not differentiate it."""
+        """Return the outputs of the equation at a site."""
         return evaluate_equation(eqn, values)
 
     def differentiable(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
