@@ -444,6 +444,7 @@ COMMANDS = {
     "language_124M": Command("make bench-language PRESET=124M", "needs a GPU"),
     "language_355M": Command("make bench-language PRESET=355M", "needs a GPU"),
     "language_1B": Command("make bench-language PRESET=1B", "needs a GPU"),
+    "special_cases": Command(None, "half an hour, and an hour for the other targets"),
     "accelerators": Command("make bench-accelerators", "an hour, no device"),
     "device_h200": Command(None, "five minutes on a GPU"),
     "recipes": Command(None, "hours"),

@@ -674,3 +674,62 @@ def test_two_arrays_of_the_data_do_not_excuse_each_other():
 
     with pytest.raises(ValueError, match="closes over an array"):
         gdpjax.per_example_grad(loss)(W, jnp.arange(B))
+
+
+def of_own_row(function, num_arguments, own, others):
+    """The value of the first of 16 rows, in one compiled program, beside others."""
+    rows = [np.full(16, other, np.float32) for other in others]
+    for row, value in zip(rows, own, strict=True):
+        row[0] = value
+    assert len(rows) == num_arguments
+    return np.asarray(function(*rows))[0]
+
+
+ITERATED = {
+    "igamma": (jax.lax.igamma, 2),
+    "igammac": (jax.lax.igammac, 2),
+    "igamma_grad_a": (jax.lax.igamma_grad_a, 2),
+    "random_gamma_grad": (jax.lax.random_gamma_grad, 2),
+    "polygamma": (lambda x: jax.lax.polygamma(jnp.float32(2), x), 1),
+    "zeta": (jax.lax.zeta, 2),
+    "digamma": (jax.lax.digamma, 1),
+    "lgamma": (jax.lax.lgamma, 1),
+    "bessel_i0e": (jax.lax.bessel_i0e, 1),
+    "bessel_i1e": (jax.lax.bessel_i1e, 1),
+    "erf_inv": (jax.lax.erf_inv, 1),
+}
+
+
+@pytest.mark.parametrize("name", ITERATED)
+def test_a_function_that_is_iterated_leaves_rows_alone_that_have_converged(name):
+    """Its loop goes on until the slowest row has converged, which must not move the bits of another one."""
+    function, num_arguments = ITERATED[name]
+    compiled = jax.jit(jax.vmap(function))
+    for own in [(2.5, 3.5), (0.3, 0.7), (31.0, 12.0)]:
+        own = own[:num_arguments]
+        alone = of_own_row(compiled, num_arguments, own, own)
+        for others in [(3e4, 3e4), (1e-4, 5e5), (1e30, 0.5), (np.nan, np.inf), (0.999, 100.0)]:
+            beside = of_own_row(compiled, num_arguments, own, others[:num_arguments])
+            np.testing.assert_array_equal(beside, alone)
+
+
+def test_the_incomplete_beta_function_is_refused_under_vmap():
+    """Its loop moves rows that have converged by their last bits, which a loss may enlarge."""
+
+    def loss(w, x):
+        return w * jnp.sin(1e8 * jax.lax.betainc(x[0], x[1], x[2]))
+
+    rng = np.random.default_rng(1)
+    limits = [(7, 9), (9, 11), (0.55, 0.7)]
+    rows = np.stack([rng.uniform(*pair, 32) for pair in limits], axis=1).astype(np.float32)
+    weight = jnp.float32(1)
+    for strategy in ("auto", "microbatch", "vmap"):
+        with pytest.raises(ValueError, match=r"regularized_incomplete_beta.*strategy=.sequential"):
+            gdpjax.clipped_grad(loss, 0.1, strategy=strategy)(weight, rows)
+
+    clipped = jax.jit(gdpjax.clipped_grad(loss, 0.1, strategy="sequential", return_info=True).__call__)
+    _, info = clipped(weight, rows)
+    for row in ([3e4, 3e4, 0.5], [1.0, 1.0, 0.5]):
+        rows[0] = row
+        _, beside = clipped(weight, rows)
+        np.testing.assert_array_equal(beside.norms[1:], info.norms[1:])

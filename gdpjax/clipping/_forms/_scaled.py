@@ -174,7 +174,6 @@ def weighted(x: Array, power: Array, rest: Array) -> Array:
 
 
 def times(x: Array, scale: Array) -> Array:
-    """Return x times a scale, in float32 or wider: a scale may lie outside the range of half precision."""
-    x = x.astype(wide_dtype(x))
-    scale = scale.astype(wide_dtype(scale)).astype(x.dtype)
-    return x * scale
+    """Return x times a scale, in float32 or wider: a scale may lie outside the range of a narrower dtype."""
+    dtype = jnp.promote_types(wide_dtype(x), wide_dtype(scale))
+    return x.astype(dtype) * scale.astype(dtype)
