@@ -856,7 +856,6 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
     *(
         "branch_on_data",
         "carried_parameter",
-        "cast_and_scaled",
         "convolution",
         "convolution_depthwise",
     ),
@@ -880,7 +879,6 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
         "group_norm",
         "haiku_network",
         "inner_vmap",
-        "l2_in_the_loss",
     ),
     *(
         "layers_by_scan",
@@ -893,7 +891,6 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
         "linen_network",
         "linen_weight_norm",
         "lora",
-        "merged_lora_transposed",
         "mixture_of_experts",
     ),
     *(
@@ -913,7 +910,6 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
         "rules_under_vmap_and_cond",
         "rules_with_options",
         "sequence",
-        "split_weight",
     ),
     *(
         "stacked_layers_by_index",

@@ -318,3 +318,20 @@ def test_a_scale_beyond_half_precision():
     vmap = fast(gdpjax.clipped_grad(loss, 1.0, strategy="vmap"))(weight, x)
     np.testing.assert_allclose(ghost, vmap, rtol=1e-2)
     assert np.linalg.norm(ghost) > 0.5
+
+
+def test_scales_beyond_single_precision():
+    """Scales of a weight in double precision, which is used in single precision afterwards."""
+
+    def loss(weight, x):
+        return jnp.sum(jnp.tanh(((weight * 1e-60) * 1e60).astype(jnp.float32) @ x))
+
+    with jax.enable_x64(True):
+        x = np.linspace(0.1, 1, 20, dtype=np.float32).reshape(5, 4)
+        sums = []
+        for strategy in ("auto", "vmap"):
+            grad_fn = gdpjax.clipped_grad(loss, 1e6, strategy=strategy, return_info=True)
+            clipped_sum, info = fast(grad_fn.__call__)(np.full((3, 4), 0.1), x)
+            assert info.num_dropped == 0
+            sums.append(clipped_sum)
+        np.testing.assert_allclose(*sums, rtol=1e-5)

@@ -391,3 +391,15 @@ def test_a_loss_that_computes_in_less_than_its_parameters_is_summed_in_theirs(co
         assert total.dtype == jnp.float64
         # Every row is scaled down by the slack, so that 250 of them lack 2e-6 together.
         assert np.linalg.norm(np.ravel(total) - exact) < 5e-6
+
+
+def test_more_parts_of_a_sum_need_their_errors_kept():
+    """One part of as many rows as may be added plainly is allowed, and so are two of half as many, but no more."""
+    budget = rounding_budget([np.zeros(2000, np.float32)], 300)
+    rows = budget.plain_rows
+    assert rows == 256
+    assert budget.covers(rows)
+    assert not budget.covers(rows + 1)
+    assert budget.covers(rows // 2, 2)
+    assert budget.covers(rows // 2, 65)
+    assert not budget.covers(rows // 2, 66)
