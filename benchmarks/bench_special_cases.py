@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         target = describe(options.target, options.libtpu)
     path = options.output
-    results = json.loads(path.read_text()) if path.exists() else {"targets": {}}
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"targets": {}}
     of_target = results["targets"].setdefault(options.target, {"cases": {}, "commits": {}})
     of_target["command"] = writing.command("benchmarks.bench_special_cases", arguments)
     of_target["machine"] = machine.describe(PACKAGES)
