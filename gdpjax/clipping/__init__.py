@@ -8,9 +8,8 @@ from gdpjax.clipping._accumulation import AccumulationCharge, accumulation_charg
 from gdpjax.clipping._augmentation import average_augmentations
 from gdpjax.clipping._clip_rows import ClippedRows, clip_rows
 from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad
-from gdpjax.clipping._explain import explain
+from gdpjax.clipping._explain import explain, product_flops
 from gdpjax.clipping._forms import AbstractFactor, Full, Outer, Sparse
-from gdpjax.clipping._operations import product_flops
 from gdpjax.clipping._per_example_grad import per_example_grad
 from gdpjax.clipping._rules import (
     AbstractClipRule,
