@@ -151,9 +151,13 @@ def _best(rows: Sequence[Row], layout: Layout) -> tuple[ShownTable, ShownTable]:
         trials = ", ".join(str(number) for number in configuration.trials)
         return [certified, score, *settings, trials]
 
+    # One row for each winner, at the smallest target at which it wins.
     best = []
+    previous = None
     for target, configuration in best_by_target(candidates, layout):
-        best.append(ShownRow([repr(target), *cells(configuration)]))
+        if configuration is not previous:
+            best.append(ShownRow([rounded(target, 4, "up"), *cells(configuration)]))
+        previous = configuration
     front = [ShownRow(cells(configuration)) for configuration in pareto_front(candidates, layout)]
     return ShownTable(["epsilon at most", *columns], best), ShownTable(columns, front)
 

@@ -208,6 +208,13 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     assert best == [(1.0, 0.1, pytest.approx(0.8)), (2.0, 0.2, 0.95), (3.0, 0.2, 0.95)]
 
 
+def test_a_winner_has_one_row_at_the_smallest_target():
+    """A configuration that wins at larger targets too is named once, and targets are rounded up."""
+    rows = rows_of((0.1, 0.5185612366582208, 0.7), (0.2, 1.0, 0.9), (0.3, 2.0, 0.8), (0.4, 3.0, 0.95))
+    best, _ = _report._best(rows, LAYOUT)
+    assert [row.cells[0] for row in best.rows] == ["0.5186", "1", "3"]
+
+
 def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
     """The best is that of the mean over seeds, for the function, the page, the summary and the progress alike."""
     trials, layout = begin(tmp_path, SMALL + "learning_rate = [0.1, 0.2]\nseeds = 2\n", small_digits)
