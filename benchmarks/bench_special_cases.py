@@ -151,7 +151,7 @@ def markdown(results: dict[str, Any]) -> str:
     from benchmarks.tables import table
 
     sections = []
-    for target, of_target in results["targets"].items():
+    for target, of_target in results["devices"].items():
         measured = [key for key in FIGURES if any(key in each[WITH] for each in of_target["cases"].values())]
         columns = ["case", "commit"]
         for key in measured:
@@ -190,8 +190,8 @@ def main(arguments: list[str] | None = None) -> None:
 
         target = describe(options.target, options.libtpu)
     path = options.output
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"targets": {}}
-    of_target = results["targets"].setdefault(options.target, {"cases": {}, "commits": {}})
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"devices": {}}
+    of_target = results["devices"].setdefault(options.target, {"cases": {}, "commits": {}})
     of_target["command"] = writing.command("benchmarks.bench_special_cases", arguments)
     of_target["machine"] = machine.describe(PACKAGES)
     for special in SPECIALS:
@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
         of_target["cases"][name] = figures
         of_target["commits"].pop(name, None)
         print(json.dumps({"name": name, **figures}), flush=True)
-        results["command"] = "; ".join(each["command"] for each in results["targets"].values())
+        results["command"] = "; ".join(each["command"] for each in results["devices"].values())
         writing.write_json(results, path)
     writing.write_with_tables(results, path, markdown(results))
 

@@ -311,6 +311,7 @@ STANDARD = {
     "statistics",
     "sys",
     "sysconfig",
+    "textwrap",
     "threading",
     "time",
     "tomllib",
