@@ -108,6 +108,19 @@ def engine_of(call: Call, strategy: str, microbatch_size: int | None, constant_w
     return Engine(gradients, chunk, constant_work, forms, _outputs(trace), plan)
 
 
+def kept_forms(plan: Plan, params: list[Any]) -> list[AbstractFactor]:
+    """Return the form in which each gradient of a row is kept, with shapes in place of values."""
+    tapped = plan.abstract_gradients()
+    forms: list[AbstractFactor] = []
+    for leaf, param in enumerate(params):
+        gradient = tapped.get(leaf)
+        if gradient is None:
+            forms.append(Full(jax.ShapeDtypeStruct(param.shape, param.dtype)))
+        else:
+            forms.append(jax.eval_shape(functools.partial(type(gradient).compact, shape=param.shape), gradient))
+    return forms
+
+
 def _outputs(trace: TracedLoss) -> Any:
     """Return shapes and dtypes of (loss, aux) of one example."""
     loss, *aux = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.jaxpr.out_avals]
@@ -139,19 +152,6 @@ def _by_factors(
 
 
 # The number of rows in a chunk.
-
-
-def kept_forms(plan: Plan, params: list[Any]) -> list[AbstractFactor]:
-    """Return the form in which each gradient of a row is kept, with shapes in place of values."""
-    tapped = plan.abstract_gradients()
-    forms: list[AbstractFactor] = []
-    for leaf, param in enumerate(params):
-        gradient = tapped.get(leaf)
-        if gradient is None:
-            forms.append(Full(jax.ShapeDtypeStruct(param.shape, param.dtype)))
-        else:
-            forms.append(jax.eval_shape(functools.partial(type(gradient).compact, shape=param.shape), gradient))
-    return forms
 
 
 def row_bytes(plan: Plan, forms: list[AbstractFactor], params: list[Any]) -> int:

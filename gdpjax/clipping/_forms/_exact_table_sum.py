@@ -17,8 +17,8 @@ p = 29 - ceil(log2 N) and q = p + 2 (2^62 in the 64-bit integers that go with fl
 floating-point numbers each, exactly, and one pair high + low together.
 
 So neighbouring batches differ by the split of one row. With m entries that an example may touch it is off by at most
-sqrt(m) 2^-(p + q) C, and `is_exact` asks for at most u C. That is half of what
-`_rounding_budget` keeps back for the rounding of a term; scaling the row uses the other half.
+sqrt(m) 2^-(p + q) C, and `is_exact` asks for at most u C. That is half of what `_rounding_budget` keeps back for the
+rounding of a term; scaling the row uses the other half.
 """
 
 import math

@@ -49,10 +49,6 @@ class Plan(NamedTuple):
     frame: Frame
     flow: ParameterFlow
 
-    def is_tapped(self, leaf: int) -> bool:
-        """Return whether the gradient of a parameter is read off at sites."""
-        return leaf in self.flow.tapped
-
     def gradients(
         self, params: Sequence[Array], seen: dict[Place, list[Array]], multipliers: dict[AbstractLink, Array]
     ) -> dict[int, AbstractFactor]:
@@ -93,7 +89,7 @@ class Plan(NamedTuple):
 
     def reason(self, leaf: int) -> str:
         """Return the primitives at which the gradient of a parameter is read off, or why it is formed, as text."""
-        if not self.is_tapped(leaf):
+        if leaf in self.flow.formed:
             return self.flow.formed[leaf]
         sites = [self.flow.sites[use.place] for use in self.flow.tapped[leaf]]
         return ", ".join(_counted([site.kind for site in sites])) or "not used"
@@ -197,11 +193,14 @@ def _one_example(
     gradient_of = dict(zip(formed, gradients, strict=True))
     seen = {place: values_seen(flow.sites[place], answer) for place, answer in answers.items()}
 
+    # What the sites saw gives the gradients of the others.
     tapped = plan.gradients(params, seen, multipliers)
     factors: list[AbstractFactor] = []
     for leaf, param in enumerate(params):
-        is_tapped = leaf in tapped
-        factors.append(tapped[leaf].compact(param.shape) if is_tapped else Full(gradient_of[leaf]))
+        if leaf in tapped:
+            factors.append(tapped[leaf].compact(param.shape))
+        else:
+            factors.append(Full(gradient_of[leaf]))
     return factors, outputs
 
 
