@@ -212,13 +212,13 @@ def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
     """Return all configurations trained by the sweep's own program, in its threads."""
     import jax
 
-    from gdpjax.sweeps.parts import arguments_of, blueprint_of, compile_shape, keys_of, num_slots
+    from gdpjax.sweeps.parts import Blueprint, arguments_of, compile_shape, keys_of, num_slots
 
     # One program for as many configurations as go through one thread.
     slots = min(num_slots(), len(trials))
     width = len(trials) // slots
     first_trial = trials[0]
-    blueprint = blueprint_of(work.task, work.examples, first_trial.plan, first_trial.settings)
+    blueprint = Blueprint(work.task, work.examples, first_trial.plan, first_trial.settings)
     with _Compiling() as compiling:
         program, data = compile_shape(blueprint, first_trial.settings, width, memory_bytes=10**11, slots=slots)
 
@@ -291,13 +291,13 @@ def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callab
     """Return the first few configurations one after another, each compiled by itself."""
     import jax
 
-    from gdpjax.sweeps.parts import blueprint_of
+    from gdpjax.sweeps.parts import Blueprint
 
     calls = []
     seconds = []
     counts = []
     for trial in trials[: settings.alone]:
-        blueprint = blueprint_of(work.task, work.examples, trial.plan, trial.settings)
+        blueprint = Blueprint(work.task, work.examples, trial.plan, trial.settings)
         training = blueprint.training(trial.settings)
         data = training.place(*work.examples.train)
         params = blueprint.model(trial.settings).init(jax.random.key(trial.number))

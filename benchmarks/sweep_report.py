@@ -51,6 +51,8 @@ def _timed(times: dict[str, float], name: str) -> Iterator[None]:
 
 def _make_up(folder: pathlib.Path, num_trials: int) -> None:
     """The folder of a sweep, in parts of 32 trials, with accuracies that look like those of one."""
+    import jax
+
     from experiments.sweeps.named_task import NamedTask
     from gdpjax.sweeps import parse_spec
     from gdpjax.sweeps.parts import begin, layout_of, list_trials, load_examples, record_program, write_part
@@ -58,7 +60,7 @@ def _make_up(folder: pathlib.Path, num_trials: int) -> None:
     spec = parse_spec(pathlib.Path("made-up.toml"), SPEC.format(count=num_trials // 40), NamedTask())
     trials = list_trials(spec)
     layout = layout_of(spec, trials, ("test_accuracy",))
-    begin(folder, spec, load_examples(spec.task), layout, len(trials), "of no program")
+    begin(folder, jax.random.key(0), spec, load_examples(spec.task), layout, len(trials), "of no program")
     record_program(folder, {"num_steps": 100, "batch_size": 256, "width": 32, "num_compiled": 1})
     rows = []
     for trial in trials:

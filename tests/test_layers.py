@@ -255,13 +255,8 @@ EXTRAS = {
 """Packages that are not required, by the part that may import them when they are needed."""
 LATE = {
     "sweeps/_pictures.py",
-    "sweeps/_progress.py",
     "sweeps/_ray.py",
     "sweeps/_report.py",
-    "sweeps/_result_table.py",
-    "sweeps/_results.py",
-    "sweeps/_run.py",
-    "sweeps/_training_progress.py",
     "sweeps/parts.py",
     "sweeps/style.py",
 }

@@ -45,7 +45,7 @@ def outcome(
     scores = [row[recipe.score] for row in seeds]
     published = {"score": recipe.published, "note": recipe.note}
     of_search = {
-        "hold_out": search.hold_out,
+        "hold_out": search.content.hold_out,
         "configurations": len(searched),
         "tried_before": recipe.tried_before,
         "best_held_out": best[recipe.score],
@@ -83,7 +83,7 @@ def good(rows: Sequence[Row], spec: Spec) -> list[Row]:
     """Return the rows without an error; UserError if there are none."""
     kept = [row for row in rows if row["error"] is None]
     if not kept:
-        raise UserError(f"every trial of {spec.source.name} failed: {rows[0]['error'] if rows else 'there is none'}")
+        raise UserError(f"every trial of {spec.source.path} failed: {rows[0]['error'] if rows else 'there is none'}")
     return kept
 
 

@@ -4,21 +4,17 @@
     result = sweeps.run_sweep(task, {"delta": 1e-5, "hyperparameters": {...}}, out="runs/first")
 
 * `_task`, `_hyperparameters`   what the user brings, and which of its numbers may be searched
-* `_spec`, `_lines`, `_imports`   a TOML file or a dictionary, checked, with lines in the messages
-* `_plans`, `_privacy`, `_trials`   each trial with its plan and certified cost
-* `_observer`   who is told what happens
-* `_keys`   one stream of randomness per use
-* `_program`, `_worker`   one compiled program for each shape, and a chunk of trials through it
-* `_run`, `_ray`   chunk by chunk, on this machine or on a cluster
-* `_layout`, `_folder`, `_results`, `records`   what is kept, and how a sweep resumes
+* `_spec`, `_imports`   a TOML file or a dictionary, checked, with lines in the messages
+* `_plans`, `_trials`, `_keys`   each trial with its plan, its certified cost and its own randomness
+* `_blueprint`, `_program`, `_worker`   one compiled program for each shape, and a chunk of trials through it
+* `_layout`, `_folder`, `records`   what is kept, and how a sweep resumes
 * `_summary`, `_pictures`, `_report`, `_progress`   what it says
+* `_run`, `_ray`   chunk by chunk, on this machine or on a cluster
 * `_sweep`, `_training`   a whole sweep, and one training with checkpoints
 * `_template`   files to begin with
 
 Packages of the extra ``sweeps`` are imported when a sweep begins, not with this package.
 """
-
-from typing import TYPE_CHECKING, Any
 
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._imports import ImportedTask
@@ -26,10 +22,7 @@ from gdpjax.sweeps._spec import Reader, Spec, TaskFields, parse_spec, read_spec
 from gdpjax.sweeps._sweep import SweepResult, report_sweep, run_sweep
 from gdpjax.sweeps._task import Examples, Model, Task
 from gdpjax.sweeps._template import new_project
-from gdpjax.sweeps._training import TrainingResult, train
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from gdpjax.sweeps._training import TrainingResult, print_training, train
 
 __all__ = [
     "Examples",
@@ -51,10 +44,3 @@ __all__ = [
     "run_sweep",
     "train",
 ]
-
-
-def print_training(console: "Console", result: TrainingResult) -> Any:
-    """Print the table that a training ends with: scores, epsilon by each accountant, the mechanism."""
-    from gdpjax.sweeps._result_table import print_result
-
-    print_result(console, result)

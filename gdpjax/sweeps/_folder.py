@@ -1,13 +1,17 @@
-"""The folder of a sweep: its spec, the key of its unseeded trials, the programs that were compiled.
+"""The folder of a sweep: its spec, the key of its unseeded trials, the programs that were compiled, and its rows.
 
 Not for release: ``keys.NOT_FOR_RELEASE.json``. An unseeded trial's keys come from one key drawn from the system's
 entropy when the sweep begins; kept, it makes a trial that a crash cut short the same run with the same noise when it is
 done again.
+
+A Parquet file cannot be appended to, so each finished chunk of trials becomes a file of its own, under a temporary name
+until it is whole: after a kill -9 a trial is either in a part, complete, or in none.
 """
 
 import contextlib
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,23 +22,22 @@ import numpy as np
 
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, lock_folder
-from gdpjax._core.keys import fresh_key
 from gdpjax.sweeps import records
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import STANDARD
-from gdpjax.sweeps._keys import Keys, make_keys, with_settings
 from gdpjax.sweeps._layout import Layout
 from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._task import Examples
-from gdpjax.sweeps._trials import Trial, identity
 
 SPEC = "spec.toml"
 SPEC_OF_A_CALL = "spec.json"
 SWEEP = "sweep.json"
 KEYS = "keys.NOT_FOR_RELEASE.json"
 PROGRAMS = "programs.jsonl"
-RESULTS_OF_A_SWEEP = ("parts", "results.parquet")
+PARTS = "parts"
+RESULTS = "results.parquet"
 Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Row = dict[str, Any]
 
 
 class Secret(msgspec.Struct):
@@ -66,18 +69,16 @@ class CompiledProgram(msgspec.Struct):
 def only_here(folder: Path) -> Iterator[None]:
     """Keep other sweeps out of the folder, which is made if there is none.
 
-    Two sweeps that go on in one folder would both run the trials that are left.
+    Two sweeps that continue in one folder would both run the trials that are left.
     """
+    records.make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(folder)
     except FolderIsLocked as holder:
         raise UserError(
             f"another process{holder} is running the sweep in {folder}: wait for it, or end it and add --resume, or "
             "choose another --out"
         ) from None
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
     if lock.owner() is not None:
         raise UserError(f"the sweep in {folder} is running in another thread of this process; choose another --out")
     with contextlib.closing(lock):
@@ -86,26 +87,23 @@ def only_here(folder: Path) -> Iterator[None]:
 
 
 def begin(
-    folder: Path, spec: Spec, examples: Examples, layout: Layout, num_trials: int, program_sha256: str
-) -> jax.Array:
-    """Describe a new sweep in its folder, which is `only_here`; returns the key of its unseeded trials."""
+    folder: Path,
+    key: jax.Array,
+    spec: Spec,
+    examples: Examples,
+    layout: Layout,
+    num_trials: int,
+    program_sha256: str,
+) -> None:
+    """Describe a new sweep in its folder, which is `only_here`; ``key`` is that of its unseeded trials."""
     # Another process may have begun one before the folder was ours.
     refuse_used(folder)
-    key = fresh_key()
     secret = {"key": np.asarray(jax.random.key_data(key)).tolist(), "data_sha256": examples.digest()}
     write_atomically(folder / KEYS, json.dumps(secret), mode=0o600)
     write_spec(folder, spec)
-    about = {
-        "sweep": spec.described(),
-        "names": dict(spec.task.names),
-        "layout": msgspec.to_builtins(layout),
-        "num_trials": num_trials,
-        "program_sha256": program_sha256,
-        "fingerprint": records.fingerprint(),
-    }
+    about = Described(spec.described(), dict(spec.task.names), layout, num_trials, program_sha256)
     # This file is the last one: a folder with it is complete.
-    records.write_json(folder / SWEEP, about)
-    return key
+    records.write_json(folder / SWEEP, msgspec.to_builtins(about) | {"fingerprint": records.fingerprint()})
 
 
 def write_spec(folder: Path, spec: Spec) -> None:
@@ -121,11 +119,9 @@ def has_sweep(folder: Path) -> bool:
 
 def refuse_used(folder: Path) -> None:
     """Raise UserError where there is a sweep, or the rest of one, which must not pass for another's results."""
-    for name in (SWEEP, *RESULTS_OF_A_SWEEP):
+    for name in (SWEEP, PARTS, RESULTS):
         if (folder / name).exists():
-            raise UserError(
-                f"{folder} already holds a sweep ({name}): add --resume to continue it, or choose another --out"
-            )
+            raise UserError(f"{folder} already holds a sweep ({name}): add --resume, or choose another --out")
 
 
 def refuse_others(folder: Path, spec: Spec) -> None:
@@ -135,12 +131,11 @@ def refuse_others(folder: Path, spec: Spec) -> None:
     saved = described(folder).sweep
     now = spec.described()
     for name in sorted(saved | now):
-        if saved.get(name) == now.get(name):
-            continue
-        is_searched = name in spec.task.hyperparameters or name in (*STANDARD, "seeds")
-        field = (SECTION, name) if is_searched else (name,)
-        then = f"{name} is {json.dumps(now.get(name))} here, but {json.dumps(saved.get(name))} in the sweep"
-        spec.fail(field, f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
+        if saved.get(name) != now.get(name):
+            is_searched = name in spec.task.hyperparameters or name in (*STANDARD, "seeds")
+            then = f"{name} is {json.dumps(now.get(name))} here, but {json.dumps(saved.get(name))} in the sweep"
+            field = (SECTION, name) if is_searched else (name,)
+            spec.fail(field, f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
 
 
 def resume(folder: Path, spec: Spec, examples: Examples, program_sha256: str) -> jax.Array:
@@ -159,10 +154,8 @@ def resume(folder: Path, spec: Spec, examples: Examples, program_sha256: str) ->
 
 def is_finished(folder: Path, spec: Spec) -> bool:
     """Return whether a sweep of this spec was run in the folder to its end."""
-    for name in ("results.parquet", SWEEP):
-        if not (folder / name).is_file():
-            return False
-    return described(folder).sweep == spec.described()
+    is_there = (folder / RESULTS).is_file() and has_sweep(folder)
+    return is_there and described(folder).sweep == spec.described()
 
 
 def described(folder: Path) -> Described:
@@ -174,39 +167,68 @@ def described(folder: Path) -> Described:
 
 def spec_text(folder: Path) -> str:
     """Return the spec of a sweep as it was given."""
-    for name in (SPEC, SPEC_OF_A_CALL):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is damaged ({error}); restore it") from error
-    return ""
-
-
-def keys_of(trial: Trial, root: jax.Array) -> Keys:
-    """Return a trial's own keys: those of `train` where it has a seed, else of the sweep's key, number and settings.
-
-    A trial that is run again with other settings has other noise: with the same, the difference would have none.
-    """
-    if trial.seed is not None:
-        return make_keys(trial.seed, identity(trial))
-    key = with_settings(jax.random.fold_in(root, trial.number), identity(trial))
-    init_key, training_key = jax.random.split(key, 2)
-    return Keys(init_key, training_key)
+    path = folder / SPEC if (folder / SPEC).is_file() else folder / SPEC_OF_A_CALL
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged ({error}); restore it") from error
 
 
 def record_program(folder: Path, program: dict[str, Any]) -> None:
     """Record one more compiled program."""
-    programs = [*read_programs(folder), program]
-    lines = [json.dumps(each) + "\n" for each in programs]
+    lines = [json.dumps(each) + "\n" for each in (*read_programs(folder), program)]
     write_atomically(folder / PROGRAMS, "".join(lines))
 
 
 def read_programs(folder: Path) -> list[dict[str, Any]]:
     """Return the programs that were compiled for a sweep, over all its resumptions."""
     path = folder / PROGRAMS
-    if not path.is_file():
-        return []
-    return records.read_lines(path, CompiledProgram)
+    return records.read_lines(path, CompiledProgram) if path.is_file() else []
+
+
+def write_part(folder: Path, rows: Sequence[Row], layout: Layout) -> None:
+    """Add a finished chunk, whole or not at all."""
+    parts = folder / PARTS
+    parts.mkdir(exist_ok=True)
+    numbers = [int(path.stem.split("-")[1]) for path in parts.glob("part-*.parquet")]
+    _write(parts / f"part-{max(numbers, default=-1) + 1:06d}.parquet", rows, layout)
+
+
+def finish(folder: Path, layout: Layout) -> list[Row]:
+    """Return all rows by number, and write them into one file, too."""
+    rows = read_rows(folder, layout)
+    _write(folder / RESULTS, rows, layout)
+    return rows
+
+
+def read_rows(folder: Path, layout: Layout) -> list[Row]:
+    """Return the rows of a sweep so far, each trial once, in order; a UserError names a damaged file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    paths = sorted((folder / PARTS).glob("part-*.parquet"))
+    if not paths and (folder / RESULTS).is_file():
+        paths = [folder / RESULTS]
+    # The first record of a trial counts.
+    row_of_trial: dict[int, Row] = {}
+    for path in paths:
+        try:
+            table = pyarrow.parquet.read_table(path)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise UserError(f"{path} is damaged ({error}); remove it, and its trials will be run again") from error
+        if table.column_names != list(layout.columns):
+            raise UserError(f"{path} has other columns than its sweep; start a new sweep with another --out")
+        for row in table.to_pylist():
+            row_of_trial.setdefault(row["trial"], row)
+    return [row_of_trial[number] for number in sorted(row_of_trial)]
+
+
+def _write(path: Path, rows: Sequence[Row], layout: Layout) -> None:
+    """Write rows into one Parquet file, atomically."""
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = [(name, pyarrow.type_for_alias(kind)) for name, kind in layout.columns.items()]
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows), pyarrow.schema(columns)), content)
+    write_atomically(path, content.getvalue())

@@ -12,9 +12,8 @@ decide shapes, and each of its values has a program of its own.
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +22,9 @@ from gdpjax.sweeps._errors import UserError
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 """The normal numbers of float32, which real hyperparameters are in compiled code."""
+MOST_WHOLE = 2**31 - 1
+ONLY_NUMBERS = "only numbers can be searched; take an int and branch on it"
+"""What to do about a text, such as the name of an optimizer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,37 +53,17 @@ class Hyperparameter:
     def checked(self, value: Any) -> float:
         """Return ``value`` as a number of this kind, or raise UserError."""
         if self.whole:
-            least = 1 if self.positive else -(2**31)
-            most = 2**31 - 1
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                expected = f"a whole number from {least} to {most}"
-                raise UserError(f"{self.name} must be {expected}, got {shown(value)}{_advice(value)}")
-            return value
-        is_finite = math.isfinite(_float_of(value))
-        if is_finite and (abs(value) > LARGEST or (self.positive and 0 < value < SMALLEST)):
-            # Compiled code would have infinity, or zero, in its place.
+            least = 1 if self.positive else -MOST_WHOLE
+            if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_WHOLE:
+                return value
+            expected = f"a whole number from {least} to {MOST_WHOLE}"
+        else:
             least = SMALLEST if self.positive else -LARGEST
-            domain = f"from {least:.2g} to {LARGEST:.2g}, as float32 holds it"
-            raise UserError(f"{self.name} must be {domain}, got {shown(value)}")
-        if not is_finite or (self.positive and not value > 0):
-            domain = "a finite number > 0" if self.positive else "a finite number"
-            raise UserError(f"{self.name} must be {domain}, got {shown(value)}{_advice(value)}")
-        return float(value)
-
-
-ONLY_NUMBERS = "only numbers can be searched; take an int and branch on it"
-"""What to do about a text, such as the name of an optimizer."""
-
-
-def _advice(value: Any) -> str:
-    """Return what to do about a text where a number belongs."""
-    if not isinstance(value, str):
-        return ""
-    try:
-        float(value)
-    except ValueError:
-        return f": {ONLY_NUMBERS}"
-    return ": write it without quotation marks"
+            if _is_number(value) and least <= value <= LARGEST:
+                return float(value)
+            expected = "a number > 0 that float32 holds" if self.positive else "a number that float32 holds"
+        advice = f": {ONLY_NUMBERS}" if isinstance(value, str) else ""
+        raise UserError(f"{self.name} must be {expected}, got {shown(value)}{advice}")
 
 
 LEARNING_RATE = "learning_rate"
@@ -106,91 +88,62 @@ RESERVED = (
 """Names that have a meaning in a spec or in the results, and cannot be a user's own."""
 
 
-def own_hyperparameters(function: Callable[..., Any], *, skip: int, what: str) -> dict[str, Hyperparameter]:
-    """Return the hyperparameters among the parameters of ``function``, without its first ``skip``.
+class Parameters(NamedTuple):
+    """The parameters of one of the user's functions.
 
-    A parameter that is neither annotated as a number (``float``, ``int | None``) nor has one as its default is not one,
-    unless it has no default at all, and keeps its default.
+    Fields:
+      numbers: the hyperparameters among them.
+      options: the names of the others, which keep their defaults.
+      defaults: all defaults that JSON can hold, for a record.
+      takes_num_steps: whether it asks for the number of steps of the plan.
+    """
+
+    numbers: dict[str, Hyperparameter]
+    options: list[str]
+    defaults: dict[str, Any]
+    takes_num_steps: bool
+
+
+def parameters_of(function: Callable[..., Any], skip: int, what: str) -> Parameters:
+    """Return the parameters of ``function`` without its first ``skip``.
+
+    One that is annotated as a number (``float``, ``int | None``), has a number as its default, or has no default at all
+    is a hyperparameter.
 
     Raises:
-      UserError: a parameter has a reserved name.
+      UserError: a hyperparameter has a reserved name.
     """
-    hyperparameters = {}
-    for parameter in _parameters(function, what)[skip:]:
-        name = parameter.name
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if not is_named or name == NUM_STEPS:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what} must be a function with a signature, got {shown(function)}") from error
+    found = Parameters({}, [], {}, NUM_STEPS in signature.parameters)
+    for name, parameter in list(signature.parameters.items())[skip:]:
+        has_default = parameter.default is not parameter.empty
+        if has_default and isinstance(parameter.default, int | float | str | None):
+            found.defaults[name] = parameter.default
+        if name == NUM_STEPS or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-
-        # Other options than numbers keep their defaults.
-        is_needed = parameter.default is parameter.empty
-        declared_kind = _declared_kind(parameter.annotation)
-        if not is_needed and not _is_number(parameter.default) and declared_kind is None:
+        declared = _declared_kind(parameter.annotation)
+        if has_default and declared is None and not _is_number(parameter.default):
+            found.options.append(name)
             continue
         if name in RESERVED:
             raise UserError(f"{what} has a parameter {name}, which is the name of something else; rename it")
 
         # A learning rate is a positive number, however its default is written.
-        has_whole_default = declared_kind is None and isinstance(parameter.default, int)
-        is_whole = declared_kind is int or has_whole_default
         is_rate = name == LEARNING_RATE
-        hyperparameters[name] = Hyperparameter(
-            name,
-            whole=is_whole and not is_rate,
-            positive=is_rate,
-            needed=is_needed,
-        )
-    return hyperparameters
-
-
-def other_options(function: Callable[..., Any], *, skip: int, what: str) -> list[str]:
-    """Return the names of the parameters that are no hyperparameters: options that are not numbers."""
-    hyperparameters = own_hyperparameters(function, skip=skip, what=what)
-    parameters = _parameters(function, what)[skip:]
-    return [each.name for each in parameters if each.name not in hyperparameters and each.name != NUM_STEPS]
-
-
-def parameters_of(function: Callable[..., Any], what: str) -> list[str]:
-    """Return the names of all parameters of a function."""
-    return [parameter.name for parameter in _parameters(function, what)]
-
-
-def defaults_of(function: Callable[..., Any], *, skip: int, what: str) -> dict[str, Any]:
-    """Return the defaults of all parameters without the first ``skip``, those that JSON can hold."""
-    defaults = {}
-    for parameter in _parameters(function, what)[skip:]:
-        if isinstance(parameter.default, int | float | str | None):
-            defaults[parameter.name] = parameter.default
-    return defaults
+        is_whole = declared is int or (declared is None and isinstance(parameter.default, int))
+        found.numbers[name] = Hyperparameter(name, is_whole and not is_rate, is_rate, not has_default)
+    return found
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _float_of(value: Any) -> float:
-    """Return a number as a float, NaN for what is no number."""
-    return float(value) if _is_number(value) else math.nan
-
-
 def _declared_kind(annotation: Any) -> type | None:
     """Return float or int for such an annotation, also for one that is a text or that allows None."""
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     words = {word.strip() for word in text.split("|")} - {"None"}
-    if words == {"float"}:
-        return float
-    if words == {"int"}:
-        return int
-    return None
-
-
-def takes_num_steps(function: Callable[..., Any]) -> bool:
-    """Return whether a factory asks for the number of steps of the plan."""
-    return any(parameter.name == NUM_STEPS for parameter in _parameters(function, "optimizer"))
-
-
-def _parameters(function: Callable[..., Any], what: str) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{what} must be a function with a signature, got {shown(function)}") from error
+    return {"float": float, "int": int}.get(words.pop()) if len(words) == 1 else None

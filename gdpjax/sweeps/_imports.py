@@ -47,9 +47,9 @@ class ImportedTask:
     def task(self, reader: Reader) -> Task:
         """Return the task of imported functions; a name that cannot be imported is refused with its line."""
         names = {field: reader.text(field) for field in self.fields}
-        functions = {field: self._function(reader, field, name) for field, name in names.items()}
+        load, build, optimizer = (self._function(reader, field, name) for field, name in names.items())
         try:
-            return Task(functions["data"], functions["model"], functions["optimizer"], names=names)
+            return Task(load, build, optimizer, names=names)
         except UserError as error:
             reader.fail((), str(error))
 
@@ -61,61 +61,44 @@ class ImportedTask:
             meant = f"{Path(module_name).stem}:{attribute or field}"
             reader.fail((field,), f'{field} names a module, not its file: write "{meant}"')
         if not module_name or not attribute:
-            expected = '"module:function"'
-            hint = ""
-            if field == "optimizer":
-                expected = f"one of {', '.join(OPTIMIZERS)}, or {expected}"
-                hint = did_you_mean(name, OPTIMIZERS)
-            reader.fail((field,), f"{field} must be {expected}, got {name!r}{hint}")
-
+            known = f"one of {', '.join(OPTIMIZERS)}, or " if field == "optimizer" else ""
+            hint = did_you_mean(name, OPTIMIZERS) if known else ""
+            reader.fail((field,), f'{field} must be {known}"module:function", got {name!r}{hint}')
         try:
-            module = import_module(module_name, _folders(reader))
+            module = import_module(module_name, reader.source.path)
         except UserError as error:
             reader.fail((field,), str(error))
         function = getattr(module, attribute, None)
         if not callable(function):
-            public_names = [known for known in vars(module) if not known.startswith("_")]
-            hint = did_you_mean(attribute, public_names)
-            place = getattr(module, "__file__", None) or f"the module {module_name}"
-            reader.fail((field,), f"{field}: {place} has no function {attribute}{hint}")
+            hint = did_you_mean(attribute, [known for known in vars(module) if not known.startswith("_")])
+            reader.fail((field,), f"{field}: {module.__file__ or module_name} has no function {attribute}{hint}")
         return function
 
 
-def _folders(reader: Reader) -> list[Path]:
-    """Return the folders in which modules are looked for, the folder of the spec first."""
-    here = Path.cwd().resolve()
-    if reader.source.path is None:
-        return [here]
-    folder = reader.source.path.resolve().parent
-    return list(dict.fromkeys([folder, here]))
-
-
-def import_module(name: str, folders: list[Path]) -> Any:
-    """Import a module that may be in one of the folders, which stay on the path for what it imports later.
+def import_module(name: str, spec: Path | None) -> Any:
+    """Import a module that may lie beside the spec or here; these folders stay on the path for what it imports later.
 
     Raises:
       UserError: it is not there, it fails, or another one of that name is loaded.
     """
+    folders = [Path.cwd().resolve()]
+    if spec is not None:
+        folders.insert(0, spec.resolve().parent)
     for folder in reversed(folders):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # Either this module is missing, or one that it imports.
-        package = name.split(".")[0]
-        if error.name == package:
-            places = ", ".join(str(folder) for folder in folders)
-            raise UserError(f"there is no module {name} in {places}") from error
-        raise failure_of(f"importing {name}", error) from error
     except (Exception, SystemExit) as error:
+        # Either this module is missing, or something fails in it.
+        if isinstance(error, ModuleNotFoundError) and error.name == name.split(".")[0]:
+            raise UserError(f"there is no module {name} in {' or '.join(map(str, folders))}") from error
         raise failure_of(f"importing {name}", error) from error
 
-    # Python keeps modules by name: one of another folder would be taken for this one. Those of Python have no file.
+    # Python keeps modules by name: one of another folder would be taken for this one.
     expected = (folders[0] / f"{name}.py").resolve()
-    file = getattr(module, "__file__", None)
-    loaded = Path(file).resolve() if file else None
-    if expected.is_file() and loaded != expected:
+    loaded = getattr(module, "__file__", None)
+    if expected.is_file() and (loaded is None or Path(loaded).resolve() != expected):
         raise UserError(f"{expected} has the name of another module, {loaded}; rename it")
     return module

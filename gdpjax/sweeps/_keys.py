@@ -34,8 +34,11 @@ def make_keys(seed: int | None, settings: Mapping[str, object]) -> Keys:
     """
     if seed is None:
         return Keys(fresh_key(), fresh_key())
+    return split_keys(with_settings(jax.random.key(seed), settings))
 
-    key = with_settings(jax.random.key(seed), settings)
+
+def split_keys(key: jax.Array) -> Keys:
+    """Return the two keys of a training from one."""
     init_key, training_key = jax.random.split(key, 2)
     return Keys(init_key, training_key)
 

@@ -1,26 +1,16 @@
-"""The columns of a sweep's results, and the labels that people read in their place."""
+"""The columns of a sweep's results, and what people read in place of their names."""
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
 
 import msgspec
 
 from gdpjax.sweeps._hyperparameters import STANDARD
+from gdpjax.sweeps._plans import Cost
 from gdpjax.sweeps._spec import Spec
 from gdpjax.sweeps._trials import Trial
 
-COSTS = {
-    "num_steps": "int64",
-    "sampling_prob": "double",
-    "delta": "double",
-    "overflow": "double",
-    "neighboring_relation": "string",
-    "mu_clt": "double",
-    "epsilon_clt": "double",
-    "epsilon_moments_accountant": "double",
-    "epsilon_lower": "double",
-    "epsilon_upper": "double",
-}
+_ARROW = {float: "double", int: "int64", str: "string"}
+COSTS = {field.name: _ARROW[field.type] for field in dataclasses.fields(Cost) if field.name != "noise_multiplier"}
 """Arrow types. ``epsilon`` is the target, if there was one; the certified bracket is lower and upper."""
 LABELS = {
     "replicate": "repetition",
@@ -35,19 +25,8 @@ LABELS = {
     "epsilon_upper": "epsilon (certified, upper end)",
     "seconds": "time (s)",
     "error": "what went wrong",
-}
-"""The names of columns for people, beside those of `STANDARD`; other names are written with spaces."""
-PROGRAM_LABELS = {
-    "num_steps": "steps",
-    "batch_size": "expected batch size (examples)",
-    "width": "trials side by side",
-    "steps_per_call": "steps in one call",
-    "num_compiled": "compilations",
-    "memory_bytes": "memory (MB)",
-    "compile_seconds": "time to compile (s)",
-    "constants": "own whole hyperparameters",
-}
-"""The names of the figures of compiled programs for people: a user's own hyperparameter may be called width, too."""
+} | {name: kind.label for name, kind in STANDARD.items() if kind.label is not None}
+"""The names of columns for people; other names are written with spaces."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -83,19 +62,18 @@ class Layout(msgspec.Struct, frozen=True):
 
 def check_score(spec: Spec, scores: tuple[str, ...]) -> None:
     """Raise UserError where the spec goes by a score that there is not."""
-    if spec.score is not None and spec.score not in scores:
-        spec.fail(("score",), f"score must be one of {', '.join(scores)}, got {spec.score!r}")
+    score = spec.content.score
+    if score is not None and score not in scores:
+        spec.fail(("score",), f"score must be one of {', '.join(scores)}, got {score!r}")
 
 
 def layout_of(spec: Spec, trials: list[Trial], scores: tuple[str, ...]) -> Layout:
     """Return the layout of a sweep; UserError where the spec goes by a score that there is not."""
     check_score(spec, scores)
     # A noise multiplier and its target have columns always, other hyperparameters if a trial has them.
-    used = {"noise_multiplier", "epsilon"}
-    for trial in trials:
-        used.update(trial.settings)
+    used = {"noise_multiplier", "epsilon"}.union(*(trial.settings for trial in trials))
     columns = {name: kind.column for name, kind in spec.task.hyperparameters.items() if name in used}
-    return Layout(columns, list(scores), spec.score or scores[0], spec.minimize)
+    return Layout(columns, list(scores), spec.content.score or scores[0], spec.content.minimize)
 
 
 def label(name: str, units: bool = True) -> str:
@@ -106,14 +84,8 @@ def label(name: str, units: bool = True) -> str:
     >>> label("l2_clip_norm"), label("test_accuracy"), label("rmse")
     ('clip norm', 'test accuracy (%)', 'rmse')
     """
-    words = LABELS.get(name)
-    if name in STANDARD:
-        words = STANDARD[name].label
-    if words is None:
-        words = name.replace("_", " ")
-    if is_percentage(name) and units:
-        return f"{words} (%)"
-    return words
+    words = LABELS.get(name) or name.replace("_", " ")
+    return f"{words} (%)" if is_percentage(name) and units else words
 
 
 def is_percentage(name: str) -> bool:
@@ -124,21 +96,3 @@ def is_percentage(name: str) -> bool:
 def shown_score(name: str, value: float) -> float:
     """Return a score in the unit of its label."""
     return 100 * value if is_percentage(name) else value
-
-
-def shown_program(program: Mapping[str, Any]) -> dict[str, str]:
-    """Return the record of a compilation as texts by their labels.
-
-    >>> shown_program({"width": 32, "memory_bytes": 1.5e6, "constants": {"width": 16}})
-    {'trials side by side': '32', 'memory (MB)': '1.5', 'own whole hyperparameters': 'width 16'}
-    """
-    shown = {}
-    for name, value in program.items():
-        text = str(value)
-        if name == "memory_bytes":
-            text = str(round(value / 1e6, 1))
-        if name == "constants":
-            text = ", ".join(f"{own} {number}" for own, number in value.items())
-        if text:
-            shown[PROGRAM_LABELS.get(name, name)] = text
-    return shown

@@ -1,11 +1,26 @@
-"""The plan of a training from its hyperparameters. The number of training examples is taken as public."""
+"""The plan of a training from its hyperparameters, and what a run cost, from the ledger of its steps.
 
+Each figure of a cost has its own standing:
+
+* the CLT's epsilon is an asymptotic estimate and may understate the truth;
+* the moments accountant's is an upper bound;
+* the certified interval contains the truth.
+
+The last two include the probability that a batch overflows, which is in the event. The number of training examples is
+taken as public.
+"""
+
+import dataclasses
+import functools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+import gdpjax.accounting as accounting
 from gdpjax._core.epochs import steps_of_epochs
 from gdpjax._core.types import NeighboringRelation
+from gdpjax.ledger import Event, ledger_of
 from gdpjax.sweeps._errors import UserError
 from gdpjax.training import Plan, make_plan
 
@@ -16,13 +31,12 @@ def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> P
     Raises:
       UserError: a batch above the data, too little noise for a guarantee, a target that no noise meets.
     """
-    batch_size = int(settings["batch_size"])
     epsilon = settings.get("epsilon")
     try:
         plan = make_plan(
             clip=settings["l2_clip_norm"],
             max_examples=num_examples,
-            expected_batch_size=batch_size,
+            expected_batch_size=int(settings["batch_size"]),
             num_steps=epoch_end(settings, num_examples, int(settings["epochs"])),
             delta=delta,
             noise_multiplier=settings["noise_multiplier"] if epsilon is None else None,
@@ -50,7 +64,54 @@ def float32_above(value: float) -> float:
     """
     nearest = np.float32(value)
     # NumPy would round a Python float to float32 before it compares.
-    if float(nearest) >= value:
-        return float(nearest)
-    next_number = np.nextafter(nearest, np.float32(np.inf))
-    return float(next_number)
+    if float(nearest) < value:
+        nearest = np.nextafter(nearest, np.float32(np.inf))
+    return float(nearest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of one run, or of its first ``num_steps`` steps."""
+
+    noise_multiplier: float
+    num_steps: int
+    sampling_prob: float
+    delta: float
+    overflow: float
+    neighboring_relation: str
+    mu_clt: float
+    epsilon_clt: float
+    epsilon_moments_accountant: float
+    epsilon_lower: float
+    epsilon_upper: float
+
+
+def cost_of(opt_state: Any, delta: float) -> Cost:
+    """Return the cost of the steps recorded in ``opt_state``."""
+    # Hyperparameters are constant here, and equal steps are one event.
+    (event,) = ledger_of(opt_state).events
+    assert isinstance(event, Event)
+    return cost_of_event(event, delta)
+
+
+# Trials of a sweep share few costs.
+@functools.cache
+def cost_of_event(event: Event, delta: float) -> Cost:
+    """Return the cost of equal steps."""
+    if not event.overflow < delta:
+        raise UserError(f"delta must exceed the overflow probability {event.overflow:.2g} of the batches, got {delta}")
+    run = (event.noise_multiplier, event.sampling_prob, event.num_steps)
+    lower, upper = accounting.epsilon_bounds(event, delta=delta)
+    return Cost(
+        noise_multiplier=event.noise_multiplier,
+        num_steps=event.num_steps,
+        sampling_prob=event.sampling_prob,
+        delta=delta,
+        overflow=event.overflow,
+        neighboring_relation=NeighboringRelation(event.neighboring_relation).value,
+        mu_clt=float(accounting.clt_mu_poisson(*run)),
+        epsilon_clt=float(accounting.clt_epsilon(*run, delta)),
+        epsilon_moments_accountant=float(accounting.moments_accountant_epsilon(event, delta=delta)),
+        epsilon_lower=float(lower),
+        epsilon_upper=float(upper),
+    )

@@ -21,84 +21,13 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core import xla
+from gdpjax.sweeps._blueprint import Blueprint, Numbers
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._keys import Keys
-from gdpjax.sweeps._task import Examples, Task, shapes_of
-from gdpjax.training import Data, Plan, State, Training, private_training
+from gdpjax.training import Data, State
 
 CALLS = 20
 """Calls of one program for a whole training, where it scans: often enough for a progress bar."""
-OF_THE_PLAN = ("l2_clip_norm", "noise_multiplier")
-"""The real hyperparameters that go into the plan."""
-_A_STEP = "a private step"
-Numbers = Mapping[str, Any]
-"""The real hyperparameters of trials side by side, by name, each ``float32[width]``."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Blueprint:
-    """The description of a program that is to be compiled.
-
-    Attributes:
-      task: what is trained.
-      examples: its data.
-      plan: of the trainings.
-      constants: the whole hyperparameters of the user's own.
-      real: the names of the hyperparameters that are arguments of the program.
-    """
-
-    task: Task
-    examples: Examples
-    plan: Plan
-    constants: Mapping[str, int]
-    real: tuple[str, ...]
-
-    def model(self, numbers: Numbers) -> Any:
-        """Return the model; the numbers may be traced."""
-        return self.task.model(self.examples.example, {**self.constants, **numbers})
-
-    def training(self, numbers: Numbers) -> Training:
-        """Return the private training of the plan; the numbers may be traced."""
-        plan = self.plan.replace(noise_multiplier=numbers["noise_multiplier"], clip=numbers["l2_clip_norm"])
-        optimizer = self.task.make_optimizer({**self.constants, **numbers}, plan.num_steps)
-        return private_training(plan, self.model(numbers).loss, optimizer, num_arrays=len(self.examples.train))
-
-    def scores(self, numbers: Numbers, params: Any, evaluation: Any) -> Mapping[str, Any]:
-        """Return the scores of one trained model."""
-        return self.model(numbers).scores(params, *evaluation)
-
-
-def blueprint_of(task: Task, examples: Examples, plan: Plan, settings: Mapping[str, float]) -> Blueprint:
-    """Return the blueprint for trainings like the one with these settings."""
-    real = (*OF_THE_PLAN, *task.traced(settings))
-    return Blueprint(task, examples, plan, task.constants(settings), real)
-
-
-def trace_step(training: Training, params: Any, key: Any, data: Data) -> None:
-    """Trace the beginning and one private step of a training, without computing.
-
-    Raises:
-      UserError: loss, parameters or optimizer are refused, or fail.
-    """
-
-    def first_step(params: Any, key: Any, data: Data) -> tuple[State, Any]:
-        return training.step(training.init(params, key), data)
-
-    shapes_of(_A_STEP, first_step, params, key, data)
-
-
-def trace_step_of(blueprint: Blueprint) -> None:
-    """Trace one private step of any training of a blueprint, as `trace_step` does."""
-    numbers = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in blueprint.real}
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    examples = blueprint.examples
-    arrays = [jax.ShapeDtypeStruct((examples.num_examples, *row.shape), row.dtype) for row in examples.example]
-    data = Data(tuple(arrays), jax.ShapeDtypeStruct((), jnp.int32))
-
-    def first_step(numbers: Numbers, key: Any, data: Data) -> None:
-        trace_step(blueprint.training(numbers), blueprint.model(numbers).init(key), key, data)
-
-    shapes_of(_A_STEP, first_step, numbers, key, data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,14 +84,10 @@ def make_program(
                 f"rows, more than --memory-gb allows ({most_bytes / 1e9:.3g} GB); allow more, or take a smaller "
                 "batch_size"
             )
-        width = _narrower(width, program.memory_bytes, memory_bytes, shared_bytes)
-
-
-def _narrower(width: int, needed: int, allowed: int, shared: int) -> int:
-    """Return the width whose bytes are allowed, if those that trials do not share grow with it; less than ``width``."""
-    bytes_of_trial = max(1.0, (needed - shared) / width)
-    largest_width = math.floor((allowed - shared) / bytes_of_trial)
-    return min(width - 1, max(1, largest_width))
+        # As many trials as fit, if the bytes that they do not share grow with their number.
+        bytes_of_trial = max(1.0, (program.memory_bytes - shared_bytes) / width)
+        largest_width = math.floor((memory_bytes - shared_bytes) / bytes_of_trial)
+        width = min(width - 1, max(1, largest_width))
 
 
 def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
@@ -189,9 +114,7 @@ def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
             state, _ = jax.lax.scan(step, state, None, length=steps_per_call)
         return state
 
-    # Shapes of the arguments: a number and two keys for each trial.
-    numbers = {name: jax.ShapeDtypeStruct((width,), jnp.float32) for name in blueprint.real}
-    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), width))
+    numbers, key = blueprint.shapes(width)
     keys = Keys(key, key)
     starting = jax.jit(jax.vmap(start)).lower(numbers, keys).compile()
     state = jax.eval_shape(jax.vmap(start), numbers, keys)
@@ -220,14 +143,7 @@ def _loops_outside(blueprint: Blueprint) -> bool:
     """Return whether the loop over steps should be Python's: a convolution, on a CPU."""
     if xla.platform() != "cpu":
         return False
-    numbers = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in blueprint.real}
-    key = jax.eval_shape(lambda: jax.random.key(0))
-
-    def loss(numbers: Numbers, key: Any, example: Any) -> Any:
-        model = blueprint.model(numbers)
-        return model.loss(model.init(key), *example)
-
-    jaxpr = jax.make_jaxpr(loss)(numbers, key, blueprint.examples.example)
+    jaxpr = jax.make_jaxpr(blueprint.loss)(*blueprint.shapes(), blueprint.examples.example)
     return "conv_general_dilated" in str(jaxpr)
 
 

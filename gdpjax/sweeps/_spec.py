@@ -22,12 +22,11 @@
 The structure is checked by msgspec, the numbers by `Hyperparameter`; a complaint names the line of the file.
 """
 
-import collections
 import dataclasses
-import difflib
 import json
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Protocol
 
@@ -38,19 +37,13 @@ from gdpjax._core.arguments import check_path, did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._hyperparameters import (
-    LEARNING_RATE,
-    NUM_STEPS,
-    ONLY_NUMBERS,
-    STANDARD,
-    Hyperparameter,
-    parameters_of,
-)
-from gdpjax.sweeps._lines import lines_of
+from gdpjax.sweeps._hyperparameters import LEARNING_RATE, ONLY_NUMBERS, STANDARD, Hyperparameter
 from gdpjax.sweeps._task import Task
 
 MOST_TRIALS = 100_000
 SECTION = "hyperparameters"
+ALTERNATIVES = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
+"""A target and a noise multiplier take each other's place."""
 Field = tuple[str, ...]
 """The place of something in a spec, such as ("hyperparameters", "epochs")."""
 
@@ -59,8 +52,8 @@ Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
-class SpecFields(msgspec.Struct):
-    """The fields beside those that name the task."""
+class Content(msgspec.Struct, frozen=True):
+    """The fields of a spec beside those that name the task."""
 
     delta: Fraction | None = None
     search: Literal["grid", "random"] = "grid"
@@ -73,23 +66,13 @@ class SpecFields(msgspec.Struct):
     hyperparameters: dict[str, Any] = {}
 
 
-class RangeFields(msgspec.Struct):
-    """``{ min = 0.1, max = 1.0, count = 3, log = true }``."""
+class Range(msgspec.Struct, frozen=True):
+    """``{ min = 0.1, max = 1.0, count = 3, log = true }``: ``count`` numbers in a grid, any in a random search."""
 
     min: Any
     max: Any
     count: Annotated[int, msgspec.Meta(ge=2, le=MOST_TRIALS)] | None = None
     log: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Numbers from ``low`` to ``high``: ``count`` of them in a grid, any of them in a random search."""
-
-    low: float
-    high: float
-    count: int | None
-    log: bool
 
 
 Choice = tuple[float, ...] | Range
@@ -105,17 +88,16 @@ class TaskFields(Protocol):
         ...
 
 
+@dataclasses.dataclass
 class GivenTask:
     """The task of a call in Python, for a spec without fields that name one."""
 
+    given: Task
     fields: tuple[str, ...] = ()
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
 
     def task(self, reader: "Reader") -> Task:
         """Return the task."""
-        return self._task
+        return self.given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,14 +106,8 @@ class Spec:
 
     source: "Source"
     task: Task
+    content: Content
     delta: float
-    search: str
-    num_configurations: int | None
-    search_seed: int
-    one_program: bool
-    hold_out: float | None
-    score: str | None
-    minimize: bool
     choices: dict[str, Choice]
     seeds: int | tuple[int, ...]
 
@@ -144,17 +120,14 @@ class Spec:
 
         The task's defaults are in it where the spec leaves them out: they decide what is trained, too.
         """
-        content: dict[str, Any] = dict(self.task.names)
-        for name in ("delta", "search", "num_configurations", "search_seed", "hold_out", "score", "minimize", "seeds"):
-            content[name] = getattr(self, name)
-        # What a choice takes the place of has no part in the sweep; nor has a target beside a noise multiplier.
-        alternatives = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
+        content = dict(self.task.names) | msgspec.to_builtins(self.content)
+        del content[SECTION], content["one_program"]
+        # What a choice takes the place of has no part in the sweep.
         for name, value in self.task.defaults.items():
-            if name != "delta" and alternatives.get(name) not in self.choices:
+            if ALTERNATIVES.get(name) not in self.choices:
                 content[name] = (np.asarray(value).item(),)
-        for name, choice in self.choices.items():
-            content[name] = dataclasses.asdict(choice) if isinstance(choice, Range) else choice
-        return json.loads(json.dumps(content))
+        content |= msgspec.to_builtins(self.choices)
+        return json.loads(json.dumps(content | {"delta": self.delta, "seeds": self.seeds}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,24 +136,17 @@ class Source:
 
     path: Path | None
     text: str
-    lines: Mapping[Field, int]
-
-    @property
-    def name(self) -> str:
-        """The name of the spec in messages."""
-        if self.path is None:
-            return "the spec"
-        return str(self.path)
 
     def fail(self, field: Field, problem: str) -> NoReturn:
         """Raise UserError with the line of ``field``, or of the table that it is missing from."""
-        for length in range(len(field), 0, -1):
-            outer = field[:length]
-            if outer in self.lines:
-                raise UserError(f"{self.name}, line {self.lines[outer]}: {problem}")
         if self.path is None:
             raise UserError(problem)
-        raise UserError(f"{self.name}: {problem}")
+        for name in reversed(field):
+            begins = re.compile(rf"\s*(\[\s*{re.escape(name)}\s*\]|([\w\s.]*\.\s*)?{re.escape(name)}\s*[.=])")
+            for number, line in enumerate(self.text.splitlines(), start=1):
+                if begins.match(line):
+                    raise UserError(f"{self.path}, line {number}: {problem}")
+        raise UserError(f"{self.path}: {problem}")
 
 
 def read_spec(path: Path, task_fields: TaskFields) -> Spec:
@@ -200,7 +166,7 @@ def parse_spec(path: Path, text: str, task_fields: TaskFields) -> Spec:
         content = tomllib.loads(text)
     except ValueError as error:
         raise UserError(f"{path} is not TOML: {error}") from error
-    return Reader(Source(path, text, lines_of(text)), content, task_fields).spec()
+    return Reader(Source(path, text), content, task_fields).spec()
 
 
 def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
@@ -210,7 +176,7 @@ def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
         text = json.dumps(plain, indent=2) + "\n"
     except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
         raise UserError(f"a spec has texts, numbers, lists and tables: {error}") from error
-    return Reader(Source(None, text, {}), plain, GivenTask(task)).spec()
+    return Reader(Source(None, text), plain, GivenTask(task)).spec()
 
 
 def _plain_number(value: Any) -> Any:
@@ -234,37 +200,19 @@ class Reader:
 
     def spec(self) -> Spec:
         """Return the checked spec."""
-        self._refuse_unknown((), self.content, (*self.task_fields.fields, *SpecFields.__struct_fields__))
+        self._refuse_unknown((), self.content, (*self.task_fields.fields, *Content.__struct_fields__))
         # The task comes first, since it decides which hyperparameters there are.
         task = self.task_fields.task(self)
 
-        fields: SpecFields = self._converted((), self.content, SpecFields)
-        delta = fields.delta if fields.delta is not None else task.defaults.get("delta")
+        content = self._converted((), self.content, Content)
+        delta = content.delta if content.delta is not None else task.defaults.get("delta")
         if delta is None:
             self.fail((), "delta is missing: the delta of every epsilon, such as 1e-5, below 1 / number of examples")
-        if fields.search == "random" and fields.num_configurations is None:
-            self.fail(("search",), 'search = "random" needs num_configurations: how many are drawn')
-        if fields.search == "grid" and fields.num_configurations is not None:
-            problem = 'num_configurations is for search = "random"; a grid is all combinations'
-            self.fail(("num_configurations",), problem)
-
-        choices, seeds = self._hyperparameters(task, fields)
-        if fields.one_program:
-            self._keep_promise(task, choices)
-        return Spec(
-            source=self.source,
-            task=task,
-            delta=float(delta),
-            search=fields.search,
-            num_configurations=fields.num_configurations,
-            search_seed=fields.search_seed,
-            one_program=fields.one_program,
-            hold_out=fields.hold_out,
-            score=fields.score,
-            minimize=fields.minimize,
-            choices=choices,
-            seeds=seeds,
-        )
+        if (content.search == "random") != (content.num_configurations is not None):
+            field = "search" if "search" in self.content else "num_configurations"
+            self.fail((field,), 'search = "random" needs num_configurations, how many are drawn; a grid has none')
+        choices, seeds = self._hyperparameters(task, content)
+        return Spec(self.source, task, content, float(delta), choices, seeds)
 
     def text(self, name: str) -> str:
         """Return the text of a top-level field, which must be there."""
@@ -272,8 +220,7 @@ class Reader:
             self.fail((), f"{name} is missing")
         value = self.content[name]
         if not isinstance(value, str):
-            hint = f"; {ONLY_NUMBERS}" if isinstance(value, list) else ""
-            self.fail((name,), f"{name} must be a text, got {value!r}{hint}")
+            self.fail((name,), f"{name} must be one text, got {shown(value)}; {ONLY_NUMBERS}")
         return value
 
     def one_of(self, name: str, known: tuple[str, ...], default: str | None = None) -> str:
@@ -284,98 +231,75 @@ class Reader:
         hint = did_you_mean(value, known)
         self.fail((name,), f"{name} must be one of {', '.join(known)}, got {shown(value)}{hint}")
 
-    def _converted(self, field: Field, value: Any, kind: type) -> Any:
+    def _converted(self, field: Field, value: Any, kind: Any) -> Any:
         """Return ``value`` as a ``kind``; where it does not fit, fail with the field that msgspec names."""
         try:
             return convert_document(value, kind, "")
         except DocumentError as error:
             inside = [part for part in error.field.split(".") if part and "[" not in part]
             whole_field = (*field, *inside)
-            problem = error.problem
-            if whole_field and whole_field[-1]:
-                problem = f"{whole_field[-1]}: {problem}"
-            self.fail(whole_field, problem)
+            name = f"{whole_field[-1]}: " if whole_field else ""
+            self.fail(whole_field, f"{name}{error.problem}")
 
-    def _refuse_unknown(self, field: Field, content: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    def _refuse_unknown(self, field: Field, content: Mapping[str, Any], known: Iterable[str]) -> None:
         """Refuse a name that is not among the known ones, with a guess."""
+        known = tuple(known)
         for name in content:
             if name in known:
                 continue
-            if not isinstance(name, str):
-                self.fail(field, f"names in a spec must be texts, got {shown(name)}")
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-            if not field and (name in STANDARD or name in ("learning_rate", "seeds")):
-                hint = "it belongs under [hyperparameters]"
-            self.fail((*field, name), f"unknown field {name}: {hint}")
+            hint = did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
+            if not field and name in (*STANDARD, LEARNING_RATE, "seeds"):
+                hint = "; it belongs under [hyperparameters]"
+            self.fail((*field, str(name)), f"unknown field {shown(name)}{hint}")
 
-    def _refuse_parameters(self, task: Task, table: Mapping[str, Any]) -> None:
-        """Refuse names that the user's functions know, but that are no hyperparameters, and the missing rate."""
-        for name in table:
-            if name in task.hyperparameters:
-                continue
-            if name == NUM_STEPS:
-                self.fail((SECTION, name), "num_steps follows from batch_size and epochs: leave it out")
-            if name in task.options:
-                self.fail(
-                    (SECTION, name),
-                    f"{name} is a parameter of {task.options[name]}, but {ONLY_NUMBERS}, as in {name}=0",
-                )
-            if name == LEARNING_RATE:
-                own = ", ".join(parameters_of(task.optimizer, "optimizer")) or "none"
-                self.fail(
-                    (SECTION, name),
-                    f"optimizer has no parameter learning_rate; it has {own}: rename one, or give that one a value",
-                )
-
-    def _hyperparameters(self, task: Task, fields: SpecFields) -> tuple[dict[str, Choice], int | tuple[int, ...]]:
+    def _hyperparameters(self, task: Task, content: Content) -> tuple[dict[str, Choice], int | tuple[int, ...]]:
         """Return the choices of the hyperparameters that the spec mentions, and the seeds."""
-        table = fields.hyperparameters
-        known = task.hyperparameters
-        self._refuse_parameters(task, table)
-        self._refuse_unknown((SECTION,), table, (*known, "seeds"))
+        table = content.hyperparameters
+        for name in table:
+            if name in task.options:
+                problem = f"{name} is a parameter of {task.options[name]}, but {ONLY_NUMBERS}, as in {name}=0"
+                self.fail((SECTION, name), problem)
+        self._refuse_unknown((SECTION,), table, (*task.hyperparameters, "seeds"))
+        given = {*table, *task.defaults}
         if "epsilon" in table and "noise_multiplier" in table:
             self.fail((SECTION, "epsilon"), "give either epsilon, a target, or noise_multiplier, not both")
 
         choices = {}
-        for name, kind in known.items():
+        for name, kind in task.hyperparameters.items():
             if name in table:
-                choices[name] = self._choice((SECTION, name), table[name], kind, fields.search)
-            elif kind.needed and name not in task.defaults:
+                choices[name] = self._choice((SECTION, name), table[name], kind, content)
+            elif kind.needed and name not in given:
                 self.fail((SECTION,), f"{name} is missing under [hyperparameters]: give a number, a list or a range")
-        given = {*table, *task.defaults}
-        if "epsilon" not in given and "noise_multiplier" not in given:
+        if not given & ALTERNATIVES.keys():
             self.fail((SECTION,), "give epsilon, a target, or noise_multiplier under [hyperparameters]")
-        return choices, self._seeds(table.get("seeds", 1))
+        seeds = table.get("seeds", 1)
+        field = (SECTION, "seeds")
+        if isinstance(seeds, list):
+            return choices, self._distinct(field, self._converted(field, seeds, list[Seed]))
+        return choices, self._converted(field, seeds, Count)
 
-    def _choice(self, field: Field, value: Any, kind: Hyperparameter, search: str) -> Choice:
+    def _choice(self, field: Field, value: Any, kind: Hyperparameter, content: Content) -> Choice:
         """Return the values, or the range, of one hyperparameter."""
         if isinstance(value, dict):
-            return self._range(field, value, kind, search)
-        values = value if isinstance(value, list) else [value]
-        if not values:
-            problem = f"{kind.name} = [] leaves nothing to search: give a value, or remove the field for the default"
+            choice = self._range(field, value, kind, content.search)
+        else:
+            values = value if isinstance(value, list) else [value]
+            choice = self._distinct(field, [self._number(field, each, kind) for each in values])
+        if content.one_program and kind.whole and (isinstance(choice, Range) or len(choice) > 1):
+            problem = f"one_program = true promises one compiled program, but each value of {kind.name} needs its own"
             self.fail(field, problem)
-        numbers = [self._number(field, each, kind) for each in values]
-        return self._distinct(field, numbers)
+        return choice
 
     def _range(self, field: Field, value: dict[str, Any], kind: Hyperparameter, search: str) -> Range:
-        name = kind.name
-        self._refuse_unknown(field, value, RangeFields.__struct_fields__)
-        if "min" not in value or "max" not in value:
-            self.fail(field, f"a range of {name} is {{ min = ..., max = ..., count = ..., log = true or false }}")
-        fields: RangeFields = self._converted(field, value, RangeFields)
-        low = self._number(field, fields.min, kind)
-        high = self._number(field, fields.max, kind)
-        if not low < high:
-            self.fail(field, f"the range of {name} is empty: min = {low:g} is not below max = {high:g}")
-        if fields.log and low <= 0:
-            self.fail(field, f"the range of {name} is logarithmic, so its min must be above 0, got {low:g}")
-        if search == "grid" and fields.count is None:
-            self.fail(field, f"the range of {name} needs its count in a grid")
-        if search == "random" and fields.count is not None:
-            self.fail(field, f"the range of {name} has no count in a random search: remove it")
-        return Range(low, high, fields.count, fields.log)
+        self._refuse_unknown(field, value, Range.__struct_fields__)
+        found: Range = self._converted(field, value, Range)
+        low = self._number(field, found.min, kind)
+        high = self._number(field, found.max, kind)
+        if not low < high or (found.log and low <= 0):
+            self.fail(field, f"the range of {kind.name} needs min < max, and 0 < min if it is logarithmic")
+        if (search == "grid") != (found.count is not None):
+            self.fail(field, f"the range of {kind.name} needs its count in a grid, and has none in a random search")
+        return Range(low, high, found.count, found.log)
 
     def _number(self, field: Field, value: Any, kind: Hyperparameter) -> float:
         try:
@@ -383,29 +307,11 @@ class Reader:
         except UserError as error:
             self.fail(field, str(error))
 
-    def _seeds(self, value: Any) -> int | tuple[int, ...]:
-        field = (SECTION, "seeds")
-        if not isinstance(value, list):
-            return self._converted(field, value, Count)  # type: ignore[arg-type]
-        if not value:
-            self.fail(field, "seeds = [] leaves nothing to train: give a number, or a list of seeds")
-        seeds = [self._converted(field, seed, Seed) for seed in value]  # type: ignore[arg-type]
-        return self._distinct(field, seeds)
-
     def _distinct(self, field: Field, values: list[Any]) -> tuple[Any, ...]:
         """Return the values, each of which must be there once."""
-        for value, times in collections.Counter(values).items():
-            if times > 1:
-                self.fail(field, f"{field[-1]} lists {value:g} {times} times; each is trained once, so list it once")
+        if not values:
+            self.fail(field, f"{field[-1]} = [] leaves nothing to train: give a value, or remove the field")
+        for value in values:
+            if values.count(value) > 1:
+                self.fail(field, f"{field[-1]} lists {value:g} twice; each is trained once, so list it once")
         return tuple(values)
-
-    def _keep_promise(self, task: Task, choices: dict[str, Choice]) -> None:
-        """Refuse choices that need a second program, where one is promised."""
-        for name, choice in choices.items():
-            varies = isinstance(choice, Range) or len(choice) > 1
-            if task.hyperparameters[name].whole and varies:
-                self.fail(
-                    (SECTION, name),
-                    f"one_program = true promises one compiled program, but each value of {name} needs its own: give "
-                    "one value, or remove the promise",
-                )

@@ -21,8 +21,6 @@ BUDGETS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 
 MOST_TARGETS = 12
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 129)])
 """The Renyi orders over which the price of all trials is the smallest."""
-MEASURED = ("width", "steps_per_call", "num_compiled", "memory_bytes", "compile_seconds")
-"""The measurements of a compilation, beside the shape that it was for."""
 Row = Mapping[str, Any]
 
 
@@ -49,9 +47,7 @@ class Configuration(NamedTuple):
     @property
     def stdev(self) -> float | None:
         """The standard deviation over seeds, if there are several."""
-        if len(self.scores) < 2:
-            return None
-        return statistics.stdev(self.scores)
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
 
 
 def configurations(rows: Sequence[Row], layout: Layout) -> list[Configuration]:
@@ -92,33 +88,25 @@ def best_within(candidates: Sequence[Configuration], layout: Layout, epsilon: fl
 
 
 def best_by_target(candidates: Sequence[Configuration], layout: Layout) -> list[tuple[float, Configuration]]:
-    """Return the best configuration within each budget of certified epsilon."""
-    best = [(target, best_within(candidates, layout, target)) for target in _targets(candidates)]
-    return [(target, found) for target, found in best if found is not None]
+    """Return the best configuration within each budget of certified epsilon, once, at the smallest it wins.
 
-
-def _targets(candidates: Sequence[Configuration]) -> list[float]:
-    """Return the targets that the sweep was given, else the epsilons that occur, if they are few, else round ones."""
-    given = {candidate.settings["epsilon"] for candidate in candidates} - {None}
-    if given:
-        return sorted(given)
+    The budgets are the targets that the sweep was given, else the epsilons that occur, if they are few, else round.
+    """
     epsilons = sorted({candidate.epsilon_upper for candidate in candidates})
-    if len(epsilons) <= MOST_TARGETS:
-        return epsilons
-    smallest = epsilons[0]
-    largest = epsilons[-1]
-    budgets = [budget for budget in BUDGETS if smallest <= budget < largest]
-    return [*budgets, largest]
+    targets = sorted({candidate.settings["epsilon"] for candidate in candidates} - {None}) or epsilons
+    if len(targets) > MOST_TARGETS:
+        targets = [budget for budget in BUDGETS if epsilons[0] <= budget < epsilons[-1]] + epsilons[-1:]
+    best: list[tuple[float, Configuration]] = []
+    for target in targets:
+        found = best_within(candidates, layout, target)
+        if found is not None and (not best or best[-1][1] is not found):
+            best.append((target, found))
+    return best
 
 
 def varied(rows: Sequence[Row], layout: Layout) -> list[str]:
     """Return the hyperparameters that were varied: a calibrated noise multiplier and its target are both among them."""
-    names = []
-    for name in layout.hyperparameters:
-        values = {row[name] for row in rows} - {None}
-        if len(values) > 1:
-            names.append(name)
-    return names
+    return [name for name in layout.hyperparameters if len({row[name] for row in rows} - {None}) > 1]
 
 
 def count(number: int, what: str) -> str:
@@ -143,12 +131,8 @@ def how_many_are_over(num_over: int, num_trials: int) -> str:
 
 def compilations(programs: Sequence[Mapping[str, Any]]) -> str:
     """Return how much was compiled, in words."""
-    num_compiled = 0
-    shapes = set()
-    for program in programs:
-        num_compiled += program["num_compiled"]
-        shape = {name: value for name, value in program.items() if name not in MEASURED}
-        shapes.add(str(shape))
+    num_compiled = sum(program["num_compiled"] for program in programs)
+    shapes = {str([program.get(name) for name in ("num_steps", "batch_size", "constants")]) for program in programs}
     return f"{count(num_compiled, 'compilation')} for {count(len(shapes), 'shape')}"
 
 

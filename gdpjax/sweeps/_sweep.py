@@ -2,48 +2,35 @@
 
 import contextlib
 import dataclasses
-import json
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpjax._core import xla
-from gdpjax._core.arguments import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_instance,
-    check_number,
-    check_path,
-    check_text,
-)
+from gdpjax._core.arguments import check_choice, check_count, check_number, check_path
 from gdpjax._core.checks import POSITIVE
+from gdpjax._core.figures import rounded
+from gdpjax._core.keys import fresh_key
 from gdpjax.sweeps import _folder as folders
+from gdpjax.sweeps import _run
+from gdpjax.sweeps._blueprint import Blueprint, check_task, digest_of_programs
 from gdpjax.sweeps._errors import RunInterrupted, UserError
+from gdpjax.sweeps._folder import Row
 from gdpjax.sweeps._imports import ImportedTask
 from gdpjax.sweeps._keys import SEED_NOTICE
 from gdpjax.sweeps._layout import COSTS, Layout, layout_of
-from gdpjax.sweeps._observer import Observer
-from gdpjax.sweeps._program import blueprint_of, trace_step_of
-from gdpjax.sweeps._spec import GivenTask, Spec, read_spec, spec_of_mapping
-from gdpjax.sweeps._summary import best_within, configurations, count
-from gdpjax.sweeps._task import Examples, Task, check_task, digest_of_programs, load_examples
-from gdpjax.sweeps._trials import Trial, identity, list_trials, plan_trials
-from gdpjax.sweeps._worker import shape_of
+from gdpjax.sweeps._plans import plan_of
+from gdpjax.sweeps._progress import SweepProgress, mean_and_spread, print_summary
+from gdpjax.sweeps._spec import SECTION, GivenTask, Spec, read_spec, spec_of_mapping
+from gdpjax.sweeps._summary import Configuration, best_within, configurations, count
+from gdpjax.sweeps._task import Examples, Task, load_examples
+from gdpjax.sweeps._trials import Trial, list_trials, plan_trials
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gdpjax.sweeps._run import Backend
-
-EXTRA = "the extra sweeps: in a clone, pip install '.[sweeps]'"
-MOST_SLOTS = 8
-"""The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
-BackendFor = Callable[[Task, Examples, Observer], "Backend"]
-Row = dict[str, Any]
+BackendFor = Callable[[Task, Examples, SweepProgress], "_run.Backend"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +62,29 @@ class SweepResult:
         its trials as ``trial``. It is the one that the report names. Choosing it costs privacy beyond its own epsilon,
         unless the evaluation data are public and nothing else of the sweep is used: see the report.
         """
-        budget = math.inf if epsilon is None else check_number("epsilon", epsilon, POSITIVE)
-        found = best_within(configurations(self.rows, self.layout), self.layout, budget)
-        if found is None:
-            within = "" if epsilon is None else f" within epsilon {epsilon}"
-            raise UserError(f"no trial succeeded{within}")
+        found = self._best(epsilon)
         trials = [row for row in self.rows if row["trial"] in found.trials]
         best: Row = {name: trials[0][name] for name in (*self.layout.hyperparameters, *COSTS)}
         best |= {name: statistics.fmean(row[name] for row in trials) for name in self.layout.scores}
         return best | {f"{self.layout.score}_stdev": found.stdev, "trial": found.trials}
+
+    def best_in_words(self, epsilon: float | None = None) -> str:
+        """Return one sentence about `best`, which ``gdpjax sweep-report --epsilon`` prints."""
+        found = self._best(epsilon)
+        within = "" if epsilon is None else f" within a certified epsilon of {epsilon:g}"
+        score = f"{self.layout.label(self.layout.score)} {mean_and_spread(self.layout, found)}"
+        settings = [
+            f"{self.layout.label(name)} {value:.5g}" for name, value in found.settings.items() if value is not None
+        ]
+        upper = rounded(found.epsilon_upper, 4, "up")
+        return f"The best{within}: {score}, at epsilon {upper} for ONE training, with {', '.join(settings)}."
+
+    def _best(self, epsilon: float | None) -> Configuration:
+        budget = math.inf if epsilon is None else check_number("epsilon", epsilon, POSITIVE)
+        found = best_within(configurations(self.rows, self.layout), self.layout, budget)
+        if found is None:
+            raise UserError("no trial succeeded" + ("" if epsilon is None else f" within epsilon {epsilon:g}"))
+        return found
 
 
 def run_sweep(
@@ -119,16 +120,13 @@ def run_sweep(
       UserError: the spec, the data, the model or the folder is not as it should be; nothing was run then.
       RunInterrupted: by Ctrl-C; what was finished is on record, and the message says whether anything was begun.
     """
-    require_extra()
+    console = as_console(console)
     folder = check_path("out", out)
-    resume = check_flag("resume", resume)
     backend_for = backend_of(backend, width, memory_gb, ray_address, console)
     with interruptible(folder, resume):
-        checked = as_spec(task, spec)
-        sweep_in(folder, checked, resume, backend_for, console)
-        result = finished_sweep(folder)
-    if console is not None:
-        _print(console, result)
+        sweep_in(folder, as_spec(task, spec), resume, backend_for, console)
+        result = _reported(folder, folders.finish)
+    _print(console, result)
     if all(row["error"] for row in result.rows):
         errors = {row["error"] for row in result.rows}
         raise UserError(f"every trial failed, the first with: {min(errors)}; {result.report} has all of them")
@@ -142,13 +140,9 @@ def interruptible(folder: Path, resume: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        message = f"interrupted: finished trials are on record in {folder}; --resume (resume=True) continues"
         if holds_another or not folders.has_sweep(folder):
             message = f"interrupted before the first trial: nothing was begun in {folder}"
-        else:
-            message = (
-                f"interrupted: finished trials are on record in {folder}; the same again with --resume (resume=True) "
-                "goes on"
-            )
         raise RunInterrupted(message) from None
 
 
@@ -156,213 +150,129 @@ def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> S
     """Return a checked spec from what a caller may give."""
     if isinstance(spec, Spec):
         return spec
-    if task is None:
-        path = check_instance("spec", spec, (str, Path), "of a file that says what the task is")
-        return read_spec(Path(path), ImportedTask())
-    check_instance("task", task, Task)
     if isinstance(spec, str | Path):
-        return read_spec(Path(spec), GivenTask(task))
-    return spec_of_mapping(check_instance("spec", spec, Mapping, "or the path of a TOML file"), task)
+        return read_spec(Path(spec), ImportedTask() if task is None else GivenTask(task))
+    if not isinstance(spec, Mapping) or not isinstance(task, Task):
+        raise UserError("give a Task with a dictionary or a TOML file, or None with a TOML file that names the task")
+    return spec_of_mapping(spec, task)
 
 
-def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console | None") -> None:
+def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console") -> None:
     """Run every trial that is not yet on record in ``folder``; refusals come before anything runs."""
-    from gdpjax.sweeps._results import read_rows
-    from gdpjax.sweeps._run import Sweep, run_trials
-
     trials = list_trials(spec)
     if resume:
         folders.refuse_others(folder, spec)
     else:
         folders.refuse_used(folder)
-    examples = load_examples(spec.task, spec.hold_out)
-    scores = check_each_program(spec, examples)
+    examples = load_examples(spec.task, spec.content.hold_out)
+    scores, digest = check_programs(spec, trials, examples)
     layout = layout_of(spec, trials, scores)
-    digest = digest_of_programs(spec.task, examples, settings_of_programs(spec))
-    root = None
-    on_record: list[Row] = []
-    if resume:
-        root = folders.resume(folder, spec, examples, digest)
-        on_record = read_rows(folder, layout)
-    if console is not None and isinstance(spec.seeds, tuple):
+    root = folders.resume(folder, spec, examples, digest) if resume else fresh_key()
+    if isinstance(spec.seeds, tuple):
         console.print(f"[bold yellow]{SEED_NOTICE}")
-    if console is not None and not console.is_terminal:
-        console.print(f"planning {count(len(trials), 'trial')}")
 
-    with watch(console, layout) as observer:
-        observer.on_start(len(trials), on_record)
-        planned = plan_trials(spec, trials, examples.num_examples, observer.on_plans)
-        refuse_equal_trials(spec, planned)
-        done = {row["trial"] for row in on_record}
-        check_each_step(spec, examples, [trial for trial in planned if trial.number not in done])
-        backend = backend_for(spec.task, examples, observer)
+    with SweepProgress(console, layout) as progress:
+        progress.log(f"planning {count(len(trials), 'trial')}")
+        planned = plan_trials(spec, trials, examples.num_examples, progress.on_plans)
+        keys = _run.distinct_keys(planned, root)
+        backend = backend_for(spec.task, examples, progress)
         try:
             with folders.only_here(folder):
-                if root is None:
-                    root = folders.begin(folder, spec, examples, layout, len(trials), digest)
-                else:
-                    # Another process may have gone on with it until the folder was ours.
-                    on_record = read_rows(folder, layout)
-                run_trials(Sweep(folder, spec.task, layout, planned, root), on_record, backend, observer)
+                if not resume:
+                    folders.begin(folder, root, spec, examples, layout, len(trials), digest)
+                on_record = folders.read_rows(folder, layout)
+                _run.run_trials(_run.Sweep(folder, spec.task, layout, planned, keys), on_record, backend, progress)
         finally:
             backend.close()
 
 
-def check_each_program(spec: Spec, examples: Examples) -> tuple[str, ...]:
-    """Trace the model with every combination of whole hyperparameters; returns the names of the scores."""
-    names: tuple[str, ...] = ()
-    for settings in settings_of_programs(spec):
-        try:
-            names = check_task(spec.task, examples, settings)
-        except UserError as error:
-            spec.fail(("model",), str(error))
-    return names
+def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> tuple[tuple[str, ...], str]:
+    """Trace the model of each program; returns the names of the scores, and a digest of what is computed.
 
-
-def check_each_step(spec: Spec, examples: Examples, trials: Sequence[Trial]) -> None:
-    """Trace one private step of each batch size and combination of whole hyperparameters; UserError if one is refused.
-
-    In a program it would be refused as well, but as the failure of its trials.
+    The number of steps and the noise decide nothing that can be refused, so that no noise is calibrated yet.
     """
     first_with: dict[Any, Trial] = {}
     for trial in trials:
-        # Without the number of steps.
-        first_with.setdefault(shape_of(spec.task, trial)[1:], trial)
+        constants = spec.task.own(trial.settings, whole=True)
+        first_with.setdefault((trial.settings["batch_size"], *constants.values()), trial)
+    scores: tuple[str, ...] = ()
+    blueprints = []
     for trial in first_with.values():
+        settings = {name: value for name, value in trial.settings.items() if name != "epsilon"}
         try:
-            trace_step_of(blueprint_of(spec.task, examples, trial.plan, trial.settings))
+            plan = plan_of(settings | {"noise_multiplier": 1.0}, trial.delta, examples.num_examples)
+        except UserError as error:
+            spec.fail((SECTION, "batch_size"), str(error))
+        blueprints.append(Blueprint(spec.task, examples, plan, settings))
+        try:
+            scores = check_task(blueprints[-1])
         except UserError as error:
             spec.fail(("model",), str(error))
-
-
-def settings_of_programs(spec: Spec) -> list[Mapping[str, float]]:
-    """Return the settings of the first trial with each combination of whole hyperparameters."""
-    settings_of: dict[Any, Mapping[str, float]] = {}
-    for trial in list_trials(spec):
-        constants = spec.task.constants(trial.settings)
-        combination = tuple(sorted(constants.items()))
-        settings_of.setdefault(combination, trial.settings)
-    return list(settings_of.values())
-
-
-def refuse_equal_trials(spec: Spec, trials: Sequence[Trial]) -> None:
-    """Refuse trials that are one training, with the same keys: targets so close that the same noise meets both."""
-    first_with: dict[str, Trial] = {}
-    for trial in trials:
-        if trial.seed is None:
-            continue
-        settings = json.dumps(identity(trial), sort_keys=True, default=str)
-        first = first_with.setdefault(settings, trial)
-        if first is not trial:
-            raise UserError(
-                f"{spec.source.name}: the trials {first.settings} and {trial.settings} with seed {trial.seed} are one "
-                "and the same training, since both get the same noise multiplier; leave one of them out, or move their "
-                "targets apart"
-            )
-
-
-def watch(console: "Console | None", layout: Layout) -> Observer:
-    """Return an observer as a context: one that draws on the console, or one that does nothing."""
-    if console is None:
-        return Observer()
-    from gdpjax.sweeps._progress import ProgressObserver
-
-    return ProgressObserver(console, layout)
-
-
-def finished_sweep(folder: Path) -> SweepResult:
-    """Join the parts of a sweep into one file, and write its report."""
-    from gdpjax.sweeps._report import write_report
-    from gdpjax.sweeps._results import finish
-
-    layout = folders.described(folder).layout
-    rows = finish(folder, layout)
-    return SweepResult(folder, rows, write_report(folder, rows), layout)
+    return scores, digest_of_programs(blueprints)
 
 
 def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:
     """Write the report of what there is of a sweep, also while it runs."""
-    require_extra()
-    from gdpjax.sweeps._report import write_report
-    from gdpjax.sweeps._results import read_rows
-
-    folder = check_path("folder", folder)
-    layout = folders.described(folder).layout
-    rows = read_rows(folder, layout)
-    if not rows:
-        raise UserError(f"no trial is finished in {folder}")
-    result = SweepResult(folder, rows, write_report(folder, rows), layout)
-    if console is not None:
-        _print(console, result)
+    console = as_console(console)
+    result = _reported(check_path("folder", folder), folders.read_rows)
+    _print(console, result)
     return result
 
 
-def _print(console: "Console", result: SweepResult) -> None:
-    from gdpjax.sweeps._progress import print_summary
+def _reported(folder: Path, rows_of: Callable[[Path, Layout], list[Row]]) -> SweepResult:
+    """Write the report of the rows of a sweep."""
+    from gdpjax.sweeps._report import write_report
 
+    layout = folders.described(folder).layout
+    rows = rows_of(folder, layout)
+    if not rows:
+        raise UserError(f"no trial is finished in {folder}")
+    return SweepResult(folder, rows, write_report(folder, rows), layout)
+
+
+def _print(console: "Console", result: SweepResult) -> None:
     about = folders.described(result.folder)
-    programs = folders.read_programs(result.folder)
-    print_summary(console, result.rows, result.layout, programs, about.num_trials)
+    print_summary(console, result.rows, result.layout, folders.read_programs(result.folder), about.num_trials)
     console.print(f"Report: {result.report}", soft_wrap=True)
 
 
-def require_extra() -> None:
-    """Raise UserError unless the packages of the extra are installed."""
+def as_console(console: "Console | None") -> "Console":
+    """Return a console, a silent one for None; UserError unless the packages of the extra are installed."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
         import pyarrow  # noqa: F401
-        import rich  # noqa: F401
+        from rich.console import Console
     except ImportError as error:
-        raise UserError(f"sweeps need a package that is not installed ({error}), {EXTRA}") from error
+        raise UserError(f"sweeps need the extra sweeps ({error}): in a clone, pip install '.[sweeps]'") from error
+    return Console(quiet=True) if console is None else console
 
 
-def backend_of(
-    backend: str, width: int, memory_gb: float, ray_address: str | None, console: "Console | None" = None
-) -> BackendFor:
+def backend_of(backend: str, width: int, memory_gb: float, ray_address: str | None, console: "Console") -> BackendFor:
     """Return what makes the place where trials run; what can be refused before data are loaded is refused here."""
     try:
         check_choice("backend", backend, ("local", "ray"))
-        memory_gb = check_number("memory_gb", memory_gb, POSITIVE)
+        memory_bytes = int(check_number("memory_gb", memory_gb, POSITIVE) * 1e9)
         width = check_count("width", width)
-        if ray_address is not None:
-            check_text("ray_address", ray_address)
     except ValueError as error:
         raise UserError(str(error)) from None
-    memory_bytes = int(memory_gb * 1e9)
     if backend == "local":
         if ray_address is not None:
             raise UserError("--ray-address is for --backend ray; add that, or leave the address out")
-        return _local_backend(width, memory_bytes)
+
+        def here(task: Task, examples: Examples, progress: SweepProgress) -> _run.Backend:
+            slots = min(_run.num_slots(), width)
+            return _run.LocalBackend(task, examples, _run.Limits(width // slots, memory_bytes, slots), progress)
+
+        return here
 
     from gdpjax.sweeps._ray import RayBackend, import_ray
 
     import_ray()
 
-    def on_cluster(task: Task, examples: Examples, observer: Observer) -> "Backend":
+    def on_cluster(task: Task, examples: Examples, progress: SweepProgress) -> _run.Backend:
         made = RayBackend(task, examples, width, memory_bytes, ray_address)
-        if console is not None:
-            console.print(made.description)
+        console.print(made.description)
         return made
 
     return on_cluster
-
-
-def _local_backend(width: int, memory_bytes: int) -> BackendFor:
-    def here(task: Task, examples: Examples, observer: Observer) -> "Backend":
-        from gdpjax.sweeps._run import Limits, LocalBackend
-
-        slots = min(num_slots(), width)
-        return LocalBackend(task, examples, Limits(width // slots, memory_bytes, slots), observer)
-
-    return here
-
-
-def num_slots() -> int:
-    """Return how many threads train trials of their own: XLA does not use all cores of a CPU for a small model."""
-    if xla.platform() != "cpu":
-        return 1
-    num_cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        num_cores = len(os.sched_getaffinity(0))
-    return min(num_cores, MOST_SLOTS)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gdpjax._core.arguments import check_path
 from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps.records import make_folder
 
 FOLDER = Path(__file__).with_name("template")
 FILES = ("my_task.py", "train.toml", "sweep.toml", "README.md")
@@ -25,10 +26,7 @@ def new_project(folder: str | Path) -> list[Path]:
     others = sorted(path.name for path in folder.glob("[!.]*"))
     if others:
         raise UserError(f"{folder} holds other files, such as {others[0]}; choose a new folder or an empty one")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+    make_folder(folder)
     for path in paths:
         shutil.copyfile(FOLDER / path.name, path)
     return paths

@@ -1,32 +1,31 @@
 """Train one model privately in a folder, with records and checkpoints, as `gdpjax train` does."""
 
-import contextlib
 import dataclasses
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_path, check_text
+from gdpjax._core.arguments import check_path
+from gdpjax._core.figures import rounded
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
+from gdpjax.sweeps._blueprint import Blueprint
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
-from gdpjax.sweeps._layout import check_score
-from gdpjax.sweeps._observer import TrainingObserver
-from gdpjax.sweeps._plans import epoch_end, plan_of
-from gdpjax.sweeps._privacy import Cost, cost_of
-from gdpjax.sweeps._program import blueprint_of, trace_step
+from gdpjax.sweeps._layout import check_score, label, shown_score
+from gdpjax.sweeps._plans import Cost, cost_of, epoch_end, plan_of
+from gdpjax.sweeps._progress import TrainingProgress
 from gdpjax.sweeps._spec import SECTION, Spec
-from gdpjax.sweeps._sweep import as_spec, require_extra
-from gdpjax.sweeps._task import Examples, Task, check_task, load_examples, with_place
-from gdpjax.sweeps._trials import Trial, identity, list_trials, refuse_large_batches
+from gdpjax.sweeps._sweep import as_console, as_spec, check_programs
+from gdpjax.sweeps._task import Examples, Task, load_examples, with_place
+from gdpjax.sweeps._trials import Trial, identity, list_trials
 from gdpjax.sweeps._worker import make_scores, not_finite
+from gdpjax.sweeps.rounding import interval, upper
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, start_run
 
 if TYPE_CHECKING:
@@ -76,26 +75,6 @@ class TrainingResult:
         return not_finite(self.params, self.scores)
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A training to be run: a task in memory, one trial of it, and how its folder is kept."""
-
-    task: Task
-    examples: Examples
-    trial: Trial
-    out: Path
-    resume: bool = False
-    diagnostics: bool = True
-    scored_on: str = PUBLIC
-    how_to_resume: str = ""
-    spec: Spec | None = None
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The settings that decide what is computed."""
-        return identity(self.trial, self.diagnostics)
-
-
 def train(
     task: Task | None,
     spec: Mapping[str, Any] | str | Path | Spec,
@@ -125,28 +104,20 @@ def train(
       UserError: the spec, the data, the model or the folder is not as it should be.
       RunInterrupted: by Ctrl-C; the message says how many steps are on record.
     """
+    shown_on = as_console(console)
     folder = check_path("out", out)
-    resume = check_flag("resume", resume)
-    diagnostics = check_flag("diagnostics", diagnostics)
-    check_text("how_to_resume", how_to_resume)
     checked = as_spec(task, spec)
     trial = only_trial(checked)
-    examples = load_examples(checked.task, checked.hold_out)
-    refuse_large_batches(checked, [trial], examples.num_examples)
-    scored_on = PUBLIC if checked.hold_out is None else HELD_OUT
-    job = Job(checked.task, examples, trial, folder, resume, diagnostics, scored_on, how_to_resume, checked)
-    if console is None:
-        result = run_job(job, TrainingObserver())
-        if result.private_warning is not None:
-            warnings.warn(result.private_warning, stacklevel=2)
-        return result
-    require_extra()
-    from gdpjax.sweeps._training_progress import TrainingProgress
-
+    examples = load_examples(checked.task, checked.content.hold_out)
+    scores, _ = check_programs(checked, [trial], examples)
+    check_score(checked, scores)
     if trial.seed is not None:
-        console.print(f"[bold yellow]{SEED_NOTICE}")
-    with TrainingProgress(console) as observer:
-        return run_job(job, observer)
+        shown_on.print(f"[bold yellow]{SEED_NOTICE}")
+    with TrainingProgress(shown_on) as progress:
+        result = Recorder(checked, trial, examples, folder, diagnostics).run(resume, progress, how_to_resume)
+    if console is None and result.private_warning is not None:
+        warnings.warn(result.private_warning, stacklevel=2)
+    return result
 
 
 def only_trial(spec: Spec) -> Trial:
@@ -154,113 +125,80 @@ def only_trial(spec: Spec) -> Trial:
     trials = list_trials(spec)
     if len(trials) == 1:
         return trials[0]
-    for name, choice in spec.choices.items():
-        if not isinstance(choice, tuple) or len(choice) > 1:
-            spec.fail((SECTION, name), f"train takes one value of {name}; for several there is sweep-trainings")
-    spec.fail((SECTION, "seeds"), f"train takes one seed, got {len(trials)}; for several there is sweep-trainings")
+    several = [name for name, choice in spec.choices.items() if not isinstance(choice, tuple) or len(choice) > 1]
+    name = (*several, "seeds")[0]
+    spec.fail((SECTION, name), f"train takes one value of {name}; for several there is sweep-trainings")
 
 
-def run_job(job: Job, observer: TrainingObserver) -> TrainingResult:
-    """Train, or continue the run in the folder; Ctrl-C raises RunInterrupted."""
-    plan = plan_of(job.trial.settings, job.trial.delta, job.examples.num_examples)
-    scores = check_task(job.task, job.examples, job.trial.settings)
-    if job.spec is not None:
-        check_score(job.spec, scores)
-    settings = job.trial.settings | {"noise_multiplier": plan.noise_multiplier}
-    job = dataclasses.replace(job, trial=dataclasses.replace(job.trial, settings=settings, plan=plan))
-    # A resumed run goes on with its own keys.
-    keys = make_keys(job.trial.seed, job.identity)
-    history: list[dict[str, Any]] = []
-    try:
-        with naming_the_line("the training"):
-            recorder = _Recorder(job, keys.init)
-            run, history = recorder.enter(keys.training)
-        observer.on_start(plan, run.step)
-        if run.changes:
-            observer.on_changed(run.changes, run.finished)
-        if run.num_lost:
-            observer.on_lost(run.num_lost)
-        while not run.finished:
-            history.append(recorder.epoch(run, observer))
-            observer.on_epoch(history[-1])
-    except KeyboardInterrupt:
-        step = history[-1]["step"] if history else 0
-        raise RunInterrupted(
-            f"interrupted: {step} of {plan.num_steps} steps are on record in {job.out}; continue with\n"
-            f"  {job.how_to_resume}"
-        ) from None
-    except CheckpointError as error:
-        raise UserError(str(error)) from error
-    # The whole budget may have gone to steps whose outcome was lost.
-    if not history:
-        history.append(recorder.record(run))
-    return recorder.finish(run.state, history)
+class Recorder:
+    """A training, and the records that it writes beside its checkpoints."""
 
-
-@contextlib.contextmanager
-def naming_the_line(what: str) -> Iterator[None]:
-    """Turn what a function of the user raises into a UserError with its line; other errors stay."""
-    try:
-        yield
-    except Exception as error:
-        named = with_place(what, error)
-        if named is error:
-            raise
-        raise named from error
-
-
-class _Recorder:
-    """The records that a run writes beside its checkpoints, and everything that stays the same during it."""
-
-    def __init__(self, job: Job, init_key: jax.Array) -> None:
-        self.job = job
-        self.out = job.out
-        self.trial = job.trial
-        self.plan = job.trial.plan
-        settings = job.trial.settings
-        num_examples = job.examples.num_examples
-        blueprint = blueprint_of(job.task, job.examples, self.plan, settings)
-        self.params = blueprint.model(settings).init(init_key)
-        self.training = blueprint.training(settings)
-        self.data = self.training.place(*job.examples.train)
-        trace_step(self.training, self.params, init_key, self.data)
-        self._scores = make_scores(blueprint)
+    def __init__(self, spec: Spec, trial: Trial, examples: Examples, out: Path, diagnostics: bool) -> None:
+        self.spec = spec
+        self.examples = examples
+        self.out = out
+        self.plan = plan_of(trial.settings, trial.delta, examples.num_examples)
+        settings = trial.settings | {"noise_multiplier": self.plan.noise_multiplier}
+        self.trial = dataclasses.replace(trial, settings=settings, plan=self.plan)
+        self.identity = identity(self.trial, diagnostics)
+        self.logs = [records.METRICS, records.DIAGNOSTICS] if diagnostics else [records.METRICS]
+        self.scored_on = PUBLIC if spec.content.hold_out is None else HELD_OUT
         self.epochs = int(settings["epochs"])
-        self.ends = [epoch_end(settings, num_examples, epoch) for epoch in range(1, self.epochs + 1)]
-        self.hyperparameters = job.task.complete(settings)
+        self.ends = [epoch_end(settings, examples.num_examples, epoch) for epoch in range(1, self.epochs + 1)]
+        # For every file that describes the run.
+        self.about: dict[str, Any] = {
+            "config": self.identity,
+            "hyperparameters": spec.task.complete(settings),
+            "fingerprint": records.fingerprint(),
+        }
+        if trial.seed is not None:
+            self.about["notice"] = SEED_NOTICE
         # Private: of the batches so far.
         self.num_rows = 0
         self.num_not_finite = 0
-        self.logs = [records.METRICS]
-        if job.diagnostics:
-            self.logs.append(records.DIAGNOSTICS)
 
-    def _begin(self) -> None:
-        """Write the configuration; killed after that, the run is started by resuming it."""
-        if (self.out / records.CONFIG).exists() or has_run(self.out):
-            raise UserError(f"{self.out} already holds a run: add --resume to continue it, or choose another --out")
+    def run(self, resume: bool, progress: TrainingProgress, how_to_resume: str) -> TrainingResult:
+        """Train, or continue the run in the folder; Ctrl-C raises RunInterrupted."""
+        history: list[dict[str, Any]] = []
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from error
-        if self.job.spec is not None:
-            folders.write_spec(self.out, self.job.spec)
-        config = {
-            "config": self.job.identity,
-            "hyperparameters": self.hyperparameters,
-            "fingerprint": records.fingerprint(),
-        }
-        config |= self._seed_notice()
-        config["plan"] = json.loads(self.plan.to_json())
-        records.write_json(self.out / records.CONFIG, config)
+            run, history = self._enter(resume)
+            progress.on_start(self.plan, run.step)
+            if run.changes:
+                progress.on_changed(run.changes, run.finished)
+            if run.num_lost:
+                progress.on_lost(run.num_lost)
+            while not run.finished:
+                history.append(self._epoch(run, progress))
+                progress.on_epoch(history[-1])
+        except KeyboardInterrupt:
+            step = history[-1]["step"] if history else 0
+            raise RunInterrupted(
+                f"interrupted: {step} of {self.plan.num_steps} steps are on record in {self.out}; continue with\n"
+                f"  {how_to_resume}"
+            ) from None
+        except CheckpointError as error:
+            raise UserError(str(error)) from error
+        # The whole budget may have gone to steps whose outcome was lost.
+        if not history:
+            history.append(self._record(run))
+        return self._finish(run.state, history)
 
-    def enter(self, key: jax.Array) -> tuple[Run, list[dict[str, Any]]]:
+    def _enter(self, resume: bool) -> tuple[Run, list[dict[str, Any]]]:
         """Begin, or go back to the last checkpoint; records after it are dropped and will be written again, the same.
 
-        A run that was killed before it had a checkpoint has spent nothing: it is started with ``key``.
+        A run that was killed before it had a checkpoint has spent nothing: it is started with new keys.
         """
-        if self.job.resume:
-            records.refuse_differences(self.out, self.job.identity)
+        keys = make_keys(self.trial.seed, self.identity)
+        blueprint = Blueprint(self.spec.task, self.examples, self.plan, self.trial.settings)
+        try:
+            params = blueprint.model(self.trial.settings).init(keys.init)
+            training = blueprint.training(self.trial.settings)
+            data = training.place(*self.examples.train)
+        except Exception as error:
+            raise with_place("the training", error) from error
+        self._scores = make_scores(blueprint)
+        if resume:
+            records.refuse_differences(self.out, self.identity)
         else:
             self._begin()
 
@@ -268,24 +206,30 @@ class _Recorder:
         if not has_run(self.out):
             for name in self.logs:
                 records.start_log(self.out, name)
-        parts = (self.training, self.params, self.data)
-        run = start_run(self.out, *parts, key=key, scan=False, resume=self.job.resume)
+        run = start_run(self.out, training, params, data, key=keys.training, scan=False, resume=resume)
         kept_records = {name: records.rewind(self.out, name, run.step) for name in self.logs}
-        history = kept_records[records.METRICS]
         for record in kept_records.get(records.DIAGNOSTICS, []):
             self.num_rows += record.get("batch_size", 0)
             self.num_not_finite += record.get("num_not_finite", 0)
 
         # There is a record of each epoch, in order. Only an epoch that a move to another machine has cost has none.
+        history = kept_records[records.METRICS]
         recorded = [record["step"] for record in history]
         expected = [end for end in self.ends if end <= run.step]
         in_order = [end for end in expected if end in recorded]
-        is_complete = recorded == expected
-        if recorded != in_order or not (is_complete or run.num_lost):
+        if recorded != in_order or (recorded != expected and not run.num_lost):
             raise UserError(f"{self.out / records.METRICS} is damaged: its epochs do not lead up to step {run.step}")
         return run, history
 
-    def epoch(self, run: Run, observer: TrainingObserver) -> dict[str, Any]:
+    def _begin(self) -> None:
+        """Write the configuration; killed after that, the run is started by resuming it."""
+        if (self.out / records.CONFIG).exists() or has_run(self.out):
+            raise UserError(f"{self.out} already holds a run: add --resume to continue it, or choose another --out")
+        records.make_folder(self.out)
+        folders.write_spec(self.out, self.spec)
+        records.write_json(self.out / records.CONFIG, self.about | {"plan": json.loads(self.plan.to_json())})
+
+    def _epoch(self, run: Run, progress: TrainingProgress) -> dict[str, Any]:
         """Take the steps of one epoch; its records are written before its checkpoint."""
         begin = time.perf_counter()
         first = run.step
@@ -293,103 +237,99 @@ class _Recorder:
 
         def write(infos: list[Info]) -> None:
             seconds = time.perf_counter() - begin
-            record.update(self.record(run))
-            record["steps_per_second"] = (run.step - first) / seconds
+            record.update(self._record(run), steps_per_second=(run.step - first) / seconds)
             records.append(self.out, records.METRICS, [record])
-            for info in infos:
-                self.num_rows += int((~np.asarray(info.is_padding)).sum())
-                self.num_not_finite += num_not_finite(info)
-            if self.job.diagnostics:
-                clip_norm = self.trial.settings["l2_clip_norm"]
-                rows = [summarize(info, step, clip_norm) for step, info in enumerate(infos, start=first + 1)]
+            clip_norm = self.trial.settings["l2_clip_norm"]
+            rows = [summarize(info, step, clip_norm) for step, info in enumerate(infos, start=first + 1)]
+            self.num_rows += sum(row["batch_size"] for row in rows)
+            self.num_not_finite += sum(row["num_not_finite"] for row in rows)
+            if records.DIAGNOSTICS in self.logs:
                 records.append(self.out, records.DIAGNOSTICS, rows)
 
         end = min(end for end in self.ends if end > first)
-        run.advance(end - first, on_step=observer.on_step, before_checkpoint=write)
+        run.advance(end - first, on_step=progress.on_step, before_checkpoint=write)
         return record
 
-    def scores(self, state: State) -> dict[str, float]:
-        """Return the scores of the model in a state."""
-        return self._scores(self.trial, state.params)
-
-    def record(self, run: Run) -> dict[str, Any]:
+    def _record(self, run: Run) -> dict[str, Any]:
         """Return the public figures after the steps so far."""
-        cost = dataclasses.asdict(self._cost(run.state))
+        cost = dataclasses.asdict(cost_of(run.state.opt_state, self.trial.delta))
         figures = {name: value for name, value in cost.items() if name.startswith(("mu_", "epsilon_"))}
         num_epochs = sum(end <= run.step for end in self.ends)
-        return {"step": run.step, "epoch": num_epochs} | self.scores(run.state) | figures
+        return {"step": run.step, "epoch": num_epochs} | self._scores(self.trial, run.state.params) | figures
 
-    def finish(self, state: State, history: list[dict[str, Any]]) -> TrainingResult:
+    def _finish(self, state: State, history: list[dict[str, Any]]) -> TrainingResult:
         """Write the model and the result."""
+        warning = None
+        if 2 * self.num_not_finite > self.num_rows:
+            warning = (
+                f"PRIVATE: the losses or gradients of {self.num_not_finite} of {self.num_rows} examples were not "
+                "finite, and such a gradient is dropped: the model and its scores are little more than noise. Look for "
+                "NaN and infinities in the loss and the data. This number is itself private information, which epsilon "
+                "does not cover: keep it to yourself"
+            )
         result = TrainingResult(
             out=self.out,
             plan=self.plan,
             epochs=self.epochs,
             state=state,
             history=history,
-            cost=self._cost(state),
+            cost=cost_of(state.opt_state, self.trial.delta),
             seeded=self.trial.seed is not None,
-            scores=self.scores(state),
-            scored_on=self.job.scored_on,
-            private_warning=self._private_warning(),
+            scores=self._scores(self.trial, state.params),
+            scored_on=self.scored_on,
+            private_warning=warning,
         )
         records.save_model(self.out, state.params)
-        privacy = dataclasses.asdict(result.cost)
-        privacy["epsilon_clt_standing"] = "asymptotic estimate, may understate"
-        summary = {
-            **result.scores,
-            "test_data": self.job.scored_on,
-            "privacy": privacy,
-            "seeded": result.seeded,
-            "config": self.job.identity,
-            "hyperparameters": self.hyperparameters,
-            "fingerprint": records.fingerprint(),
-        }
-        summary |= self._seed_notice()
-        records.write_json(self.out / records.RESULT, summary)
+        privacy = dataclasses.asdict(result.cost) | {"epsilon_clt_standing": "asymptotic estimate, may understate"}
+        summary = {"test_data": self.scored_on, "privacy": privacy, "seeded": result.seeded}
+        records.write_json(self.out / records.RESULT, result.scores | summary | self.about)
         return result
-
-    def _private_warning(self) -> str | None:
-        """Return a sentence for the owner where more than half of the losses or gradients were not finite."""
-        if 2 * self.num_not_finite <= self.num_rows:
-            return None
-        return (
-            f"PRIVATE: the losses or gradients of {self.num_not_finite} of {self.num_rows} examples were not "
-            "finite, and such a gradient is dropped: the model and its scores are little more than noise. Look for NaN "
-            "and infinities in the loss and the data. This number is itself private information, which epsilon does "
-            "not cover: keep it to yourself"
-        )
-
-    def _seed_notice(self) -> dict[str, str]:
-        """Return the notice for a file that holds the seed; nothing without a seed."""
-        if self.trial.seed is None:
-            return {}
-        return {"notice": SEED_NOTICE}
-
-    def _cost(self, state: State) -> Cost:
-        return cost_of(state.opt_state, self.trial.delta)
-
-
-def num_not_finite(info: Info) -> int:
-    """Return how many examples of a batch had a loss or a gradient that is not finite."""
-    is_broken = np.asarray(info.is_dropped) | ~np.isfinite(np.asarray(info.losses))
-    return int(is_broken.sum())
 
 
 def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
     """Return one line of private diagnostics."""
     # The rows of the batch that are examples.
     is_example = ~np.asarray(info.is_padding)
-    losses = np.asarray(info.losses)[is_example]
+    losses = np.asarray(info.losses)
     norms = np.asarray(info.norms)[is_example]
-    row: dict[str, Any] = {"step": step, "batch_size": int(is_example.sum()), "num_not_finite": num_not_finite(info)}
+    is_broken = np.asarray(info.is_dropped) | ~np.isfinite(losses)
+    row = {"step": step, "batch_size": int(is_example.sum()), "num_not_finite": int(is_broken.sum())}
     if not is_example.any():
         return row
+    quantiles = zip(NORM_QUANTILES, np.quantile(norms, NORM_QUANTILES), strict=True)
+    return row | {
+        "loss": float(losses[is_example].mean()),
+        "fraction_clipped": float((norms > l2_clip_norm).mean()),
+        "norm_quantiles": {str(share): float(norm) for share, norm in quantiles},
+    }
 
-    row["loss"] = float(losses.mean())
-    row["fraction_clipped"] = float((norms > l2_clip_norm).mean())
-    quantiles = np.quantile(norms, NORM_QUANTILES)
-    row["norm_quantiles"] = {}
-    for share, norm in zip(NORM_QUANTILES, quantiles, strict=True):
-        row["norm_quantiles"][str(share)] = float(norm)
-    return row
+
+def print_training(console: "Console", result: TrainingResult) -> None:
+    """Print the table that a training ends with, in 80 columns: scores, epsilon by each accountant, the mechanism."""
+    from rich.table import Table
+
+    cost = result.cost
+    table = Table(title=f"The run that was made (every epsilon is at delta = {cost.delta!r})")
+    table.add_column("quantity", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("standing")
+    standing = "evaluation data: public" if result.scored_on == PUBLIC else result.scored_on
+    for name, value in result.scores.items():
+        table.add_row(label(name), f"{shown_score(name, value):.4g}", standing)
+    table.add_section()
+    table.add_row("mu, CLT", upper(cost.mu_clt, 4), "asymptotic estimate")
+    table.add_row("epsilon, CLT", upper(cost.epsilon_clt, 4), "asymptotic, may understate")
+    table.add_row("epsilon, moments accountant", upper(cost.epsilon_moments_accountant, 4), "upper bound")
+    certified = interval({"epsilon_lower": cost.epsilon_lower, "epsilon_upper": cost.epsilon_upper}, 4)
+    table.add_row("epsilon, certified", certified, "certified interval", end_section=True)
+    table.add_row("noise_multiplier", f"{cost.noise_multiplier:.6g}", "noise stddev / sensitivity")
+    table.add_row("sampling_prob", upper(cost.sampling_prob, 6), f"Poisson, N = {result.plan.max_examples} public")
+    table.add_row("num_steps", f"{cost.num_steps}", f"{result.epochs} epochs, as planned")
+    table.add_row("delta", f"{cost.delta!r}", "")
+    table.add_row("neighbouring relation", cost.neighboring_relation.replace("_", " "), "an example or a null one")
+    table.add_row("overflow tau", rounded(cost.overflow, 2, "up"), "batch above capacity")
+    if result.seeded:
+        table.caption = SEED_NOTICE
+    console.print(table)
+    console.print(f"Files: {result.out}", soft_wrap=True)
+    console.print("Those named NOT_FOR_RELEASE are outside epsilon: keep them private.")

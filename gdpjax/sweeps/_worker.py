@@ -18,15 +18,18 @@ import numpy as np
 
 from gdpjax.ledger import Event, ledger_of
 from gdpjax.sampling import BatchOverflowError
+from gdpjax.sweeps._blueprint import Blueprint
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._keys import Keys
-from gdpjax.sweeps._program import Blueprint, Program, arguments_of, blueprint_of, lane, make_program
+from gdpjax.sweeps._program import Program, arguments_of, lane, make_program
 from gdpjax.sweeps._task import Examples, Task, failure_of, with_place
 from gdpjax.sweeps._trials import Trial
 from gdpjax.training import OVERFLOWED, Data, State, check_status
 
 Shape = tuple[Any, ...]
 """Whatever a program is compiled for: the number of steps, the expected batch size, the whole hyperparameters."""
+Steps = Callable[[int, int], None]
+"""Told how many steps of how many are done; an exception of it ends the chunk."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +79,6 @@ class _Compiled(NamedTuple):
     scores: Callable[[Trial, Any], dict[str, float]]
 
 
-def _ignore(done: int, total: int) -> None:
-    pass
-
-
 class Worker:
     """Train chunks in ``slots`` threads that share the memory; the program of each shape is compiled once."""
 
@@ -92,14 +91,19 @@ class Worker:
         self._lock = threading.Lock()
         self._alone = threading.Lock()
         self._compiled: dict[tuple[Shape, int], _Compiled | Exception] = {}
+        self._data: Data | None = None
 
-    def run(self, chunk: Chunk, on_steps: Callable[[int, int], None] = _ignore) -> Result:
+    def run(self, chunk: Chunk, on_steps: Steps = lambda done, total: None) -> Result:
         """Train the trials of a chunk; an error is the outcome of those trials that it happened to."""
-        try:
-            compiled, description = self.compiled(chunk)
-        except Exception as error:
-            # An error of the compiler or of the model: the other shapes go on.
-            return Result(_failures(chunk.trials, error), None)
+        with self._lock:
+            key = chunk.shape, chunk.width
+            is_new = key not in self._compiled
+            if is_new:
+                self._compiled[key] = self._compile(chunk)
+            compiled = self._compiled[key]
+        if isinstance(compiled, Exception):
+            # Of the compiler or of the model: the other shapes continue.
+            return Result(_failures(chunk.trials, compiled), None)
 
         program = compiled.program
         is_large = program.memory_bytes > self.memory_bytes // self.slots
@@ -108,71 +112,40 @@ class Worker:
             begin = time.perf_counter()
             for first in range(0, len(chunk.trials), program.width):
                 part = slice(first, first + program.width)
-                outcomes += self.outcomes(compiled, chunk.trials[part], chunk.key_data[part], on_steps)
+                outcomes += _outcomes(compiled, chunk.trials[part], chunk.key_data[part], on_steps)
             seconds = (time.perf_counter() - begin) / len(chunk.trials)
         timed = [dataclasses.replace(outcome, seconds=seconds) for outcome in outcomes]
-        return Result(timed, description)
-
-    def compiled(self, chunk: Chunk) -> tuple[_Compiled, dict[str, Any] | None]:
-        """Return the program for a chunk, and its description if it had to be compiled."""
-        key = chunk.shape, chunk.width
-        description = None
-        with self._lock:
-            if key in self._compiled:
-                compiled = self._compiled[key]
-            else:
-                compiled = self._compile(chunk)
-                self._compiled[key] = compiled
-                if isinstance(compiled, _Compiled):
-                    description = described_program(chunk, compiled.program)
-        if isinstance(compiled, Exception):
-            raise compiled
-        return compiled, description
+        return Result(timed, described_program(chunk, program) if is_new else None)
 
     def _compile(self, chunk: Chunk) -> _Compiled | Exception:
         trial = chunk.trials[0]
         try:
-            blueprint = blueprint_of(self.task, self.examples, trial.plan, trial.settings)
+            blueprint = Blueprint(self.task, self.examples, trial.plan, trial.settings)
             program, data = compile_shape(blueprint, trial.settings, chunk.width, self.memory_bytes, self.slots)
-            return _Compiled(program, self._shared(data), blueprint, make_scores(blueprint))
+            # All plans of a sweep are for as many rows: the data are on the device once.
+            self._data = self._data or data
+            return _Compiled(program, self._data, blueprint, make_scores(blueprint))
         except Exception as error:
             return with_place("the training", error)
 
-    def _shared(self, data: Data) -> Data:
-        """Return the data as an earlier shape has them on the device: all plans of a sweep are for as many rows."""
-        for other in self._compiled.values():
-            if isinstance(other, _Compiled):
-                return other.data
-        return data
 
-    def outcomes(
-        self, compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Callable[[int, int], None]
-    ) -> list[Outcome]:
-        """Return how trials that are side by side ended."""
-        try:
-            state = self.train(compiled, trials, key_data, on_steps)
-        except Stopped:
-            raise
-        except Exception as error:
-            # Out of memory, for example: the other chunks go on.
-            return _failures(trials, error)
-        return [outcome(compiled, trial, lane(state, index)) for index, trial in enumerate(trials)]
-
-    def train(
-        self, compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Callable[[int, int], None]
-    ) -> State:
-        """Take trials through their program."""
-        keys = []
-        for init_data, training_data in jnp.asarray(key_data):
-            init_key = jax.random.wrap_key_data(init_data)
-            training_key = jax.random.wrap_key_data(training_data)
-            keys.append(Keys(init_key, training_key))
-
-        program = compiled.program
-        settings = [trial.settings for trial in trials]
-        numbers, stacked_keys = arguments_of(settings, keys, compiled.blueprint.real, program.width)
-        num_steps = program.num_calls * program.steps_per_call
-        return program.run(numbers, stacked_keys, compiled.data, lambda done: on_steps(done, num_steps))
+def _outcomes(compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Steps) -> list[Outcome]:
+    """Take trials side by side through their program; returns how they ended."""
+    program = compiled.program
+    keys = []
+    for init_data, training_data in jnp.asarray(key_data):
+        keys.append(Keys(jax.random.wrap_key_data(init_data), jax.random.wrap_key_data(training_data)))
+    settings = [trial.settings for trial in trials]
+    numbers, stacked_keys = arguments_of(settings, keys, compiled.blueprint.real, program.width)
+    num_steps = program.num_calls * program.steps_per_call
+    try:
+        state = program.run(numbers, stacked_keys, compiled.data, lambda done: on_steps(done, num_steps))
+    except Stopped:
+        raise
+    except Exception as error:
+        # Out of memory, for example: the other chunks continue.
+        return _failures(trials, error)
+    return [_outcome(compiled, trial, lane(state, index)) for index, trial in enumerate(trials)]
 
 
 def _failures(trials: Sequence[Trial], error: Exception) -> list[Outcome]:
@@ -195,11 +168,10 @@ def compile_shape(
 def make_scores(blueprint: Blueprint) -> Callable[[Trial, Any], dict[str, float]]:
     """Return ``scores(trial, params)`` on the evaluation data: compiled once for all trials of a shape."""
     compiled = jax.jit(blueprint.scores)
-    names = blueprint.task.traced(dict.fromkeys(blueprint.real))
     evaluation = tuple(jnp.asarray(array) for array in blueprint.examples.evaluation)
 
     def scores(trial: Trial, params: Any) -> dict[str, float]:
-        numbers = {name: jnp.float32(trial.settings[name]) for name in names}
+        numbers = {name: jnp.float32(trial.settings[name]) for name in blueprint.real}
         values = compiled(numbers, params, evaluation)
         return {name: python_number(value) for name, value in values.items()}
 
@@ -217,21 +189,18 @@ def python_number(value: Any) -> float:
     return float(str(np.asarray(value)[()]))
 
 
-def outcome(compiled: _Compiled, trial: Trial, state: State) -> Outcome:
+def _outcome(compiled: _Compiled, trial: Trial, state: State) -> Outcome:
     """Return how a trial ended. A ledger that is not the plan's stops the sweep: its epsilons would be wrong."""
     refuse_wrong_ledger(trial, state)
     try:
         check_status(state)
+        scores = compiled.scores(trial, state.params)
     except BatchOverflowError as error:
         return Outcome(trial, error=described(error))
-    try:
-        scores = compiled.scores(trial, state.params)
     except Exception as error:
         return Outcome(trial, error=described(failure_of("scores", error)))
     reason = not_finite(state.params, scores)
-    if reason is not None:
-        return Outcome(trial, error=reason)
-    return Outcome(trial, scores)
+    return Outcome(trial, error=reason) if reason is not None else Outcome(trial, scores)
 
 
 def not_finite(params: Any, scores: Mapping[str, float]) -> str | None:
@@ -239,25 +208,18 @@ def not_finite(params: Any, scores: Mapping[str, float]) -> str | None:
 
     NaN would win or lose every comparison by accident.
     """
-    if not is_finite(params):
-        return "diverged: the trained parameters are not finite; take a smaller learning_rate"
+    for leaf in jax.tree.leaves(params):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not jnp.isfinite(leaf).all():
+            return "diverged: the trained parameters are not finite; take a smaller learning_rate"
     for name, value in scores.items():
         if not math.isfinite(value):
             return f"the score {name} is {value}"
     return None
 
 
-def is_finite(params: Any) -> bool:
-    """Return whether no real number among the parameters is infinite or NaN."""
-    for leaf in jax.tree.leaves(params):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not jnp.isfinite(leaf).all():
-            return False
-    return True
-
-
 def shape_of(task: Task, trial: Trial) -> Shape:
     """Return the shape of a trial that has a plan."""
-    constants = tuple(sorted(task.constants(trial.settings).items()))
+    constants = tuple(sorted(task.own(trial.settings, whole=True).items()))
     return trial.plan.num_steps, trial.plan.expected_batch_size, *constants
 
 
@@ -284,10 +246,10 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     assert isinstance(planned, Event)
 
     # A training that was stopped by an overflowing batch has taken fewer steps.
-    has_planned_noise = event.noise_multiplier == planned.noise_multiplier
-    has_planned_sampling = event.sampling_prob == planned.sampling_prob
     is_complete = event.num_steps == planned.num_steps
     was_stopped = event.num_steps < planned.num_steps and int(state.status) == OVERFLOWED
+    has_planned_noise = event.noise_multiplier == planned.noise_multiplier
+    has_planned_sampling = event.sampling_prob == planned.sampling_prob
     if not has_planned_noise or not has_planned_sampling or not (is_complete or was_stopped):
         raise RuntimeError(f"the ledger says {event}, but the cost was computed for {planned}")
 
@@ -295,6 +257,4 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
 def described(error: Exception) -> str:
     """Return one line for an error."""
     text = " ".join(str(error).split())[:500]
-    if isinstance(error, UserError):
-        return text
-    return f"{type(error).__name__}: {text}"
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"

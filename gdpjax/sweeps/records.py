@@ -96,14 +96,7 @@ NOT_SCORES = frozenset((*Metrics.__struct_fields__, *ResultFile.__struct_fields_
 
 def fingerprint() -> dict[str, Any]:
     """Return versions, devices and settings, which must be equal for the same run to give the same bits."""
-    return {**environment(), "flax": _version_if_installed("flax")}
-
-
-def _version_if_installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return {**environment(), "flax": importlib.metadata.version("flax")}
 
 
 def read_json(path: Path, kind: type) -> dict[str, Any]:
@@ -172,6 +165,14 @@ def _plain(value: Any) -> Any:
 def write_json(path: Path, value: Any) -> None:
     """Write an indented JSON file atomically."""
     write_atomically(path, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder where there is none; UserError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
 
 
 def start_log(folder: Path, name: str) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from rich.console import Console
+
 from experiments import data
 from gdpjax.sweeps import _sweep
 from gdpjax.sweeps._ray import RayBackend
@@ -22,7 +24,7 @@ from tests.sweeps.sweeps import SEVERAL, on, small
 
 def sweep(folder, resume, backend_for):
     spec = on(small(data.load("digits")), SEVERAL)
-    _sweep.sweep_in(folder, spec, resume, backend_for, None)
+    _sweep.sweep_in(folder, spec, resume, backend_for, Console(quiet=True))
 
 
 def cluster():
@@ -35,12 +37,12 @@ def cluster():
 
 
 def driver(folder, address, resume):
-    class Talking(_sweep.Observer):
+    class Talking(_sweep.SweepProgress):
         def on_chunk(self, rows):
             print("chunk", len(rows), flush=True)
 
-    _sweep.Observer = Talking
-    sweep(Path(folder), resume, lambda task, examples, observer: RayBackend(task, examples, 2, 10**9, address))
+    _sweep.SweepProgress = Talking
+    sweep(Path(folder), resume, lambda task, examples, progress: RayBackend(task, examples, 2, 10**9, address))
 
 
 def two_nodes(folder):
@@ -50,11 +52,11 @@ def two_nodes(folder):
     doomed = cluster.add_node(num_cpus=1)
     story = {"chunks": []}
 
-    class Watching(_sweep.Observer):
+    class Watching(_sweep.SweepProgress):
         def on_chunk(self, rows):
             story["chunks"].append([{"trial": row["trial"]} for row in rows])
 
-    def backend_for(task, examples, observer):
+    def backend_for(task, examples, progress):
         backend = RayBackend(task, examples, 1, 10**9, cluster.address)
         story["nodes"] = sum(node["Alive"] for node in backend._ray.nodes())
         threading.Thread(target=remove, args=(backend._ray,)).start()
@@ -74,7 +76,7 @@ def two_nodes(folder):
         story["left"] = left
         shutdown(self)
 
-    _sweep.Observer = Watching
+    _sweep.SweepProgress = Watching
     shutdown, RayBackend.close = RayBackend.close, close
     sweep(Path(folder), False, backend_for)
     cluster.shutdown()

@@ -11,14 +11,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
 import pytest
+from rich.console import Console
 
 from experiments import data
 from experiments.sweeps.named_task import NamedTask
 from gdpjax.sweeps import Examples, _program, _sweep, _worker, parse_spec
-from gdpjax.sweeps._folder import described
+from gdpjax.sweeps._folder import described, read_rows
 from gdpjax.sweeps._layout import layout_of
-from gdpjax.sweeps._results import read_rows
-from gdpjax.sweeps._run import Limits, LocalBackend, Sweep
+from gdpjax.sweeps._run import Limits, LocalBackend, Sweep, distinct_keys
 
 SMALL = """
 dataset = "digits"
@@ -53,13 +53,14 @@ def on(dataset, text):
 def local(width=2, slots=1):
     """This process, with chunks of at most ``width`` trials."""
     limits = Limits(width, 10**9, slots)
-    return lambda task, examples, observer: LocalBackend(task, examples, limits, observer)
+    return lambda task, examples, progress: LocalBackend(task, examples, limits, progress)
 
 
 def sweep_of(folder, trials, text=SMALL):
     """A sweep of these trials, without its beginning, and with a key that everybody knows."""
     spec = spec_of(text)
-    return Sweep(folder, spec.task, layout_of(spec, trials, ("test_accuracy",)), trials, jax.random.key(0))
+    keys = distinct_keys(trials, jax.random.key(0))
+    return Sweep(folder, spec.task, layout_of(spec, trials, ("test_accuracy",)), trials, keys)
 
 
 def rows_of(folder, layout=None):
@@ -69,7 +70,7 @@ def rows_of(folder, layout=None):
 
 def run_small(text, dataset, folder, *, resume=False, backend_for=None):
     """Run a sweep, without its report."""
-    _sweep.sweep_in(folder, on(dataset, text), resume, backend_for or local(), None)
+    _sweep.sweep_in(folder, on(dataset, text), resume, backend_for or local(), Console(quiet=True))
 
 
 @contextlib.contextmanager
@@ -114,7 +115,7 @@ def _identity(function):
     return function
 
 
-class Talking(_sweep.Observer):
+class Talking(_sweep.SweepProgress):
     """Says what happens, and stays in the middle of the third chunk, so that another process can kill this one."""
 
     begun = 0
@@ -130,5 +131,5 @@ class Talking(_sweep.Observer):
 
 
 if __name__ == "__main__":
-    _sweep.Observer = Talking
+    _sweep.SweepProgress = Talking
     run_small(SEVERAL, small(data.load("digits")), Path(sys.argv[1]))

@@ -1,6 +1,7 @@
 """A user's own data, model and optimizer are one program, with their own hyperparameters and scores."""
 
 import dataclasses
+import functools
 import io
 import json
 import re
@@ -16,13 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rich.console import Console
 
 import gdpjax.sweeps as sweeps
 from gdpjax.sweeps import Model, Task, UserError, _run, _sweep
-from gdpjax.sweeps._folder import KEYS, keys_of, read_programs
+from gdpjax.sweeps._blueprint import Blueprint, check_task, digest_of_programs
+from gdpjax.sweeps._folder import KEYS, read_programs
+from gdpjax.sweeps._plans import plan_of
 from gdpjax.sweeps._spec import spec_of_mapping
-from gdpjax.sweeps._task import Examples, check_task, digest_of_programs, load_examples
-from gdpjax.sweeps._trials import list_trials, plan_trials
+from gdpjax.sweeps._task import Examples, load_examples
+from gdpjax.sweeps._trials import keys_of, list_trials, plan_trials
 from tests.compilations import Compilations
 from tests.sweeps import own_task
 
@@ -39,10 +43,17 @@ def spec_with(**changes):
     return SPEC | {"hyperparameters": NUMBERS | changes}
 
 
-class Counting(_sweep.Observer):
+def blueprint_of(task, **changes):
+    """The blueprint of one training of a task."""
+    settings, examples = NUMBERS | changes, load_examples(task)
+    return Blueprint(task, examples, plan_of(settings, 1e-5, examples.num_examples), settings)
+
+
+class Counting(_sweep.SweepProgress):
     """Notes how many programs had been compiled by the end of each chunk."""
 
-    def __init__(self, compilations, at_chunk):
+    def __init__(self, compilations, at_chunk, *arguments):
+        super().__init__(*arguments)
         self.compilations = compilations
         self.at_chunk = at_chunk
 
@@ -69,8 +80,8 @@ def search(shared_programs, tmp_path_factory):
     )
     compiled = []
     with pytest.MonkeyPatch.context() as patch, Compilations() as compilations:
-        patch.setattr(_sweep, "Observer", lambda: Counting(compilations, compiled))
-        patch.setattr(_sweep, "num_slots", lambda: 1)
+        patch.setattr(_sweep, "SweepProgress", functools.partial(Counting, compilations, compiled))
+        patch.setattr(_run, "num_slots", lambda: 1)
         result = sweeps.run_sweep(TASK, spec, tmp_path_factory.mktemp("own") / "sweep", width=4)
     return Searched(result, compiled)
 
@@ -112,7 +123,7 @@ def test_a_trial_is_the_training_of_its_settings(searched, tmp_path):
 
 def test_a_chunk_that_is_not_full_loses_no_trial(tmp_path, monkeypatch):
     """Lanes that fill the width have keys of their own: with those of a trial the chunk's noise is refused."""
-    monkeypatch.setattr(_sweep, "num_slots", lambda: 2)
+    monkeypatch.setattr(_run, "num_slots", lambda: 2)
     sweep = sweeps.run_sweep(TASK, spec_with(learning_rate=[0.05, 0.1, 0.2]), tmp_path / "sweep")
     assert [row["error"] for row in sweep.rows] == [None] * 3
     assert len({row["rmse"] for row in sweep.rows}) == 3
@@ -230,7 +241,7 @@ def test_build_sees_no_values():
         assert [part.shape for part in example] == [(3,), ()]
         return own_task.build(example)
 
-    check_task(Task(own_task.load, build, own_task.optimizer), load_examples(TASK), NUMBERS)
+    check_task(blueprint_of(Task(own_task.load, build, own_task.optimizer)))
 
 
 MISTAKES = {
@@ -239,17 +250,17 @@ MISTAKES = {
         "hyperparameters": {name: value for name, value in NUMBERS.items() if name != "noise_multiplier"}
     },
     "delta is missing": {"delta": None},
-    "unknown field momentun: did you mean momentum?": {"hyperparameters": NUMBERS | {"momentun": 0.1}},
+    "unknown field 'momentun'; did you mean 'momentum'?": {"hyperparameters": NUMBERS | {"momentun": 0.1}},
     "width must be a whole number": {"hyperparameters": NUMBERS | {"width": 1.5}},
-    "penalty must be a finite number, got nan": {"hyperparameters": NUMBERS | {"penalty": float("nan")}},
-    "momentum must be from -3.4e+38 to 3.4e+38": {
+    "penalty must be a number that float32 holds, got nan": {"hyperparameters": NUMBERS | {"penalty": float("nan")}},
+    "momentum must be a number that float32 holds": {
         "hyperparameters": NUMBERS | {"momentum": {"min": -1e308, "max": 1e308, "count": 3}}
     },
-    "learning_rate must be a finite number > 0": {"hyperparameters": NUMBERS | {"learning_rate": float("inf")}},
+    "learning_rate must be a number > 0": {"hyperparameters": NUMBERS | {"learning_rate": float("inf")}},
     "a spec has texts, numbers, lists and tables": {"hyperparameters": NUMBERS | {"learning_rate": 10**5000}},
-    "names in a spec must be texts, got 7": {7: 1},
+    "unknown field 7": {7: 1},
     "score must be one of rmse, size, got 'accuracy'": {"score": "accuracy"},
-    "logarithmic, so its min must be above 0": {
+    "0 < min if it is logarithmic": {
         "hyperparameters": NUMBERS | {"penalty": {"min": 0.0, "max": 1.0, "count": 3, "log": True}}
     },
 }
@@ -276,7 +287,7 @@ WRONG_MODELS = {
     "scores must return numbers by name": dict(scores=lambda params, x, y: jnp.mean(y)),
     "scores must return real numbers, got an array of float32[16]": dict(scores=lambda params, x, y: {"errors": y}),
     "a score needs a name of its own": dict(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
-    "loss must return one real number": dict(loss=lambda params, x, y: params @ x),
+    "must return a scalar for ONE example, got shape (1,)": dict(loss=lambda params, x, y: params @ x),
     "loss failed: ZeroDivisionError": dict(loss=lambda params, x, y: 1 / 0),
     "two arrays of the parameters are called a/b/w": dict(
         init=lambda key: {"a": {"b": {"w": jnp.zeros(3)}}, "a/b": {"w": jnp.ones(3)}},
@@ -301,8 +312,7 @@ def stepping_with(update):
 
 REFUSED = {
     "optimizer failed: TypeError": stepping_with(lambda updates, state, params: None),
-    "updates in the shapes of the parameters": stepping_with(lambda updates, state, params: ({"a": updates}, state)),
-    "updates in the shapes of the parameters, ": stepping_with(lambda updates, state, params: (updates.sum(), state)),
+    "a private step failed: TypeError": stepping_with(lambda updates, state, params: ({"a": updates}, state)),
     "scores must return real numbers, got an array of complex64[]": with_model(
         scores=lambda params, x, y: {"mean": jnp.mean(y) * 1j}
     ),
@@ -337,7 +347,7 @@ def test_a_function_that_ends_the_process_has_failed():
     with pytest.raises(UserError, match=f"load {message}"):
         load_examples(dataclasses.replace(TASK, load=fail))
     with pytest.raises(UserError, match=f"build and init {message}"):
-        check_task(with_model(init=fail), load_examples(TASK), NUMBERS)
+        check_task(blueprint_of(with_model(init=fail)))
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "steps_per_second", "privacy", "config", "seeded", "test_data"])
@@ -345,7 +355,7 @@ def test_a_score_named_like_a_field_of_the_records_is_refused(name):
     """A score would take the place of the field, and a resumed run would call its own record damaged."""
     task = with_model(scores=lambda params, x, y: {name: jnp.mean(y)})
     with pytest.raises(UserError, match="a score needs a name of its own"):
-        check_task(task, load_examples(task), NUMBERS)
+        check_task(blueprint_of(task))
 
 
 def test_wrong_loaders_are_refused():
@@ -354,7 +364,7 @@ def test_wrong_loaders_are_refused():
     for loaded, message in (
         ((x, x, x, x), "load must return a pair"),
         (((x, x[:2]), x), "one row per example"),
-        ((np.array(["a"]), x), "every array of the train data"),
+        ((np.array(["a"]), x), "every array of the training data"),
         ((x, x[:0]), "the evaluation data have no rows"),
     ):
         task = dataclasses.replace(TASK, load=lambda loaded=loaded: loaded)
@@ -370,7 +380,7 @@ def test_numbers_that_are_not_finite_are_refused(part, value):
     changed = (train if part == "training" else evaluation)[1]
     changed[3] = value
     task = dataclasses.replace(TASK, load=lambda: (train, evaluation))
-    with pytest.raises(UserError, match=f"load returned {part} data with NaN or an infinity in array 1"):
+    with pytest.raises(UserError, match=f"the {part} data have NaN or an infinity"):
         load_examples(task)
 
 
@@ -395,21 +405,12 @@ def test_an_error_in_the_standard_library_names_the_line_of_the_user():
         load_examples(dataclasses.replace(TASK, load=lambda: json.loads("{")), None)
 
 
-def test_points_and_labels_are_not_training_and_evaluation_data():
-    points = np.zeros((12, 8), np.float32)
-    labels = np.zeros(12, np.int32)
-    message = "load returned train float32[12,8], evaluation int32[12]; expected (train, evaluation), such as "
-    with pytest.raises(UserError, match=re.escape(message)):
-        load_examples(dataclasses.replace(TASK, load=lambda: (points, labels)))
-    load_examples(dataclasses.replace(TASK, load=lambda: (points, points[:3].astype(np.float64))))
-
-
 def test_a_loss_that_expects_a_batch_is_told_of_one_example():
     def loss(params, x, y):
         return jnp.sum(params) * x.mean(axis=1) * y
 
     with pytest.raises(UserError, match=r"loss failed: .*ONE example.*float32\[3\].*, in loss"):
-        check_task(with_model(loss=loss), load_examples(TASK), NUMBERS)
+        check_task(blueprint_of(with_model(loss=loss)))
 
 
 def test_a_branch_on_a_traced_hyperparameter_says_what_to_do():
@@ -419,7 +420,7 @@ def test_a_branch_on_a_traced_hyperparameter_says_what_to_do():
     task = Task(own_task.load, own_task.build, optimizer)
     message = r"optimizer failed: momentum is an argument of the compiled program.*jnp\.where.*int.*, in optimizer"
     with pytest.raises(UserError, match=message):
-        check_task(task, load_examples(TASK), NUMBERS | {"momentum": 0.3})
+        check_task(blueprint_of(task, momentum=0.3))
 
 
 def optimizer_of_many_kinds(lr, kind="sgd", momentum=0.0):
@@ -429,10 +430,8 @@ def optimizer_of_many_kinds(lr, kind="sgd", momentum=0.0):
 
 ONLY_NUMBERS = {
     "kind is a parameter of optimizer, but only numbers can be searched": {"kind": ["sgd", "adam"]},
-    "num_steps follows from batch_size and epochs": {"num_steps": 100},
-    "optimizer has no parameter learning_rate; it has lr, kind, momentum": {"learning_rate": 0.1},
-    "momentum must be a finite number, got 'high': only numbers can be searched": {"momentum": [0.1, "high"]},
-    "momentum must be a finite number, got '0.1': write it without quotation marks": {"momentum": [0.1, "0.1"]},
+    "unknown field 'learning_rate'; the fields are l2_clip_norm": {"learning_rate": 0.1},
+    "momentum must be a number that float32 holds, got 'high': only numbers": {"momentum": [0.1, "high"]},
 }
 
 
@@ -471,7 +470,7 @@ def test_another_model_under_the_same_names_is_not_resumed(searched, tmp_path):
     sweeps.run_sweep(TASK, spec, folder)
     before = (folder / "results.parquet").read_bytes()
     other = dataclasses.replace(with_model(loss=lambda params, x, y: jnp.sum(params) * y), names=TASK.names)
-    with pytest.raises(UserError, match=r"no hyperparameter|unknown field penalty"):
+    with pytest.raises(UserError, match="unknown field 'penalty'"):
         sweeps.run_sweep(other, spec, folder, resume=True)
 
     def build(example, penalty=0.0, width: int = 1):
@@ -523,11 +522,11 @@ def test_a_trial_with_other_settings_has_other_noise():
 KILLED = """
 import sys, time
 sys.path.insert(0, {root!r})
-from gdpjax.sweeps import _sweep
+from gdpjax.sweeps import _run, _sweep
 import gdpjax.sweeps as sweeps
 from tests.sweeps.test_own_task import TASK, spec_with
 
-class Talking(_sweep.Observer):
+class Talking(_sweep.SweepProgress):
     begun = 0
     def on_steps(self, done, total):
         self.begun += done == 1
@@ -535,7 +534,7 @@ class Talking(_sweep.Observer):
             print("second", flush=True)
             time.sleep(600)
 
-_sweep.Observer, _sweep.num_slots = Talking, lambda: 1
+_sweep.SweepProgress, _run.num_slots = Talking, lambda: 1
 sweeps.run_sweep(TASK, spec_with(penalty=[0.0, 0.1, 0.2, 0.3]), sys.argv[1], width=2)
 """
 
@@ -673,7 +672,7 @@ def test_constants_of_inner_functions_are_part_of_a_program(kind):
     digests = []
     for values in (table, other, table):
         task = with_table(kind(values))
-        digests.append(digest_of_programs(task, load_examples(task), [NUMBERS | {"width": 4}]))
+        digests.append(digest_of_programs([blueprint_of(task, width=4)]))
     assert digests[0] == digests[2] != digests[1]
 
 
@@ -689,10 +688,10 @@ def test_every_program_of_a_sweep_is_looked_at(tmp_path, monkeypatch):
     other[6] = 9
     for values, resume in ((table, False), (table, True)):
         spec = spec_of_mapping(spec_with(width=[4, 8], seeds=[0]), with_table(values))
-        _sweep.sweep_in(tmp_path / "sweep", spec, resume, backend, None)
+        _sweep.sweep_in(tmp_path / "sweep", spec, resume, backend, Console(quiet=True))
     spec = spec_of_mapping(spec_with(width=[4, 8], seeds=[0]), with_table(other))
     with pytest.raises(UserError, match="model"):
-        _sweep.sweep_in(tmp_path / "sweep", spec, True, backend, None)
+        _sweep.sweep_in(tmp_path / "sweep", spec, True, backend, Console(quiet=True))
 
 
 def test_two_names_of_one_seeded_training_are_refused(tmp_path):

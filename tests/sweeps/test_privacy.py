@@ -10,7 +10,7 @@ import gdpjax
 from experiments.errors import UserError
 from gdpjax import accounting
 from gdpjax.sampling import PoissonNumbers
-from gdpjax.sweeps import _privacy as privacy
+from gdpjax.sweeps import _plans as privacy
 
 RUN = (1.3, 1 / 128, 3)
 
@@ -76,7 +76,7 @@ def test_a_plan_costs_what_it_states():
     plan = gdpjax.make_plan(
         clip=1.0, max_examples=1000, expected_batch_size=20, num_steps=10, delta=1e-5, noise_multiplier=1.0
     )
-    first, again = privacy.costs_of_plans([plan, plan.replace(clip=2.0)])
+    first, again = (privacy.cost_of_event(made.event, made.delta) for made in (plan, plan.replace(clip=2.0)))
     assert first == again
     assert (first.epsilon_lower, first.epsilon_upper) == plan.epsilon_bounds()
     assert first.overflow == plan.overflow

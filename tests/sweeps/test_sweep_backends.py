@@ -15,7 +15,7 @@ import pytest
 
 from experiments import cli
 from experiments.errors import UserError
-from gdpjax.sweeps import _folder, _ray, _sweep
+from gdpjax.sweeps import _folder, _ray, _run, _sweep, _worker
 from gdpjax.sweeps._run import ChunkLost, Limits, chunks_of, run_trials
 from gdpjax.sweeps._trials import list_trials, plan_trials
 from gdpjax.sweeps._worker import Outcome, Result, Worker
@@ -177,13 +177,14 @@ def test_large_programs_run_one_at_a_time(monkeypatch, small_digits):
         was_alone.append(worker._alone.locked())
         return [Outcome(trial, error="x")]
 
-    monkeypatch.setattr(worker, "outcomes", outcomes)
+    monkeypatch.setattr(_worker, "_outcomes", outcomes)
+    monkeypatch.setattr(_worker, "described_program", lambda chunk, program: None)
 
     # Each of the two slots has a share of 50 bytes.
     for memory_bytes, is_alone in ((50, False), (51, True)):
         program = SimpleNamespace(width=1, memory_bytes=memory_bytes)
-        compiled = SimpleNamespace(program=program)
-        monkeypatch.setattr(worker, "compiled", lambda chunk, compiled=compiled: (compiled, None))
+        worker._compiled.clear()
+        monkeypatch.setattr(worker, "_compile", lambda chunk, program=program: SimpleNamespace(program=program))
         worker.run(chunk)
         assert was_alone.pop() is is_alone
 
@@ -227,12 +228,12 @@ def test_a_node_with_other_versions_is_refused(small_digits):
 
 def test_local_places(monkeypatch):
     """The width is divided among the processor's slots, and no slot is without a trial."""
-    monkeypatch.setattr(_sweep, "num_slots", lambda: 4)
-    backend = _sweep.backend_of("local", 32, 4.0, None)(None, None, None)
+    monkeypatch.setattr(_run, "num_slots", lambda: 4)
+    backend = _sweep.backend_of("local", 32, 4.0, None, None)(None, None, None)
     assert backend.limits == Limits(8, 4 * 10**9, 4)
     backend.close()
 
-    backend = _sweep.backend_of("local", 2, 4.0, None)(None, None, None)
+    backend = _sweep.backend_of("local", 2, 4.0, None, None)(None, None, None)
     assert backend.limits.width == 1
     assert backend.limits.slots == 2
     backend.close()

@@ -20,11 +20,12 @@ from experiments.data import LOADERS, Dataset
 from experiments.errors import RunInterrupted, UserError
 from experiments.sweeps import command
 from gdpjax.sweeps import _folder, _program, _run, _sweep, _worker
+from gdpjax.sweeps._blueprint import Blueprint
+from gdpjax.sweeps._folder import PARTS, RESULTS, write_part
 from gdpjax.sweeps._keys import make_keys
-from gdpjax.sweeps._program import arguments_of, blueprint_of, lane, make_program
-from gdpjax.sweeps._results import PARTS, RESULTS, write_part
-from gdpjax.sweeps._run import run_trials
-from gdpjax.sweeps._trials import identity, list_trials, plan_trials
+from gdpjax.sweeps._program import arguments_of, lane, make_program
+from gdpjax.sweeps._run import distinct_keys, run_trials
+from gdpjax.sweeps._trials import identity, keys_of, list_trials, plan_trials
 from gdpjax.sweeps._worker import Outcome, compile_shape
 from gdpjax.training import OVERFLOWED
 from tests.sweeps import sweeps
@@ -107,9 +108,9 @@ def test_together_is_as_alone(several, small_digits):
     """A trial among others, and what ``train`` does with its settings and seed, are one run up to rounding."""
     trials = plans(SEVERAL, small_digits)
     chosen = [trials[2], trials[5]]
-    blueprint = blueprint_of(spec_of(SEVERAL).task, examples_of(small_digits), chosen[0].plan, chosen[0].settings)
+    blueprint = Blueprint(spec_of(SEVERAL).task, examples_of(small_digits), chosen[0].plan, chosen[0].settings)
     program, data = compile_shape(blueprint, chosen[0].settings, 2, 10**9)
-    keys = [_folder.keys_of(trial, jax.random.key(0)) for trial in chosen]
+    keys = [keys_of(trial, jax.random.key(0)) for trial in chosen]
     arguments = arguments_of([trial.settings for trial in chosen], keys, blueprint.real, 2)
     together = lane(program.run(*arguments, data, lambda steps: None), 1)
     own, settings = make_keys(3, identity(chosen[1])), chosen[1].settings
@@ -129,12 +130,11 @@ def test_every_trial_has_its_own_noise(several, small_digits):
     seeded = plans(SEVERAL.replace("[3]", "[3, 4]"), small_digits)
     unseeded = plans(SEVERAL.replace("[3]", "3"), small_digits)
     for trials in (seeded, unseeded):
-        keys = [_folder.keys_of(trial, jax.random.key(1)) for trial in trials]
-        _run.refuse_shared_keys(keys)
+        keys = [keys_of(trial, jax.random.key(1)) for trial in trials]
         assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys for k in pair}) == 2 * len(trials)
-    with pytest.raises(RuntimeError, match="share a key"):
-        _run.refuse_shared_keys([keys[0], keys[1], keys[0]])
-    other = [_folder.keys_of(trial, jax.random.key(2)) for trial in unseeded]
+    with pytest.raises(UserError, match="the same noise"):
+        distinct_keys([*trials, dataclasses.replace(trials[0], settings=trials[0].settings)], jax.random.key(1))
+    other = [keys_of(trial, jax.random.key(2)) for trial in unseeded]
     assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys + other for k in pair}) == 96
 
 
@@ -193,14 +193,13 @@ def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits
             width=1, num_calls=1, steps_per_call=1, num_compiled=1, memory_bytes=1, compile_seconds=0.0
         )
 
-    def train(self, compiled, trials, key_data, on_steps):
+    def outcomes(compiled, trials, key_data, on_steps):
         if trials[0].number == 3:
-            raise RuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory")
+            return _worker._failures(trials, RuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory"))
+        return [Outcome(trial, {"test_accuracy": 0.5}) for trial in trials]
 
     monkeypatch.setattr(_worker, "make_program", make)
-    monkeypatch.setattr(_worker.Worker, "train", train)
-    monkeypatch.setattr(_worker, "lane", lambda state, index: state)
-    monkeypatch.setattr(_worker, "outcome", lambda compiled, trial, state: Outcome(trial, {"test_accuracy": 0.5}))
+    monkeypatch.setattr(_worker, "_outcomes", outcomes)
     sweep = sweep_of(tmp_path, trials)
     run_trials(sweep, [], local()(sweep.task, examples_of(small_digits), Watcher()), Watcher())
     errors = [row["error"] for row in rows_of(tmp_path, sweep.layout)]
@@ -213,7 +212,7 @@ def test_a_ledger_that_is_not_the_plans_is_noticed(small_digits):
     (trial,) = plans(SMALL, small_digits)
     louder = trial.plan.replace(noise_multiplier=1.0)
     settings = trial.settings | {"noise_multiplier": 1.0}
-    blueprint = blueprint_of(spec_of(SMALL).task, examples_of(small_digits), louder, settings)
+    blueprint = Blueprint(spec_of(SMALL).task, examples_of(small_digits), louder, settings)
     params = blueprint.model(settings).init(jax.random.key(0))
     state = blueprint.training(settings).init(params, jax.random.key(1))
     with pytest.raises((RuntimeError, ValueError)):
@@ -248,7 +247,7 @@ def test_convolutions_keep_the_loop_outside(small_digits):
     mnist = Dataset(images, np.arange(4, dtype=np.int32), images, np.arange(4, dtype=np.int32))
     for text, data, outside in (('dataset = "mnist"\n', mnist, True), (SMALL, small_digits, False)):
         spec = spec_of(text)
-        blueprint = blueprint_of(spec.task, examples_of(data), None, list_trials(spec)[0].settings)
+        blueprint = Blueprint(spec.task, examples_of(data), None, list_trials(spec)[0].settings)
         assert _program._loops_outside(blueprint) is outside
 
 
@@ -259,7 +258,7 @@ class Killed(BaseException):
 def killed_here(folder, dataset):
     """Stop without any farewell once two chunks are on record."""
 
-    class Killing(_sweep.Observer):
+    class Killing(_sweep.SweepProgress):
         num_chunks = 0
 
         def on_chunk(self, rows):
@@ -268,7 +267,7 @@ def killed_here(folder, dataset):
                 raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_sweep, "Observer", Killing)
+        patch.setattr(_sweep, "SweepProgress", Killing)
         with pytest.raises(Killed):
             run_small(SEVERAL, dataset, folder)
 
@@ -355,7 +354,7 @@ def test_what_another_process_recorded_meanwhile_is_not_run_again(several, tmp_p
 
 
 def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_path, small_digits):
-    _sweep.finished_sweep(several)
+    _sweep._reported(several, _folder.finish)
     for name in (PARTS, RESULTS):
         folder = tmp_path / name.split(".")[0]
         folder.mkdir()
@@ -366,7 +365,7 @@ def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_p
 
 
 def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
-    _sweep.finished_sweep(several)
+    _sweep._reported(several, _folder.finish)
     folder = tmp_path / "sweep"
     shutil.copytree(several, folder)
     (folder / _folder.KEYS).unlink()

@@ -17,10 +17,10 @@ from experiments.errors import RunInterrupted, UserError
 from experiments.train.command import spec_of
 from experiments.train.tasks import make_task
 from gdpjax.sweeps import _training, records
+from gdpjax.sweeps._blueprint import Blueprint
 from gdpjax.sweeps._keys import make_keys
-from gdpjax.sweeps._program import Blueprint
+from gdpjax.sweeps._progress import TrainingProgress
 from gdpjax.sweeps._spec import spec_of_mapping
-from gdpjax.sweeps._training_progress import TrainingProgress
 from gdpjax.training import Info
 from tests.experiments.conftest import Silent
 from tests.sweeps.sweeps import examples_of, made_once
@@ -29,16 +29,9 @@ from tests.sweeps.sweeps import examples_of, made_once
 def train(config, dataset, out, observer):
     """Train these data as ``train`` of the experiments does, with an observer."""
     task = make_task(config.data.dataset, config.model.model, config.optimizer.optimizer)
-    job = _training.Job(
-        task,
-        examples_of(dataset),
-        _training.only_trial(spec_of_mapping(spec_of(config), task)),
-        out,
-        resume=config.run.resume,
-        diagnostics=config.run.diagnostics,
-        how_to_resume=resume_command(config, out),
-    )
-    return _training.run_job(job, observer)
+    spec = spec_of_mapping(spec_of(config), task)
+    recorder = _training.Recorder(spec, _training.only_trial(spec), examples_of(dataset), out, config.run.diagnostics)
+    return recorder.run(config.run.resume, observer, resume_command(config, out))
 
 
 def with_run(config, **changes):
@@ -158,8 +151,9 @@ def test_the_owner_is_told_that_most_gradients_were_dropped(whole, tmp_path, sma
     # A loss may be NaN under a gradient of zeros, which is finite.
     nothing = np.zeros(2)
     finite = Info(losses=nothing, norms=nothing, is_padding=nothing == 1, is_dropped=nothing == 1)
-    assert _training.num_not_finite(finite) == 0
-    assert _training.num_not_finite(finite._replace(losses=np.array([np.nan, 1.0]))) == 1
+    assert _training.summarize(finite, 1, 1.0)["num_not_finite"] == 0
+    nan = finite._replace(losses=np.array([np.nan, 1.0]))
+    assert _training.summarize(nan, 1, 1.0)["num_not_finite"] == 1
     again = train(with_run(config, resume=True), broken, tmp_path / "run", Silent())
     assert again.private_warning == result.private_warning
 
@@ -241,7 +235,7 @@ def test_a_finished_run_that_was_made_otherwise_says_so(whole, tmp_path, small_c
 
 
 @pytest.mark.parametrize(
-    ("finished", "words"), [(True, "is finished, and was made with other"), (False, "goes on with other")]
+    ("finished", "words"), [(True, "is finished, and was made with other"), (False, "continues with other")]
 )
 def test_what_changed_is_said_in_words(finished, words):
     console = Console(file=io.StringIO(), width=200)
