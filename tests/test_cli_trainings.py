@@ -145,11 +145,11 @@ WRONG = {
     'model = "builtins:nope"': r"line 3: model: the module builtins has no function nope",
     'data = "my_task"': r'line 2: data must be "module:function", got \'my_task\'',
     'data = "my_task.py:load"': r'line 2: data names a module, not its file: write "my_task:load"',
-    'optimizer = ["sgd", "adam"]': r"line 4: optimizer must be a text, got .*; only numbers can be searched",
+    'optimizer = ["sgd", "adam"]': r"line 4: optimizer must be one text, got .*; only numbers can be searched",
     'optimizer = "sdg"': r"line 4: optimizer must be one of sgd, adam, adamw, or \"module:function\", got 'sdg'",
     "epochs = 0": r"line 12: epochs must be a whole number from 1",
     "epochs = [1, 2]": r"line 12: train takes one value of epochs; for several there is sweep-trainings",
-    "batch_size = 2000": r"line 11: batch_size must be at most the number of examples, 1000, got 2000",
+    "batch_size = 2000": r"line 11: expected_batch_size must be at most num_examples=1000, got 2000",
 }
 
 

@@ -71,7 +71,8 @@ class ImportedTask:
         function = getattr(module, attribute, None)
         if not callable(function):
             hint = did_you_mean(attribute, [known for known in vars(module) if not known.startswith("_")])
-            reader.fail((field,), f"{field}: {module.__file__ or module_name} has no function {attribute}{hint}")
+            place = getattr(module, "__file__", None) or f"the module {module_name}"
+            reader.fail((field,), f"{field}: {place} has no function {attribute}{hint}")
         return function
 
 
@@ -81,9 +82,9 @@ def import_module(name: str, spec: Path | None) -> Any:
     Raises:
       UserError: it is not there, it fails, or another one of that name is loaded.
     """
-    folders = [Path.cwd().resolve()]
-    if spec is not None:
-        folders.insert(0, spec.resolve().parent)
+    here = Path.cwd().resolve()
+    beside = here if spec is None else spec.resolve().parent
+    folders = list(dict.fromkeys([beside, here]))
     for folder in reversed(folders):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
@@ -97,7 +98,7 @@ def import_module(name: str, spec: Path | None) -> Any:
         raise failure_of(f"importing {name}", error) from error
 
     # Python keeps modules by name: one of another folder would be taken for this one.
-    expected = (folders[0] / f"{name}.py").resolve()
+    expected = (beside / f"{name}.py").resolve()
     loaded = getattr(module, "__file__", None)
     if expected.is_file() and (loaded is None or Path(loaded).resolve() != expected):
         raise UserError(f"{expected} has the name of another module, {loaded}; rename it")

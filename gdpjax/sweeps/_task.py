@@ -281,7 +281,7 @@ def failure_of(what: str, error: BaseException) -> UserError:
     where = f" ({place})" if place else ""
 
     # JAX says which argument it was, but not that it is a hyperparameter.
-    message = str(error)
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
     traced = sorted(set(re.findall(r"argument numbers\['(\w+)'\]", message)))
     if traced:
         return UserError(

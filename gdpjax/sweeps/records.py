@@ -172,7 +172,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
 
 
 def start_log(folder: Path, name: str) -> None:

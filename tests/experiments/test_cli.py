@@ -56,7 +56,7 @@ MISTAKES = {
     "delta must be strictly between 0 and 1, got nan": ["--delta", "nan"],
     "epochs must be a whole number >= 1, got 0": ["--epochs", "0"],
     "batch_size must be a whole number >= 1, got 0": ["--batch-size", "0"],
-    "batch_size must be at most the number of examples, 1437, got 1438": ["--batch-size", "1438"],
+    "expected_batch_size must be at most num_examples=1437, got 1438.0": ["--batch-size", "1438"],
     "seed must be a whole number in [0, 2**32), got -1": ["--seed", "-1"],
     "model paper_cnn is for images of shape (28, 28, 1), got float32 of shape (8, 8, 1); take mlp": [
         "--model",

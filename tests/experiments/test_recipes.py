@@ -38,8 +38,8 @@ def test_the_winner_is_one_of_the_search_on_all_training_data(name):
     """The winner has settings that were searched, and is trained without holding data out."""
     search = read_spec(RECIPES[name].search)
     winner = read_spec(RECIPES[name].winner)
-    assert search.hold_out == 0.1
-    assert winner.hold_out is None
+    assert search.content.hold_out == 0.1
+    assert winner.content.hold_out is None
     assert search.task.names == winner.task.names
     assert search.delta == winner.delta
 

@@ -2,7 +2,7 @@
 
 ``on_ray.py two-nodes FOLDER``: a cluster of two nodes and a sweep, in the middle of which one node is removed.
 ``on_ray.py cluster``: a cluster of one node, until standard input ends.
-``on_ray.py begin FOLDER ADDRESS`` and ``resume``: a sweep on it, to be killed.
+``on_ray.py begin FOLDER ADDRESS WIDTH`` and ``resume``: a sweep on it, to be killed; of 1,000 trials if WIDTH is 32.
 """
 
 import functools
@@ -19,30 +19,31 @@ from rich.console import Console
 from experiments import data
 from gdpjax.sweeps import _sweep
 from gdpjax.sweeps._ray import RayBackend
-from tests.sweeps.sweeps import SEVERAL, on, small
+from tests.sweeps.sweeps import SEVERAL, THOUSAND, on, small
 
 
-def sweep(folder, resume, backend_for):
-    spec = on(small(data.load("digits")), SEVERAL)
+def sweep(folder, resume, backend_for, text=SEVERAL):
+    spec = on(small(data.load("digits")), text)
     _sweep.sweep_in(folder, spec, resume, backend_for, Console(quiet=True))
 
 
-def cluster():
+def cluster(num_cpus):
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": int(num_cpus)})
     print(made.address, flush=True)
     sys.stdin.read()
     made.shutdown()
 
 
-def driver(folder, address, resume):
+def driver(folder, address, width, resume):
     class Talking(_sweep.SweepProgress):
         def on_chunk(self, rows):
             print("chunk", len(rows), flush=True)
 
     _sweep.SweepProgress = Talking
-    sweep(Path(folder), resume, lambda task, examples, progress: RayBackend(task, examples, 2, 10**9, address))
+    text = THOUSAND if width == "32" else SEVERAL
+    sweep(Path(folder), resume, lambda task, examples, _: RayBackend(task, examples, int(width), 10**9, address), text)
 
 
 def two_nodes(folder):
