@@ -116,13 +116,12 @@ def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     events = run.events if isinstance(run, Ledger) else (run,)
     relations = {event.neighboring_relation for event in events}
     neighbours = _RELATIONS[relations.pop()] if len(relations) == 1 else "any"  # pyright: ignore[reportArgumentType]
-    scheme = "; ".join(dict.fromkeys(event.describe() for event in events)) if len(events) <= 3 else _summary(events)
+    scheme = Ledger(events).describe()
     bare = any(
         getattr(event, "noise_multiplier", 1.0) == 0 and getattr(event, "sampling_prob", 1.0) > 0 for event in events
     )
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
     facts = (*_facts(events), ("neighbours", neighbours.removesuffix(" one").replace(" one by a ", " by ")))
-    scheme = scheme or "nothing is released"
     return Described(name, scheme, neighbours, certified(run), facts, run, not_private=reason)
 
 
@@ -132,8 +131,3 @@ def _facts(events: tuple[AnyEvent, ...]) -> list[tuple[str, str]]:
         return events[0].facts()
     steps = f"{math.fsum(event.num_steps for event in events):.0f}"
     return [("scheme", f"{len(events)} events"), ("steps", steps)]
-
-
-def _summary(events: tuple[AnyEvent, ...]) -> str:
-    kinds = ", ".join(sorted({type(event).__name__ for event in events}))
-    return f"{len(events)} events of {math.fsum(event.num_steps for event in events):.0f} steps ({kinds})"
