@@ -538,6 +538,7 @@ def _ledger_cases() -> dict[str, Case]:
         "Ledger.add": case(gdpjax.Ledger().add, EVENT),
         "Ledger.from_json": case(gdpjax.Ledger.from_json, gdpjax.Ledger([EVENT]).to_json()),
         "Ledger.from_opacus_history": case(gdpjax.Ledger.from_opacus_history, [(1.0, 0.1, 3)]),
+        "Ledger.statement": case(gdpjax.Ledger([EVENT]).statement, unit="row", delta=1e-3),
         "init_ledger": case(ledger.init_ledger, 2, EVENT),
         "ledger_from_state": case(ledger.ledger_from_state, private_state().ledger),
         "ledger_of": case(gdpjax.ledger_of, private_state()),
@@ -767,6 +768,9 @@ def _tradeoff_cases() -> dict[str, Case]:
 
 def _training_cases() -> dict[str, Case]:
     return {
+        "Budget": case(gdpjax.Budget, 1.0, 1e-3, "row", neighboring_relation="REPLACE_ONE"),
+        "Budget.rest": case(gdpjax.Budget(1.0, 1e-3).rest, 0.5),
+        "Budget.spend": case(gdpjax.Budget(1e3, 1e-3).spend, ledger.LaplaceEvent(1e-6)),
         "Plan": case(
             training.Plan,
             sampling.Poisson(8, 2.0, 3),
