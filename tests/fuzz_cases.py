@@ -576,7 +576,7 @@ def _accounting_cases() -> dict[str, Case]:
         "clt_epsilon": case(accounting.clt_epsilon, *RUN, 1e-3, sampling="poisson"),
         "clt_mu_poisson": case(accounting.clt_mu_poisson, *RUN),
         "clt_mu_uniform": case(accounting.clt_mu_uniform, *RUN),
-        "report": case(gdpjax.report, RUN, deltas=[1e-3], names=["a run"]),
+        "report": case(gdpjax.report, RUN, deltas=[1e-3], names=["a run"], unit="row"),
         "certified": case(accounting.certified, *RUN, sampling="poisson", group_size=1),
         "mu_and_regret": case(accounting.mu_and_regret, *RUN),
         "delta_bounds": case(accounting.delta_bounds, *RUN, 1.0, sampling="poisson"),
@@ -769,7 +769,6 @@ def _tradeoff_cases() -> dict[str, Case]:
 def _training_cases() -> dict[str, Case]:
     return {
         "Budget": case(gdpjax.Budget, 1.0, 1e-3, "row", neighboring_relation="REPLACE_ONE"),
-        "Budget.rest": case(gdpjax.Budget(1.0, 1e-3).rest, 0.5),
         "Budget.spend": case(gdpjax.Budget(1e3, 1e-3).spend, ledger.LaplaceEvent(1e-6)),
         "Plan": case(
             training.Plan,

@@ -188,9 +188,9 @@ class Ledger(Sequence[AnyEvent]):
             return released
         relation = self[0].neighboring_relation
         if bounds.upper == math.inf:
-            return f"{released} THIS IS NOT PRIVATE: no epsilon is certified at delta = {delta:g} for one {unit}."
+            return f"{released} THIS IS NOT PRIVATE: no epsilon is certified at delta = {delta} for one {unit}."
         return (
-            f"{released} All of it together is (epsilon, delta)-differentially private with delta = {delta:g} and "
+            f"{released} All of it together is (epsilon, delta)-differentially private with delta = {delta} and "
             f"epsilon <= {rounded(float(bounds.upper), 5, 'up')} (the best epsilon lies in {bounds}), where "
             f"neighbouring data sets {neighbours_differ(relation, unit)}. Accountant: gdpjax {VERSION}, certified "
             "composition, lower and upper bounds, for real arithmetic."

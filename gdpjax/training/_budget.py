@@ -170,7 +170,8 @@ class Budget:
       neighboring_relation: the relation of everything that is charged.
       path: a JSON file that holds the budget, made if it is not there: what was charged survives the process, and two
         processes cannot spend the same part. Each charge locks the file ``path`` + ".lock" beside it, reads the budget,
-        and replaces it in one step. A copy of the file is another budget. Without a path the budget is this object.
+        and replaces it in one step; a file system without locks is warned of. A copy of the file is another budget.
+        Without a path the budget is this object.
 
     Returns:
       A budget. Standing: certified, an upper end for real arithmetic.
@@ -226,9 +227,12 @@ class Budget:
         Raises:
           ValueError: a file that is not there, or is damaged.
         """
-        path = check_path("path", path)
+        path = check_path("path", path).resolve()
         terms = _terms_of(path)
-        return cls(terms.epsilon, terms.delta, terms.unit, neighboring_relation=terms.neighboring_relation, path=path)
+        budget = cls(terms.epsilon, terms.delta, terms.unit, neighboring_relation=terms.neighboring_relation)
+        # Given to the constructor, a file that vanishes meanwhile would be made anew.
+        budget._path = path
+        return budget
 
     def __repr__(self) -> str:
         terms = self._whole
@@ -295,7 +299,7 @@ class Budget:
         terms = self._whole
         total = (
             "Taken together, all releases under this budget are (epsilon, delta)-differentially private with epsilon "
-            f"<= {terms.epsilon} and delta = {terms.delta:g}, where neighbouring data sets "
+            f"<= {terms.epsilon} and delta = {terms.delta}, where neighbouring data sets "
             f"{neighbours_differ(terms.neighboring_relation, terms.unit)}, and where kind, noise and number of steps "
             "of every release were fixed without looking at the results of earlier ones."
         )

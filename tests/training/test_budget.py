@@ -21,7 +21,7 @@ REPLACED = NeighboringRelation.REPLACE_ONE
 
 def epsilon_by_pld(ledger, delta):
     """Return the epsilon of a ledger without overflow by dp_accounting's composition of privacy losses, pessimistic."""
-    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-5)
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-4)
     return accountant.compose(ledger.to_dp_event()).get_epsilon(delta)
 
 
