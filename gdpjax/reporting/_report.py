@@ -1,9 +1,10 @@
 """The report card of one run or of several: `report` and its `Report`."""
 
-import datetime
-import importlib.metadata
 import json
+import time
 from typing import Any
+
+import jax
 
 from gdpjax._core.arguments import check_number, check_text, did_you_mean, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
@@ -33,8 +34,8 @@ class Report:
 
     def __init__(self, runs: list[Described], figures: list[list[Figure]]) -> None:
         self._runs, self._figures = runs, figures
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        self._made = {"gdpjax": VERSION, "jax": importlib.metadata.version("jax"), "date": today}
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        self._made = {"gdpjax": VERSION, "jax": jax.__version__, "date": today}
 
     def __str__(self) -> str:
         return self.to_text()
