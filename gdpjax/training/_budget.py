@@ -160,7 +160,8 @@ class Budget:
     The total holds if what is charged (kinds, noise, numbers of steps) is fixed without looking at results of earlier
     releases; what is asked, and whether a charged release is made or stopped, may depend on them. Noise that is found
     by `rest` depends on earlier charges alone. If all charges are Gaussian releases of all the data
-    (`GaussianMechanism`), they may be chosen by results as well: for these the rule is a privacy filter.
+    (`GaussianMechanism`), they may be chosen by results as well: for these the rule is a privacy filter. Every release
+    draws its noise and its batches with a key of its own.
 
     Args:
       epsilon: the total, in nats, finite and > 0.

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import dp_accounting
 import pytest
@@ -13,6 +14,7 @@ from dp_accounting.pld import PLDAccountant
 from gdpjax import Budget, Event, Ledger, NeighboringRelation, accounting, make_plan
 from gdpjax.ledger import ApproximateDPEvent, GaussianEvent, LaplaceEvent
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism
+from gdpjax.sampling import Poisson, RandomAllocation, Shuffled
 
 TOTAL = dict(epsilon=1.0, delta=1e-6, unit="patient")
 RUN = dict(clip=1.0, max_examples=60_000, expected_batch_size=256, num_steps=500)
@@ -69,6 +71,38 @@ def test_a_plan_of_the_rest_is_tight(three_parts):
         budget.spend(less)
     budget.spend(plan)
     assert (plan.unit, plan.delta) == ("patient", 1e-6)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [RandomAllocation(1000, 100, epochs=2), Shuffled(1000, 100, epochs=2), Poisson(1000, 100, 20)],
+    ids=["allocation", "shuffled", "poisson"],
+)
+def test_every_scheme_takes_what_a_histogram_left(batches):
+    """Also where neighbours have a null example, under which a mechanism's release is an event of that relation."""
+    special = NeighboringRelation.REPLACE_SPECIAL
+    budget = Budget(**TOTAL, neighboring_relation=special)
+    budget.spend(budget.rest(0.3).gaussian().event(neighboring_relation=special))
+    plan = make_plan(batches, clip=1.0, epsilon=budget.rest())
+    with pytest.raises(ValueError, match="something that fits"):
+        budget.spend(plan.replace(noise_multiplier=0.99 * plan.noise_multiplier))
+    budget.spend(plan)
+    assert 0.999 < budget.epsilon_bounds().upper <= 1.0
+
+
+def test_threads_share_a_budget():
+    """Charges of several threads are made one after the other."""
+    budget = Budget(epsilon=1.0, delta=1e-12)
+
+    def spend(_):
+        try:
+            budget.spend(LaplaceMechanism(0.1))
+        except ValueError:
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(spend, range(16))) == len(budget.spent) == 10
 
 
 def test_the_order_of_charges_does_not_matter(three_parts):
