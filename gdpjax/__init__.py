@@ -40,7 +40,7 @@ from gdpjax.clipping import (
 from gdpjax.ledger import Event, Ledger, ledger_of
 from gdpjax.optimizers import dpadam, dpsgd
 from gdpjax.reporting import report
-from gdpjax.training import Plan, make_plan
+from gdpjax.training import Budget, Plan, make_plan
 from gdpjax.transforms import (
     IndependentGaussian,
     accumulate_clipped,
@@ -70,6 +70,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "AutoS",
     "Bounds",
+    "Budget",
     "ClipInfo",
     "Event",
     "Flat",

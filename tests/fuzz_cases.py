@@ -538,6 +538,7 @@ def _ledger_cases() -> dict[str, Case]:
         "Ledger.add": case(gdpjax.Ledger().add, EVENT),
         "Ledger.from_json": case(gdpjax.Ledger.from_json, gdpjax.Ledger([EVENT]).to_json()),
         "Ledger.from_opacus_history": case(gdpjax.Ledger.from_opacus_history, [(1.0, 0.1, 3)]),
+        "Ledger.statement": case(gdpjax.Ledger([EVENT]).statement, unit="row", delta=1e-3),
         "init_ledger": case(ledger.init_ledger, 2, EVENT),
         "ledger_from_state": case(ledger.ledger_from_state, private_state().ledger),
         "ledger_of": case(gdpjax.ledger_of, private_state()),
@@ -575,7 +576,7 @@ def _accounting_cases() -> dict[str, Case]:
         "clt_epsilon": case(accounting.clt_epsilon, *RUN, 1e-3, sampling="poisson"),
         "clt_mu_poisson": case(accounting.clt_mu_poisson, *RUN),
         "clt_mu_uniform": case(accounting.clt_mu_uniform, *RUN),
-        "report": case(gdpjax.report, RUN, deltas=[1e-3], names=["a run"]),
+        "report": case(gdpjax.report, RUN, deltas=[1e-3], names=["a run"], unit="row"),
         "certified": case(accounting.certified, *RUN, sampling="poisson", group_size=1),
         "mu_and_regret": case(accounting.mu_and_regret, *RUN),
         "delta_bounds": case(accounting.delta_bounds, *RUN, 1.0, sampling="poisson"),
@@ -767,6 +768,8 @@ def _tradeoff_cases() -> dict[str, Case]:
 
 def _training_cases() -> dict[str, Case]:
     return {
+        "Budget": case(gdpjax.Budget, 1.0, 1e-3, "row", neighboring_relation="REPLACE_ONE"),
+        "Budget.spend": case(gdpjax.Budget(1e3, 1e-3).spend, ledger.LaplaceEvent(1e-6)),
         "Plan": case(
             training.Plan,
             sampling.Poisson(8, 2.0, 3),

@@ -29,6 +29,7 @@ LAYERS = {
         "accounting",
         "tradeoff",
         "ledger",
+        "mechanisms",
         "transforms",
     },
     "nnx": {"_core", "clipping", "training"},

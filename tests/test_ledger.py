@@ -1,6 +1,7 @@
 """Events and ledgers: validation, JSON, the joint event."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpjax import Event, Ledger, NeighboringRelation
+from gdpjax.accounting import epsilon_bounds
 from gdpjax.ledger import (
     AllocationEvent,
     ApproximateDPEvent,
@@ -289,3 +291,28 @@ def test_a_sum_of_overflows_never_stands_still():
     later = record_step(state, 1.0, 0.1, 1e-12)
     assert later.extra_delta > state.extra_delta
     assert record_step(state, 1.0, 0.1, 0.0).extra_delta == state.extra_delta
+
+
+def test_a_ledger_states_its_certified_epsilon():
+    """What was run, the unit, the neighbours and both ends, rounded outward, are in the sentences."""
+    ledger = Ledger([Event(1.3, 0.01, 100), GaussianEvent(20.0, 2), LaplaceEvent(0.1)])
+    statement = ledger.statement(unit="patient", delta=1e-6)
+    bounds = epsilon_bounds(ledger, delta=1e-6)
+    upper = re.search(r"delta = 1e-06 and epsilon <= ([\d.]+) \(the best epsilon lies in (.*?)\)", statement)
+    assert bounds.upper <= float(upper[1]) <= bounds.upper * 1.001
+    assert upper[2] == str(bounds)
+    assert "noise multiplier 1.3, sampling probability 0.01, 100 steps; 2 Gaussian releases, noise mult" in statement
+    assert "differ by adding or removing one patient (ADD_OR_REMOVE_ONE)" in statement
+
+
+def test_statements_of_unusual_ledgers():
+    """Nothing, a run without noise, and mixed neighbours are not given an epsilon; many events are counted."""
+    stated = {"unit": "example", "delta": 1e-5}
+    assert Ledger().statement(**stated) == "Released: nothing."
+    assert "THIS IS NOT PRIVATE" in Ledger([Event(0.0, 0.1, 3)]).statement(**stated)
+    many = Ledger([Event(2.0 + step, 0.01, 1) for step in range(20)])
+    assert many.statement(**stated).startswith("Released: 20 events of 20 steps (Event). All of it")
+    with pytest.raises(ValueError, match="share one neighboring relation"):
+        Ledger([GaussianEvent(2.0), GaussianEvent(2.0, 1, NeighboringRelation.REPLACE_ONE)]).statement(**stated)
+    with pytest.raises(ValueError, match="delta"):
+        many.statement(unit="example", delta=0.0)

@@ -135,6 +135,28 @@ def test_one_run_in_every_form(card):
     assert "nan" not in page
 
 
+def test_a_ledger_says_whom_it_protects_and_what_was_done(tmp_path, capsys):
+    """The unit is in the cells and the notes, phases are numbers, and versions and date are those of the card."""
+    ledger = Ledger([GaussianEvent(20.0), LaplaceEvent(0.05), STEPS, STEPS])
+    card = report(ledger, unit="patient", deltas=1e-6)
+    assert re.search(r"^unit +patient +given$", card.to_text(), flags=re.MULTILINE)
+    assert "neighbours: add or remove one patient." in one_line(card)
+    assert "Gaussian release, noise multiplier 20; Laplace release, epsilon 0.05; Gaussian steps" in one_line(card)
+    document = json.loads(card.to_json())
+    assert [phase.get("noise_multiplier") for phase in document["runs"][0]["phases"]] == [20.0, None, 2.0, 2.0]
+    assert f"gdpjax {gdpjax.__version__} with jax" in one_line(card)
+    assert document["made"]["gdpjax"] == gdpjax.__version__
+    assert document["made"]["date"] in card.to_html()
+
+    path = tmp_path / "ledger.json"
+    path.write_text(ledger.to_json())
+    assert main(["report", str(path), "--unit", "patient", "--delta", "1e-6"]) == 0
+    assert "add or remove one patient" in " ".join(capsys.readouterr().out.split())
+    plan = gdpjax.make_plan(gdpjax.sampling.Poisson(100, 10, 5), clip=1.0, delta=1e-5, noise_multiplier=2.0)
+    with pytest.raises(ValueError, match="the unit of the plan, example"):
+        report(plan, unit="patient")
+
+
 def test_several_runs_are_one_table(cards):
     """Runs are columns of one table, and one that is not private says so."""
     assert cards.names[1:] == ["[laplace]", "bare"]

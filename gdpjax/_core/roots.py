@@ -217,6 +217,34 @@ def begin(axis: Axis, guess: np.ndarray, slope: np.ndarray) -> Search:
     )
 
 
+class Edge(NamedTuple):
+    """The end of a search for one number.
+
+    Attributes:
+      holds: the riskiest point at which the value was at most the target, or the axis' safest end.
+      fails: the safest point at which it was not, or the axis' riskiest end.
+      reached: the value at ``holds``.
+    """
+
+    holds: float
+    fails: float
+    reached: float
+
+
+def find_edge(axis: Axis, value: Callable[[float], float], target: float, guess: float = 1.0) -> Edge:
+    """Return the edge of "``value`` is at most ``target``", for a value > 0 that increases with the risk."""
+    state = begin(axis, np.array([guess]), np.ones(1))
+    reached = 0.0
+    with np.errstate(all="ignore"):
+        while not state.done.all():
+            found = value(float(state.point[0]))
+            meets_target = found <= target
+            if meets_target:
+                reached = found
+            state = advance(axis, state, np.log(np.array([found]) / target), np.array([meets_target]))
+    return Edge(float(state.holds[0]), float(state.fails[0]), reached)
+
+
 def advance(axis: Axis, state: Search, excess: np.ndarray, good: np.ndarray) -> Search:
     """Return the search after the condition at ``state.point`` turned out ``good`` or not; finished elements stay."""
     r = axis.sign * np.log(state.point)

@@ -8,6 +8,7 @@ homogeneous run per element, or one `Ledger` (or event) whose phases may differ.
 from typing import Any
 
 from gdpjax._core.arguments import keyword_checked
+from gdpjax._core.sentences import certified_epsilon
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting._ledgers import check_form
 from gdpjax.accounting._run_curve import RTOL, curve_of
@@ -76,6 +77,11 @@ def epsilon_bounds(
     options = (sampling, neighboring_relation, group_size, rtol)
     curve = _curve(noise_multiplier, sampling_prob, num_steps, *options, delta=delta)
     return curve.epsilon(delta)
+
+
+@certified_epsilon.register
+def _epsilon_of(ledger: Ledger, delta: float) -> Bounds:
+    return epsilon_bounds(ledger, delta=delta)
 
 
 def delta_bounds(

@@ -26,6 +26,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--output", type=pathlib.Path, help="write there; an existing file is replaced")
     parser.add_argument("--delta", type=float, action="append", help="where epsilon is asked for; may be repeated")
     parser.add_argument("--name", action="append", help="what a run is called; once for each run")
+    parser.add_argument("--unit", help="what one row is, such as patient, for runs that do not say it")
     parser.add_argument("--json", action="store_true", help="the same as --format json")
     add_cache_option(parser)
     parser.set_defaults(run=_report)
@@ -36,7 +37,7 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         check_target(arguments.output)
     runs = [_run(text) for text in arguments.runs]
-    card = report(*runs, deltas=arguments.delta or None, names=arguments.name)
+    card = report(*runs, deltas=arguments.delta or None, names=arguments.name, unit=arguments.unit)
     text = getattr(card, f"to_{form}")()
     if arguments.output is None:
         print(text)

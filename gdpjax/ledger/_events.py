@@ -662,11 +662,17 @@ class _WholeDataEvent:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what `describe` says as cells of a table, each a label and a text."""
-        return [("scheme", self._kind), ("releases", f"{self.num_steps:.0f}")]
+        return [("scheme", self._kind), *self._numbers(), ("releases", f"{self.num_steps:.0f}")]
 
     def describe(self) -> str:
         """Return what was released as a clause of a report."""
-        return f"{self._kind} release" if self.num_steps == 1 else f"{self.num_steps} {self._kind} releases"
+        releases = f"{self._kind} release" if self.num_steps == 1 else f"{self.num_steps} {self._kind} releases"
+        return ", ".join([releases, *(f"{label} {value}" for label, value in self._numbers())])
+
+    def _numbers(self) -> list[tuple[str, str]]:
+        """Return the parameters of one release, each a label and a text."""
+        names = self._domains.keys() - {"num_steps", "sampling_prob"}
+        return [(name.replace("_", " "), f"{getattr(self, name):.6g}") for name in sorted(names, reverse=True)]
 
     @property
     def _kind(self) -> str:

@@ -2,14 +2,19 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gdpjax._core import interop
-from gdpjax._core.arguments import check_choice
+from gdpjax._core.arguments import check_choice, check_number, check_text
+from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.documents import DocumentError, parse_document
+from gdpjax._core.figures import rounded
+from gdpjax._core.sentences import certified_epsilon, neighbours_differ
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
+from gdpjax._core.version import VERSION
 from gdpjax.ledger._events import (
     EVENT_TYPES,
     AllocationEvent,
@@ -27,6 +32,10 @@ from gdpjax.ledger._events import (
 
 FORMAT_VERSION = 2
 """Version of the JSON form; besides it the first one is read, and any other refused."""
+
+
+_MOST_DESCRIBED = 6
+"""Events of a ledger that are described one by one."""
 
 
 def _event_to_dict(event: AnyEvent) -> dict[str, Any]:
@@ -148,6 +157,44 @@ class Ledger(Sequence[AnyEvent]):
     def num_steps(self) -> int:
         """Total number of steps."""
         return sum(event.num_steps for event in self._events)
+
+    def describe(self) -> str:
+        """Return what was run as a clause of a report: every kind of event, or of many how many they are."""
+        if len(self) <= _MOST_DESCRIBED:
+            return "; ".join(dict.fromkeys(event.describe() for event in self)) or "nothing"
+        kinds = ", ".join(sorted({type(event).__name__ for event in self}))
+        return f"{len(self)} events of {self.num_steps} steps ({kinds})"
+
+    def statement(self, *, unit: str, delta: float) -> str:
+        """Return the sentences that belong in a paper, with the certified epsilon of all events together.
+
+        Args:
+          unit: what one row of the data is, in the singular: "example", "patient".
+          delta: strictly between 0 and 1.
+
+        Raises:
+          ValueError: an argument out of range, events of different neighbouring relations.
+
+        >>> print(Ledger([Event(2.0, 0.01, 100)]).statement(unit="patient", delta=1e-6))  # doctest: +ELLIPSIS
+        Released: Gaussian steps on Poisson batches: noise multiplier 2, sampling probability 0.01, 100 steps. All of it
+        together is (epsilon, delta)-differentially private with delta = 1e-06 and epsilon <= 0.228... (the best
+        epsilon lies in [0.227..., 0.228...]), where neighbouring data sets differ by adding or removing one patient
+        (ADD_OR_REMOVE_ONE). Accountant: gdpjax ..., certified composition, lower and upper bounds, for real arithmetic.
+        """
+        check_text("unit", unit, "what one row is, in the singular")
+        bounds = certified_epsilon(self, check_number("delta", delta, OPEN_UNIT))
+        released = f"Released: {self.describe()}."
+        if not self:
+            return released
+        relation = self[0].neighboring_relation
+        if bounds.upper == math.inf:
+            return f"{released} THIS IS NOT PRIVATE: no epsilon is certified at delta = {delta} for one {unit}."
+        return (
+            f"{released} All of it together is (epsilon, delta)-differentially private with delta = {delta} and "
+            f"epsilon <= {rounded(float(bounds.upper), 5, 'up')} (the best epsilon lies in {bounds}), where "
+            f"neighbouring data sets {neighbours_differ(relation, unit)}. Accountant: gdpjax {VERSION}, certified "
+            "composition, lower and upper bounds, for real arithmetic."
+        )
 
     def add(self, event: AnyEvent) -> "Ledger":
         """Return a new ledger with one event more."""

@@ -1,12 +1,16 @@
 """The report card of one run or of several: `report` and its `Report`."""
 
 import json
+import time
 from typing import Any
+
+import jax
 
 from gdpjax._core.arguments import check_number, check_text, did_you_mean, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
+from gdpjax._core.version import VERSION
 from gdpjax.reporting import _tables
 from gdpjax.reporting._figures import Figure, figures_of, picture_points
 from gdpjax.reporting._picture import picture
@@ -30,6 +34,8 @@ class Report:
 
     def __init__(self, runs: list[Described], figures: list[list[Figure]]) -> None:
         self._runs, self._figures = runs, figures
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        self._made = {"gdpjax": VERSION, "jax": jax.__version__, "date": today}
 
     def __str__(self) -> str:
         return self.to_text()
@@ -53,11 +59,11 @@ class Report:
 
     def to_text(self, *, figures: Any = None) -> str:
         """A table for a terminal, of all figures or of those named in ``figures``, laid out as in `to_latex`."""
-        return _tables.as_text(_tables.table_of(self._runs, self._chosen(figures)))
+        return _tables.as_text(self._table(self._chosen(figures)))
 
     def to_markdown(self, *, figures: Any = None) -> str:
         """A Markdown table, of all figures or of those named in ``figures``, laid out as in `to_latex`."""
-        return _tables.as_markdown(_tables.table_of(self._runs, self._chosen(figures)))
+        return _tables.as_markdown(self._table(self._chosen(figures)))
 
     def to_latex(self, *, figures: Any = None) -> str:
         r"""A LaTeX table with booktabs rules, narrow enough for a page; the preamble needs ``\usepackage{booktabs}``.
@@ -74,7 +80,7 @@ class Report:
 
         >>> from gdpjax import report
         >>> card = report((2.0, 0.02, 50), (1.0, 0.02, 50), names=["ours", "theirs"], deltas=[1e-5])
-        >>> print("\n".join(card.to_latex(figures=["epsilon_at_delta_1e-05"]).splitlines()[4:]))
+        >>> print("\n".join(card.to_latex(figures=["epsilon_at_delta_1e-05"]).splitlines()[5:]))
         \toprule
         quantity & ours & theirs & standing \\
         \midrule
@@ -87,23 +93,33 @@ class Report:
         \bottomrule
         \end{tabular}
         """
-        return _tables.as_latex(_tables.table_of(self._runs, self._chosen(figures)))
+        return _tables.as_latex(self._table(self._chosen(figures)))
 
     def to_json(self) -> str:
-        """A JSON text: every figure of every run, brackets as [lower, upper], with its standing."""
+        """A JSON text: every figure of every run, brackets as [lower, upper], with its standing.
+
+        Beside them the phases of each run in numbers, and the versions and the date that made the card.
+        """
         runs = []
         for run, figures in zip(self._runs, self._figures, strict=True):
             values = {figure.key: _tables.json_value(figure.value) for figure in figures}
             words = {"name": run.name, "scheme": run.scheme, "neighbours": run.neighbours}
-            runs.append({**words, "not_private": run.not_private or None, "figures": values})
+            phases = json.loads(run.phases.to_json())["events"]
+            done = {"not_private": run.not_private or None, "phases": phases}
+            runs.append({**words, **done, "figures": values})
         standing = {figure.key: figure.standing for figure in self._figures[0]}
-        document = {"gdpjax_report": FORMAT_VERSION, "runs": runs, "standing": standing}
+        document = {"gdpjax_report": FORMAT_VERSION, "made": self._made, "runs": runs, "standing": standing}
         return json.dumps(document, indent=2, allow_nan=False)
 
     def to_html(self) -> str:
         """One HTML page with the table and the trade-off curves, which needs no other file."""
         curves = [picture_points(run.curve) for run in self._runs]
-        return _tables.as_html(_tables.table_of(self._runs, self._figures), picture(self.names, curves))
+        return _tables.as_html(self._table(self._figures), picture(self.names, curves))
+
+    def _table(self, figures: list[list[Figure]]) -> _tables.Table:
+        made = "Made by gdpjax {gdpjax} with jax {jax} on {date}.".format(**self._made)
+        table = _tables.table_of(self._runs, figures)
+        return table._replace(notes=(*table.notes, made))
 
     def _chosen(self, keys: Any) -> list[list[Figure]]:
         """The figures of each run that have these names, in their order; all of them for None."""
@@ -122,7 +138,7 @@ class Report:
 
 
 @keyword_checked(delta="deltas", name="names")
-def report(*runs: Any, deltas: Any = None, names: Any = None) -> Report:
+def report(*runs: Any, deltas: Any = None, names: Any = None, unit: str | None = None) -> Report:
     """Return the report card of runs: what they cost in privacy, by every measure that papers ask for.
 
     For each run: scheme and neighbours, epsilon at several deltas, mu and the regret of reporting it, the membership
@@ -137,6 +153,7 @@ def report(*runs: Any, deltas: Any = None, names: Any = None) -> Report:
         deltas: where epsilon is asked for, numbers strictly between 0 and 1; the other accountants at the first. By
             default those of the plans among the runs, and then 1e-5, 1e-6 and 1e-7.
         names: what the runs are called, one text each; by default the name of the folder or file, or "run 1".
+        unit: what one row of the data is, in the singular, for runs that do not say it; a plan does.
 
     Returns:
         A `Report`. Certified: epsilon, mu, regret, advantage, rates and success are brackets. Of a run that is not
@@ -162,8 +179,10 @@ def report(*runs: Any, deltas: Any = None, names: Any = None) -> Report:
         raise ValueError(f"names must be one text for each of the {len(runs)} runs, got {shown(names)}")
     else:
         names = [check_text("a name", name) for name in names]
+    if unit is not None:
+        check_text("unit", unit, "what one row is, in the singular")
     pairs = enumerate(zip(runs, names, strict=True), start=1)
-    described = [describe_run(run, name, f"run {place}") for place, (run, name) in pairs]
+    described = [describe_run(run, name, f"run {place}", unit) for place, (run, name) in pairs]
     if deltas is None:
         of_plans = [run.delta for run in described if run.delta is not None]
         deltas = tuple(dict.fromkeys([*of_plans, *DELTAS]))

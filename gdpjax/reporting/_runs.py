@@ -37,6 +37,7 @@ class Described(NamedTuple):
         unasked: why they are not asked.
         not_private: why nothing is guaranteed; empty where something is.
         delta: the one that a plan was made for.
+        phases: what was done, event by event.
     """
 
     name: str
@@ -48,17 +49,20 @@ class Described(NamedTuple):
     unasked: str = ""
     not_private: str = ""
     delta: float | None = None
+    phases: Ledger = Ledger()
 
 
-def describe_run(run: Any, name: str | None, default: str) -> Described:
-    """The description of ``run``; ValueError for what is no run."""
+def describe_run(run: Any, name: str | None, default: str, unit: str | None = None) -> Described:
+    """The description of ``run``; ValueError for what is no run, or for a plan of another unit."""
     if isinstance(run, str | Path):
         path = Path(run)
         run = _read(path)
-        described = describe_run(run, name or path.resolve().name, default)
+        described = describe_run(run, name or path.resolve().name, default, unit)
         return _with_steps_made(described, run, path) if isinstance(run, Plan) else described
     name = name or default
     if isinstance(run, Plan):
+        if unit not in (None, run.unit):
+            raise ValueError(f"expected the unit of the plan, {run.unit}, got {shown(unit)}: leave it out")
         return _of_plan(run, name)
     if isinstance(run, CertifiedCurve):
         facts = (("scheme", "certified curve"),)
@@ -68,7 +72,8 @@ def describe_run(run: Any, name: str | None, default: str) -> Described:
         numbers = [check_number(*triple) for triple in zip(NUMBERS, run, domains, strict=True)]
         run = Event(numbers[0], numbers[1], int(numbers[2]))
     if isinstance(run, Ledger | AnyEvent):
-        return _of_ledger(run, name)
+        described = _of_ledger(run, name)
+        return described if unit is None else _with_unit(described, unit)
     raise ValueError(
         "a report is of a Plan, a Ledger, an event, (noise_multiplier, sampling_prob, num_steps), a CertifiedCurve or "
         f"the path of a run's folder, got {shown(run)}"
@@ -98,32 +103,37 @@ def _with_steps_made(described: Described, plan: Plan, folder: Path) -> Describe
     return described._replace(scheme=f"{described.scheme}. {sentences}", facts=facts)
 
 
+def _with_unit(described: Described, unit: str) -> Described:
+    """Return the description with what one row is."""
+    neighbours = f"{described.neighbours} {unit}"
+    return described._replace(neighbours=neighbours, facts=(*described.facts, ("unit", unit)))
+
+
 def _of_plan(plan: Plan, name: str) -> Described:
     described = _of_ledger(plan.event, name)
-    neighbours = f"{_RELATIONS[plan.neighboring_relation]} {plan.unit}"  # pyright: ignore[reportArgumentType]
-    facts = (*described.facts, ("unit", plan.unit))
+    by_unit = _with_unit(described, plan.unit)
     if plan.group_size > 1:
         neighbours = f"add or remove one group of up to {plan.group_size} {plan.unit}s"
         facts = (*described.facts, ("unit", f"up to {plan.group_size} {plan.unit}s"))
+        by_unit = described._replace(neighbours=neighbours, facts=facts)
     # The other accountants are asked about one unit.
     reason = plan.without_privacy() or ""
     unasked = "only of one unit, not of groups" if plan.group_size > 1 else reason
     steps = None if unasked else plan.event
-    return Described(name, described.scheme, neighbours, plan.curve, facts, steps, unasked, reason, plan.delta)
+    return by_unit._replace(curve=plan.curve, steps=steps, unasked=unasked, not_private=reason, delta=plan.delta)
 
 
 def _of_ledger(run: Ledger | AnyEvent, name: str) -> Described:
     events = run.events if isinstance(run, Ledger) else (run,)
     relations = {event.neighboring_relation for event in events}
     neighbours = _RELATIONS[relations.pop()] if len(relations) == 1 else "any"  # pyright: ignore[reportArgumentType]
-    scheme = "; ".join(dict.fromkeys(event.describe() for event in events)) if len(events) <= 3 else _summary(events)
+    scheme = Ledger(events).describe()
     bare = any(
         getattr(event, "noise_multiplier", 1.0) == 0 and getattr(event, "sampling_prob", 1.0) > 0 for event in events
     )
     reason = "noise_multiplier = 0 adds no noise at all" if bare else ""
     facts = (*_facts(events), ("neighbours", neighbours.removesuffix(" one").replace(" one by a ", " by ")))
-    scheme = scheme or "nothing is released"
-    return Described(name, scheme, neighbours, certified(run), facts, run, not_private=reason)
+    return Described(name, scheme, neighbours, certified(run), facts, run, not_private=reason, phases=Ledger(events))
 
 
 def _facts(events: tuple[AnyEvent, ...]) -> list[tuple[str, str]]:
@@ -132,8 +142,3 @@ def _facts(events: tuple[AnyEvent, ...]) -> list[tuple[str, str]]:
         return events[0].facts()
     steps = f"{math.fsum(event.num_steps for event in events):.0f}"
     return [("scheme", f"{len(events)} events"), ("steps", steps)]
-
-
-def _summary(events: tuple[AnyEvent, ...]) -> str:
-    kinds = ", ".join(sorted({type(event).__name__ for event in events}))
-    return f"{len(events)} events of {math.fsum(event.num_steps for event in events):.0f} steps ({kinds})"

@@ -8,6 +8,7 @@ from gdpjax._core.documents import (
     read_document_lines,
 )
 from gdpjax.training._batches import batch_source
+from gdpjax.training._budget import Budget
 from gdpjax.training._choose_bands import choose_bands
 from gdpjax.training._choose_microbatch import choose_microbatch
 from gdpjax.training._data import Data, group_by_user
@@ -33,6 +34,7 @@ __all__ = [
     "FINISHED",
     "OVERFLOWED",
     "RUNNING",
+    "Budget",
     "CheckpointError",
     "Data",
     "DocumentError",

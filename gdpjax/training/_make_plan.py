@@ -3,26 +3,25 @@
 Calibration looks for the edge of "the upper end of the certified bracket of the plan's own Event is at most the
 target", by the secant search of `gdpjax.accounting.calibrate_noise_multiplier` (`gdpjax._core.roots`). At each noise
 multiplier a whole plan is evaluated, because its capacity and overflow move along. The plan that is returned is one of
-these, evaluated with its overflow, sampling, relation and groups, and met the target.
+these, evaluated with its overflow, sampling, relation and groups, and met the target. With what is left of a budget
+for the target, the event is composed with those that were spent.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
-
-from gdpjax._core import roots
 from gdpjax._core.arguments import check_count, check_number, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT, Domain
 from gdpjax._core.figures import rounded
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.correlated import AbstractNoiseStrategy
 from gdpjax.sampling import AbstractBatches, Poisson, padded_capacity
+from gdpjax.training._budget import Rest
+from gdpjax.training._least_noise import MOST, least_noise
 from gdpjax.training._plan import FAILURE, Plan
 from gdpjax.transforms import INDEPENDENT, IndependentGaussian
 
-_LEAST, _MOST = 1e-2, 1e6
-_NOISE = roots.Axis(_MOST, _LEAST)
 _ALLOWED_OVERFLOW = 1e-12
 _SHORT_OF_TARGET = 1e-4
 """The part of a target by which the search may miss it."""
@@ -43,14 +42,14 @@ def make_plan(
     batches: AbstractBatches | None = None,
     *,
     clip: Any,
-    delta: float,
+    delta: float | None = None,
     noise_multiplier: float | None = None,
-    epsilon: float | None = None,
+    epsilon: float | Rest | None = None,
     mu: float | None = None,
     noise: IndependentGaussian | AbstractNoiseStrategy = INDEPENDENT,
     neighboring_relation: NeighboringRelation | None = None,
     group_size: int = 1,
-    unit: str = "example",
+    unit: str | None = None,
     tuned: str = "not stated",
     released: str = "the final parameters",
     **poisson: Unpack[_PoissonNumbers],
@@ -65,17 +64,20 @@ def make_plan(
       num_steps: the planned maximum; or ``epochs``: round(epochs * max_examples / expected_batch_size) steps.
         The capacity is the least multiple of 8 that a batch exceeds with probability at most delta / 1000 and 1e-12.
       clip: l2 clip norm > 0, or a rule such as `gdpjax.PerLeaf`.
-      delta: strictly between 0 and 1.
+      delta: strictly between 0 and 1; left out with a budget.
       noise_multiplier: stddev / sensitivity >= 0, where 0 (or too little for the finite range of noise) makes a plan
         without privacy, which says so; or a target instead:
-      epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise; or
+      epsilon: the upper end of the certified bracket is at most this, at delta; ``inf`` asks for no noise. Or
+        ``budget.rest()`` of a `gdpjax.Budget`: the run fits into what is left of it, whose delta, unit and neighbouring
+        relation it has; or
       mu: the same for mu, but for a failure probability of 1e-10.
       noise: `gdpjax.IndependentGaussian`, or a strategy of `gdpjax.correlated`: noise that is correlated over the
         steps. With `gdpjax.sampling.Shuffled` the run is one Gaussian release, (1 / noise_multiplier)-GDP whatever the
         order of the examples; with `CyclicPoisson` it is amplified by sampling.
       neighboring_relation: one with a proved bound for these batches (their ``relations``); None: the first of them.
       group_size: protect any ``group_size`` rows together (Poisson), by the group's own curve.
-      unit: what one row is, in the singular, for the statement; "user" if a row holds all of a user's data.
+      unit: what one row is, in the singular, for the statement (default "example"); "user" if a row holds all of a
+        user's data.
       tuned, released: words for the statement.
 
     Returns:
@@ -97,6 +99,13 @@ def make_plan(
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise ValueError(f"give exactly one of noise_multiplier, epsilon and mu, got {got}")
+    rest = epsilon if isinstance(epsilon, Rest) else None
+    if rest is not None:
+        delta = rest.delta if delta is None else delta
+        unit = rest.unit if unit is None else unit
+        neighboring_relation = neighboring_relation or rest.neighboring_relation
+    if delta is None:
+        raise ValueError("give delta, strictly between 0 and 1")
     if batches is None:
         batches = _poisson_batches(dict(poisson), delta, group_size)
     elif poisson:
@@ -106,8 +115,8 @@ def make_plan(
     (name,) = given
     target: Any = targets[name]
     if name != "noise_multiplier":
-        target = check_number(name, target, _TARGET)
-        noise_multiplier = 0.0 if target == math.inf else _MOST
+        target = rest.target if rest is not None else check_number(name, target, _TARGET)
+        noise_multiplier = 0.0 if target == math.inf else MOST
     plan = Plan(
         batches=batches,
         clip=clip,
@@ -116,13 +125,15 @@ def make_plan(
         noise=noise,
         neighboring_relation=neighboring_relation,
         group_size=group_size,
-        unit=unit,
+        unit="example" if unit is None else unit,
         tuned=tuned,
         released=released,
     )
     if name == "noise_multiplier" or target == math.inf:
         return plan
-    return _calibrated(plan, name, target)
+    if rest is not None:
+        return _calibrated(plan, rest.upper, target, rest.name)
+    return _calibrated(plan, lambda plan: _upper(plan, name), target, f"{name} = {target}")
 
 
 def _poisson_batches(numbers: dict[str, Any], delta: float, group_size: int) -> Poisson:
@@ -150,32 +161,16 @@ def _upper(plan: Plan, name: str) -> float:
     return float(bounds.upper)
 
 
-def _calibrated(plan: Plan, name: str, target: float) -> Plan:
-    """Return the plan with (nearly) the least noise multiplier whose epsilon or mu is at most ``target``."""
-    if _upper(plan, name) > target:
-        raise ValueError(f"the target {name} = {target} cannot be met: even noise_multiplier = {_MOST:g} exceeds it")
-
-    # From 1 on, so that the slow ends of the accountant's range are only visited if they must be.
-    state = roots.begin(_NOISE, np.ones(1), np.ones(1))
-    reached = 0.0
-    with np.errstate(all="ignore"):
-        while not state.done.all():
-            value = _upper(plan.replace(noise_multiplier=float(state.point[0])), name)
-            if value <= target:
-                reached = value
-            excess = np.log(np.array([value]) / target)
-            meets_target = np.array([value <= target])
-            state = roots.advance(_NOISE, state, excess, meets_target)
-    least, too_little = float(state.holds[0]), float(state.fails[0])
-    if least == _LEAST:
-        raise ValueError(f"the target {name} = {target} asks for nothing: even noise_multiplier = {_LEAST} meets it")
+def _calibrated(plan: Plan, upper: Callable[[Plan], float], target: float, name: str) -> Plan:
+    """Return the plan with (nearly) the least noise multiplier at which ``upper`` of it is at most ``target``."""
+    edge = least_noise(lambda noise: upper(plan.replace(noise_multiplier=noise)), target, name)
 
     # Otherwise the plan would silently have another epsilon.
-    ends_at_range = not plan.replace(noise_multiplier=too_little).is_private
-    if ends_at_range and reached < target * (1 - _SHORT_OF_TARGET):
+    ends_at_range = not plan.replace(noise_multiplier=edge.fails).is_private
+    if ends_at_range and edge.reached < target * (1 - _SHORT_OF_TARGET):
         raise ValueError(
-            f"the target {name} = {target} cannot be reached: the largest is {rounded(reached, 4, 'down')}, at "
-            f"noise_multiplier = {rounded(least, 4, 'up')}; with less noise its finite range is too small for a "
+            f"the target {name} cannot be reached: the largest is {rounded(edge.reached, 4, 'down')}, at "
+            f"noise_multiplier = {rounded(edge.holds, 4, 'up')}; with less noise its finite range is too small for a "
             "guarantee. Pass at most that, or noise_multiplier (0 for a run without privacy)"
         )
-    return plan.replace(noise_multiplier=least)
+    return plan.replace(noise_multiplier=edge.holds)

@@ -11,6 +11,7 @@ import decimal
 from typing import Any
 
 from gdpjax._core.checks import is_traced
+from gdpjax._core.sentences import neighbours_differ
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, Dense, SingleParticipation
 
@@ -61,17 +62,11 @@ def _neighbours(plan: Any) -> str:
     unit = plan.unit
     if plan.group_size > 1:
         unit = f"group of up to {plan.group_size} {plan.unit}s"
-    changes = {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: f"by adding or removing one {unit}",
-        NeighboringRelation.REPLACE_ONE: f"by replacing one {unit} by any other",
-        NeighboringRelation.REPLACE_SPECIAL: f"by replacing one {unit} by a null one that contributes nothing",
-    }
-    change = changes[plan.neighboring_relation]
     if plan.num_examples_is_public:
         public = f"The number of {plan.unit}s, {plan.max_examples}, is public"
     else:
         public = f"The number of {plan.unit}s is private; that it is at most {plan.max_examples} is public"
-    return f"Neighbouring data sets differ {change} ({plan.neighboring_relation.name}). {public}, as is this plan."
+    return f"Neighbouring data sets {neighbours_differ(plan.neighboring_relation, unit)}. {public}, as is this plan."
 
 
 def _outward(bounds: Any) -> tuple[str, str]:
