@@ -43,6 +43,7 @@ def add_parser(commands: Any) -> None:
 
     report = _command(commands, "sweep-report", "write the report of a sweep, finished or not", _report)
     report.add_argument("folder", type=pathlib.Path, metavar="FOLDER", help="folder of the sweep")
+    report.add_argument("--epsilon", type=float, help="name the best within this certified epsilon of one training")
 
     new = _command(commands, "new", "files to begin with: a module, two specs, a README", _new)
     new.add_argument("folder", type=pathlib.Path, metavar="DIR", help="where to write them")
@@ -119,7 +120,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from gdpjax.sweeps import report_sweep
 
-    report_sweep(arguments.folder, _console())
+    result = report_sweep(arguments.folder, _console())
+    if arguments.epsilon is not None:
+        print(result.best_in_words(arguments.epsilon))
     return 0
 
 

@@ -1,9 +1,13 @@
 """The columns of a sweep's results, and what people read in place of their names."""
 
 import dataclasses
+import math
+from typing import Any
 
 import msgspec
+import numpy as np
 
+from gdpjax._core.figures import rounded
 from gdpjax.sweeps._hyperparameters import STANDARD
 from gdpjax.sweeps._plans import Cost
 from gdpjax.sweeps._spec import Spec
@@ -54,6 +58,21 @@ class Layout(msgspec.Struct, frozen=True):
     def label(self, name: str) -> str:
         """Return what people read in place of the name of a column: only a score can be in percent."""
         return label(name, units=name in self.scores)
+
+    def text(self, name: str, value: Any) -> str:
+        """Return a cell of a column: costs of privacy, and noise, are rounded up, other settings are in full."""
+        if value is None:
+            return ""
+        if not isinstance(value, float):
+            return str(value)
+        if name == "noise_multiplier":
+            # A number of float32, which is above the one that was given: in its own digits first.
+            return rounded(float(str(np.float32(value))), 5, "up")
+        if name in self.hyperparameters or name == "delta" or not math.isfinite(value):
+            return repr(value)
+        if name in COSTS:
+            return rounded(value, 5, "down" if name == "epsilon_lower" else "up")
+        return f"{shown_score(name, value):.5g}"
 
     def better(self, score: float) -> float:
         """Return a number that is larger the better the score is."""

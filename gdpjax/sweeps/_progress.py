@@ -168,7 +168,7 @@ def print_summary(
         table.add_column(heading, justify="right")
     for target, best in best_by_target(configurations(rows, layout), layout):
         figures = [rounded(target, 4, "up"), rounded(best.epsilon_upper, 4, "up"), mean_and_spread(layout, best)]
-        table.add_row(*figures, *(f"{best.settings[name]:.5g}" for name in names))
+        table.add_row(*figures, *(layout.text(name, best.settings[name]) for name in names))
     console.print(table)
 
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)

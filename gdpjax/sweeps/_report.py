@@ -4,19 +4,16 @@ import base64
 import csv
 import functools
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
-import numpy as np
 
 from gdpjax._core.figures import rounded
 from gdpjax._core.files import write_atomically
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps._keys import SEED_NOTICE
-from gdpjax.sweeps._layout import COSTS, Layout, label, shown_score
+from gdpjax.sweeps._layout import label
 from gdpjax.sweeps._pictures import PARETO, VARIED, save_pareto, save_varied
 from gdpjax.sweeps._progress import mean_and_spread
 from gdpjax.sweeps._summary import (
@@ -93,23 +90,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
         csv=text.getvalue(),
         figures=figures,
         spread=functools.partial(mean_and_spread, layout),
-        text=functools.partial(text_of, layout),
+        text=layout.text,
     )
     write_atomically(target / PAGE, page)
     return target / PAGE
-
-
-def text_of(layout: Layout, name: str, value: Any) -> str:
-    """Return a cell of the column ``name``: costs of privacy, and noise, are rounded up, other settings are in full."""
-    if value is None:
-        return ""
-    if not isinstance(value, float):
-        return str(value)
-    if name == "noise_multiplier":
-        # A number of float32, which is above the one that was given: in its own digits first.
-        return rounded(float(str(np.float32(value))), 5, "up")
-    if name in layout.hyperparameters or name == "delta" or not math.isfinite(value):
-        return repr(value)
-    if name in COSTS:
-        return rounded(value, 5, "down" if name == "epsilon_lower" else "up")
-    return f"{shown_score(name, value):.5g}"

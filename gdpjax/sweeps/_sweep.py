@@ -73,9 +73,8 @@ class SweepResult:
         found = self._best(epsilon)
         within = "" if epsilon is None else f" within a certified epsilon of {epsilon:g}"
         score = f"{self.layout.label(self.layout.score)} {mean_and_spread(self.layout, found)}"
-        settings = [
-            f"{self.layout.label(name)} {value:.5g}" for name, value in found.settings.items() if value is not None
-        ]
+        given = {name: value for name, value in found.settings.items() if value is not None}
+        settings = [f"{self.layout.label(name)} {self.layout.text(name, value)}" for name, value in given.items()]
         upper = rounded(found.epsilon_upper, 4, "up")
         return f"The best{within}: {score}, at epsilon {upper} for ONE training, with {', '.join(settings)}."
 

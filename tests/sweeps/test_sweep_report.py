@@ -228,6 +228,7 @@ def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
     write_part(tmp_path, rows, layout)
     found = _sweep.report_sweep(tmp_path)
     best = found.best(epsilon=10.0)
+    assert "test accuracy (%) 65 \u00b1 7.1, at epsilon" in found.best_in_words(epsilon=10.0)
     assert (best["learning_rate"], best["trial"]) == (0.2, [2, 3])
     assert best["test_accuracy"] == pytest.approx(0.65)
     assert best["test_accuracy_stdev"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
@@ -305,14 +306,14 @@ def test_what_the_folder_says_is_escaped_everywhere(tmp_path, small_digits):
 def test_cells_are_rounded_to_the_safe_side():
     """Upper bounds are rounded up, lower ones down, and settings not at all."""
     value = 2.0000049
-    assert _report.text_of(LAYOUT, "epsilon_upper", value) == "2.0001"
-    assert _report.text_of(LAYOUT, "epsilon_lower", value) == "2"
-    assert _report.text_of(LAYOUT, "noise_multiplier", value) == "2.0001"
-    assert _report.text_of(LAYOUT, "noise_multiplier", float(np.nextafter(np.float32(1.1), np.float32(2)))) == "1.1001"
-    assert _report.text_of(LAYOUT, "noise_multiplier", float(np.float32(1.1))) == "1.1", "as it was given"
-    assert _report.text_of(LAYOUT, "learning_rate", value) == "2.0000049"
-    assert _report.text_of(LAYOUT, "epsilon_upper", float("inf")) == "inf"
-    assert _report.text_of(LAYOUT, "test_accuracy", 0.12345678) == "12.346"
+    assert LAYOUT.text("epsilon_upper", value) == "2.0001"
+    assert LAYOUT.text("epsilon_lower", value) == "2"
+    assert LAYOUT.text("noise_multiplier", value) == "2.0001"
+    assert LAYOUT.text("noise_multiplier", float(np.nextafter(np.float32(1.1), np.float32(2)))) == "1.1001"
+    assert LAYOUT.text("noise_multiplier", float(np.float32(1.1))) == "1.1", "as it was given"
+    assert LAYOUT.text("learning_rate", value) == "2.0000049"
+    assert LAYOUT.text("epsilon_upper", float("inf")) == "inf"
+    assert LAYOUT.text("test_accuracy", 0.12345678) == "12.346"
 
 
 def test_the_page_has_the_results_as_csv_and_words_for_people(large):
