@@ -66,7 +66,7 @@ def test_the_template_is_swept(project, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert main(["sweep-trainings", str(project / "sweep.toml"), "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "24 of 24 trials are over, 0 failed; 1 compilation for 1 shape" in said
+    assert "24 of 24 trials finished, 0 failed; 1 compilation for 1 shape" in said
     text = (out / "report" / "index.html").read_text()
     assert "20% of the training" in text
     before = sorted((out / "parts").iterdir())
@@ -109,7 +109,7 @@ def test_a_sweep_of_which_a_trial_failed_ends_with_status_1(failing, project, tm
     arguments = ["sweep-trainings", str(spec), "--out", str(tmp_path / "sweep")]
     assert main(arguments) == (1 if has_failed else 0)
     said = capsys.readouterr().out
-    assert ("2 of 2 trials are over, 1 failed" if has_failed else "1 of 1 trial is over, 0 failed") in said
+    assert ("2 of 2 trials finished, 1 failed" if has_failed else "1 of 1 trial finished, 0 failed") in said
     assert (tmp_path / "sweep" / "report" / "index.html").is_file()
 
 

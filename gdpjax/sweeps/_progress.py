@@ -14,7 +14,7 @@ from gdpjax.sweeps._summary import (
     compilations,
     configurations,
     count,
-    how_many_are_over,
+    how_many_finished,
     varied,
 )
 from gdpjax.sweeps.records import NOT_SCORES
@@ -172,7 +172,7 @@ def print_summary(
     console.print(table)
 
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
-    console.print(f"{how_many_are_over(len(rows), num_trials)}, {errors.total()} failed; {compilations(programs)}.")
+    console.print(f"{how_many_finished(len(rows), num_trials)}, {errors.total()} failed; {compilations(programs)}.")
     for error, times in errors.most_common(MOST_ERRORS):
         console.print(f"[yellow]{count(times, 'trial')} failed:[/] {escape(error)}", soft_wrap=True)
     console.print("Choosing among trials costs privacy too: see the report, and what they were tested on.")

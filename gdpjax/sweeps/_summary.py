@@ -119,14 +119,13 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{ending}"
 
 
-def how_many_are_over(num_over: int, num_trials: int) -> str:
-    """Return in words how much of a sweep is over.
+def how_many_finished(num_finished: int, num_trials: int) -> str:
+    """Return in words how much of a sweep is done.
 
-    >>> how_many_are_over(1, 1), how_many_are_over(1, 24), how_many_are_over(3, 24)
-    ('1 of 1 trial is over', '1 of 24 trials is over', '3 of 24 trials are over')
+    >>> how_many_finished(1, 24)
+    '1 of 24 trials finished'
     """
-    verb = "is" if num_over == 1 else "are"
-    return f"{num_over} of {count(num_trials, 'trial')} {verb} over"
+    return f"{num_finished} of {count(num_trials, 'trial')} finished"
 
 
 def compilations(programs: Sequence[Mapping[str, Any]]) -> str:

@@ -164,7 +164,8 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
     else:
         folders.refuse_used(folder)
     examples = load_examples(spec.task, spec.content.hold_out)
-    scores, digest = check_programs(spec, trials, examples)
+    scores, blueprints = check_programs(spec, trials, examples)
+    digest = digest_of_programs(blueprints)
     layout = layout_of(spec, trials, scores)
     root = folders.resume(folder, spec, examples, digest) if resume else fresh_key()
     if isinstance(spec.seeds, tuple):
@@ -185,8 +186,10 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
             backend.close()
 
 
-def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> tuple[tuple[str, ...], str]:
-    """Trace the model of each program; returns the names of the scores, and a digest of what is computed.
+def check_programs(
+    spec: Spec, trials: Sequence[Trial], examples: Examples
+) -> tuple[tuple[str, ...], list[Blueprint]]:
+    """Trace the model of each program; returns the names of the scores, and the blueprints.
 
     The number of steps and the noise decide nothing that can be refused, so that no noise is calibrated yet.
     """
@@ -207,7 +210,7 @@ def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> t
             scores = check_task(blueprints[-1])
         except UserError as error:
             spec.fail(("model",), str(error))
-    return scores, digest_of_programs(blueprints)
+    return scores, blueprints
 
 
 def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:

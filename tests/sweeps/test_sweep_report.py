@@ -140,10 +140,10 @@ def test_a_thousand_trials(large):
 
 
 def test_the_command(large, capsys):
-    """The command prints how many trials are over, and that choosing among them costs privacy."""
+    """The command prints how many trials finished, and that choosing among them costs privacy."""
     assert cli.main(["sweep-report", str(large)]) == 0
     said = capsys.readouterr().out
-    assert "1000 of 1000 trials are over, 10 failed; 1 compilation for 1 shape" in said
+    assert "1000 of 1000 trials finished, 10 failed; 1 compilation for 1 shape" in said
     assert "costs privacy too" in said
 
 

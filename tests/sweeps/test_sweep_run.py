@@ -395,7 +395,7 @@ def test_a_sweep_of_failures_says_why_and_fails(tmp_path, capsys, monkeypatch, s
     Path("sweep.toml").write_text(SMALL + "learning_rate = [2e38, 3e38]\n")
     assert cli.main(["sweep", "sweep.toml"]) == 2
     said = capsys.readouterr()
-    assert "2 of 2 trials are over, 2 failed" in said.out
+    assert "2 of 2 trials finished, 2 failed" in said.out
     assert "2 trials failed: " in said.out
     assert "diverged" in said.out
     assert "every trial failed" in said.err
