@@ -1,8 +1,8 @@
 """The record of a run: events, the `Ledger` of them, and its form inside a compiled step. No privacy mathematics."""
 
+# What is imported under an alias is for the other parts of the library, and not public.
 from gdpjax.ledger._events import (
     AllocationEvent,
-    AnyEvent,
     ApproximateDPEvent,
     CorrelatedGaussianEvent,
     CyclicPoissonEvent,
@@ -11,30 +11,28 @@ from gdpjax.ledger._events import (
     LaplaceEvent,
     OutcomesEvent,
     RandomizedResponseEvent,
-    SampledEvent,
     ShuffledEvent,
-    StepEvent,
     TruncatedPoissonEvent,
     UniformEvent,
-    event_type_of,
-    resolve_relation,
 )
-from gdpjax.ledger._ledger import FORMAT_VERSION, Ledger
-from gdpjax.ledger._state import (
-    LedgerState,
-    init_ledger,
-    ledger_from_state,
-    ledger_of,
-    ledger_state_of,
-    record_step,
-    record_steps,
-    round_toward,
-)
+from gdpjax.ledger._events import AnyEvent as AnyEvent
+from gdpjax.ledger._events import SampledEvent as SampledEvent
+from gdpjax.ledger._events import StepEvent as StepEvent
+from gdpjax.ledger._events import event_type_of as event_type_of
+from gdpjax.ledger._events import resolve_relation as resolve_relation
+from gdpjax.ledger._ledger import FORMAT_VERSION as FORMAT_VERSION
+from gdpjax.ledger._ledger import Ledger
+from gdpjax.ledger._state import LedgerState as LedgerState
+from gdpjax.ledger._state import init_ledger as init_ledger
+from gdpjax.ledger._state import ledger_from_state as ledger_from_state
+from gdpjax.ledger._state import ledger_of
+from gdpjax.ledger._state import ledger_state_of as ledger_state_of
+from gdpjax.ledger._state import record_step as record_step
+from gdpjax.ledger._state import record_steps as record_steps
+from gdpjax.ledger._state import round_toward as round_toward
 
 __all__ = [
-    "FORMAT_VERSION",
     "AllocationEvent",
-    "AnyEvent",
     "ApproximateDPEvent",
     "CorrelatedGaussianEvent",
     "CyclicPoissonEvent",
@@ -42,21 +40,10 @@ __all__ = [
     "GaussianEvent",
     "LaplaceEvent",
     "Ledger",
-    "LedgerState",
     "OutcomesEvent",
     "RandomizedResponseEvent",
-    "SampledEvent",
     "ShuffledEvent",
-    "StepEvent",
     "TruncatedPoissonEvent",
     "UniformEvent",
-    "event_type_of",
-    "init_ledger",
-    "ledger_from_state",
     "ledger_of",
-    "ledger_state_of",
-    "record_step",
-    "record_steps",
-    "resolve_relation",
-    "round_toward",
 ]

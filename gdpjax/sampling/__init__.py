@@ -1,11 +1,15 @@
 """Random batches whose probabilities are the ones accounted for: a sampling scheme is one value."""
 
-from gdpjax.sampling._abstract import AbstractBatches, padded_capacity
+# What is imported under an alias is for the other parts of the library, and not public.
+from gdpjax.sampling._abstract import AbstractBatches
+from gdpjax.sampling._abstract import padded_capacity as padded_capacity
 from gdpjax.sampling._allocation import RandomAllocation
 from gdpjax.sampling._batch import Batch
 from gdpjax.sampling._cyclic import CyclicPoisson
-from gdpjax.sampling._host import BatchOverflowError, HostBatches, IndexBatch
-from gdpjax.sampling._padding import padded
+from gdpjax.sampling._host import BatchOverflowError
+from gdpjax.sampling._host import HostBatches as HostBatches
+from gdpjax.sampling._host import IndexBatch as IndexBatch
+from gdpjax.sampling._padding import padded as padded
 from gdpjax.sampling._poisson import Poisson, PoissonNumbers, poisson_sample
 from gdpjax.sampling._probability import choose_capacity, dyadic_probability, overflow_probability
 from gdpjax.sampling._promised import Promised
@@ -18,8 +22,6 @@ __all__ = [
     "Batch",
     "BatchOverflowError",
     "CyclicPoisson",
-    "HostBatches",
-    "IndexBatch",
     "Poisson",
     "PoissonNumbers",
     "Promised",
@@ -30,7 +32,5 @@ __all__ = [
     "choose_capacity",
     "dyadic_probability",
     "overflow_probability",
-    "padded",
-    "padded_capacity",
     "poisson_sample",
 ]

@@ -186,9 +186,7 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
             backend.close()
 
 
-def check_programs(
-    spec: Spec, trials: Sequence[Trial], examples: Examples
-) -> tuple[tuple[str, ...], list[Blueprint]]:
+def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> tuple[tuple[str, ...], list[Blueprint]]:
     """Trace the model of each program; returns the names of the scores, and the blueprints.
 
     The number of steps and the noise decide nothing that can be refused, so that no noise is calibrated yet.

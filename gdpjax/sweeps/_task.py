@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_array, check_callable
+from gdpjax._core.arguments import check_array, check_callable, check_instance
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import LEARNING_RATE, NUM_STEPS, STANDARD, Hyperparameter, Parameters, parameters_of
@@ -97,6 +97,8 @@ class Task:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_instance("defaults", self.defaults, Mapping, "of hyperparameters to their values")
+        check_instance("names", self.names, Mapping, "of data, model and optimizer to what they are called")
         functions = {"data": self.load, "model": self.build, "optimizer": self.optimizer}
         for what, function in functions.items():
             check_callable(f"the function of the {what}", function)

@@ -1,19 +1,18 @@
 """Private training that can only do what its plan says."""
 
-from gdpjax._core.documents import (
-    DocumentError,
-    convert_document,
-    parse_document,
-    read_document,
-    read_document_lines,
-)
+# What is imported under an alias is for the other parts of the library, and not public.
+from gdpjax._core.documents import DocumentError
+from gdpjax._core.documents import convert_document as convert_document
+from gdpjax._core.documents import parse_document as parse_document
+from gdpjax._core.documents import read_document as read_document
+from gdpjax._core.documents import read_document_lines as read_document_lines
 from gdpjax.training._batches import batch_source
 from gdpjax.training._budget import Budget
 from gdpjax.training._choose_bands import choose_bands
 from gdpjax.training._choose_microbatch import choose_microbatch
 from gdpjax.training._data import Data, group_by_user
 from gdpjax.training._files import CheckpointError
-from gdpjax.training._fingerprint import environment
+from gdpjax.training._fingerprint import environment as environment
 from gdpjax.training._loop import (
     FINISHED,
     OVERFLOWED,
@@ -48,17 +47,12 @@ __all__ = [
     "check_status",
     "choose_bands",
     "choose_microbatch",
-    "convert_document",
-    "environment",
     "group_by_user",
     "has_run",
     "make_plan",
     "num_steps_done",
     "num_steps_kept",
-    "parse_document",
     "private_training",
-    "read_document",
-    "read_document_lines",
     "resume_run",
     "start_run",
 ]
