@@ -5,16 +5,15 @@ A column for each parameter, a row for each stage. Coordinates are inches.
 
 from typing import Any, NamedTuple
 
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from experiments.config import GradientsFigureConfig
-from experiments.figures.style import BLUE, ORANGE, RED, SVG, look, save
+from gdpjax.plotting.style import BLUE, RED, look, save_figure
 
 DARK = "0.35"
-DARK_ORANGE, PALE_ORANGE, PALE_BLUE = "#8a5c00", "#fdf3dc", "#e3eff7"
+ORANGE, DARK_ORANGE, PALE_ORANGE, PALE_BLUE = "#E69F00", "#8a5c00", "#fdf3dc", "#e3eff7"
 
 WIDTH, HEIGHT = 7.2, 4.7
 # The height at which each stage stands, from the top.
@@ -92,14 +91,14 @@ def run(config: GradientsFigureConfig) -> None:
     """Draw the figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
     path = config.output / "gradients.svg"
-    with look(SVG, font_size=8):
-        save(draw(), path)
+    with look():
+        save_figure(draw(), path)
     print(f"Figure: {path}")
 
 
 def draw() -> Figure:
     """Draw one column for each parameter, one row for each stage."""
-    figure = plt.figure(figsize=(WIDTH, HEIGHT))
+    figure = Figure((WIDTH, HEIGHT))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(0, HEIGHT))
     axes.axis("off")
     for height, name in STAGES:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from gdpjax._core.figures import is_percentage
 from gdpjax.sweeps._hyperparameters import STANDARD
 from gdpjax.sweeps._spec import Spec
 from gdpjax.sweeps._trials import Trial
@@ -114,16 +115,6 @@ def label(name: str, units: bool = True) -> str:
     if is_percentage(name) and units:
         return f"{words} (%)"
     return words
-
-
-def is_percentage(name: str) -> bool:
-    """Return whether a score is a fraction that is shown in percent."""
-    return name == "accuracy" or name.endswith("_accuracy")
-
-
-def shown_score(name: str, value: float) -> float:
-    """Return a score in the unit of its label."""
-    return 100 * value if is_percentage(name) else value
 
 
 def shown_program(program: Mapping[str, Any]) -> dict[str, str]:

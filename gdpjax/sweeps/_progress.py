@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gdpjax._core.figures import rounded
-from gdpjax.sweeps._layout import Layout, label, shown_score
+from gdpjax._core.figures import rounded, shown_score
+from gdpjax.sweeps._layout import Layout, label
 from gdpjax.sweeps._observer import Observer
 from gdpjax.sweeps._summary import (
     Row,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jinja2
 import numpy as np
 
-from gdpjax._core.figures import rounded
+from gdpjax._core.figures import rounded, shown_score
 from gdpjax._core.files import write_atomically
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps._keys import SEED_NOTICE
-from gdpjax.sweeps._layout import Layout, label, shown_program, shown_score
+from gdpjax.sweeps._layout import Layout, label, shown_program
 from gdpjax.sweeps._pictures import PARETO, VARIED, save_pareto, save_varied
 from gdpjax.sweeps._progress import mean_and_spread
 from gdpjax.sweeps._summary import (

@@ -3,9 +3,9 @@
 from rich.console import Console
 from rich.table import Table
 
-from gdpjax._core.figures import rounded
+from gdpjax._core.figures import rounded, shown_score
 from gdpjax.sweeps._keys import SEED_NOTICE
-from gdpjax.sweeps._layout import label, shown_score
+from gdpjax.sweeps._layout import label
 from gdpjax.sweeps._training import PUBLIC, TrainingResult
 from gdpjax.sweeps.rounding import interval, upper
 

@@ -7,7 +7,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
-from gdpjax.sweeps._layout import label, shown_score
+from gdpjax._core.figures import shown_score
+from gdpjax.sweeps._layout import label
 from gdpjax.sweeps._observer import TrainingObserver
 from gdpjax.sweeps.records import NOT_SCORES
 from gdpjax.sweeps.rounding import interval, upper
