@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 
 from experiments.config import FdpFiguresConfig
 from experiments.data.adult_education import EDUCATION, education_levels, find_adult, synthetic_levels
+from experiments.figures.pages import save_svg
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism, RandomizedResponse
-from gdpjax.plotting.style import BELOW, BLUE, COLUMN, GREY, RED, look, save_figure
+from gdpjax.plotting.style import BELOW, BLUE, COLUMN, GREY, RED
 from gdpjax.tradeoff import (
     ApproximateDP,
     Curve,
@@ -48,11 +49,8 @@ NORMAL_QUANTILE = 1.96
 def run(config: FdpFiguresConfig) -> None:
     """Draw every figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
-    with look():
-        for name, draw in FIGURES.items():
-            path = config.output / f"{name}.svg"
-            save_figure(draw(), path)
-            print(f"Figure: {path}")
+    for name, draw in FIGURES.items():
+        save_svg(draw, config.output / f"{name}.svg")
 
 
 def _unit_squares(columns: int = 1, *, legend: float = 0.0) -> tuple[Figure, list[Axes]]:

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from experiments.config import GradientsFigureConfig
-from gdpjax.plotting.style import BLUE, RED, look, save_figure
+from experiments.figures.pages import save_svg
+from gdpjax.plotting.style import BLUE, RED
 
 DARK = "0.35"
 ORANGE, DARK_ORANGE, PALE_ORANGE, PALE_BLUE = "#E69F00", "#8a5c00", "#fdf3dc", "#e3eff7"
@@ -90,10 +91,7 @@ COLUMNS = (EMBEDDING, SCALE, WEIGHT, RECURRENT)
 def run(config: GradientsFigureConfig) -> None:
     """Draw the figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
-    path = config.output / "gradients.svg"
-    with look():
-        save_figure(draw(), path)
-    print(f"Figure: {path}")
+    save_svg(draw, config.output / "gradients.svg")
 
 
 def draw() -> Figure:

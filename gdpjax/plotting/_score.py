@@ -50,22 +50,23 @@ def plot_score(
     deltas = {delta_of_run for _, delta_of_run, _ in logs} | ({delta} - {None})
     if len(deltas) != 1 or None in deltas:
         raise ValueError(f"expected runs at one delta, or delta= for records, got deltas {sorted(map(str, deltas))}")
-    names = [name for name, _, _ in logs] if names is None else check_instance("names", names, (list, tuple))
-    if len(names) != len(runs):
-        raise ValueError(f"expected a name for each run, got {len(names)} names for {len(runs)} runs")
+    delta = check_number("delta", deltas.pop(), DELTA)
+    texts = [name for name, _, _ in logs] if names is None else check_instance("names", names, (list, tuple))
+    if len(texts) != len(runs):
+        raise ValueError(f"expected a name for each run, got {len(texts)} names for {len(runs)} runs")
     if score is None:
         figures = (name for record in logs[0][2] for name in record)
         score = next((name for name in figures if not name.startswith(NO_SCORES)), "score")
 
     with figure(size=(COLUMN, 2.2 + 0.15 * len(runs))) as (drawing, axes):
         for i, (_, _, records) in enumerate(logs):
-            axes.plot(*_points(records, score), label=names[i], marker=MARKERS[i % 7], markevery=0.06)
+            axes.plot(*_points(records, score), label=texts[i], marker=MARKERS[i % 7], markevery=0.06)
         scale_x(axes, axes.dataLim.intervalx)
         unit = " (%)" if is_percentage(score) else ""
-        at = rf"$\delta = {scientific(check_number('delta', *deltas, DELTA))}$"
-        axes.set(xlabel=rf"certified $\varepsilon$ spent, at {at}", ylabel=score.replace("_", " ") + unit)
+        xlabel = rf"certified $\varepsilon$ spent, at $\delta = {scientific(delta)}$"
+        axes.set(xlabel=xlabel, ylabel=score.replace("_", " ") + unit)
         axes.grid()
-        if any(names):
+        if any(texts):
             drawing.legend(loc=BELOW)
     return drawing
 

@@ -17,8 +17,6 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gdpjax._core.arguments import check_path, check_target
 
 if TYPE_CHECKING:
@@ -116,7 +114,7 @@ def check_picture(path: "str | os.PathLike[str]") -> str:
     return suffix
 
 
-def draw_band(axes: Any, x: np.ndarray, lower: np.ndarray, upper: np.ndarray, **options: Any) -> None:
+def draw_band(axes: Any, x: Any, lower: Any, upper: Any, **options: Any) -> None:
     """Draw a line at both ends of a bracket, and fill the band between them; ``options`` are those of its line."""
     (edge,) = axes.plot(x, upper, **options)
     color = edge.get_color()

@@ -81,7 +81,7 @@ def _draw_trials(axes: Any, name: str, rows: Sequence[Row], layout: Layout, **op
     dots = axes.scatter(values, scores, s=12, linewidths=0, **options)
 
     # The axis reaches from the best score to 3.5 times the distance of the median.
-    merit = layout.better(scores)
+    merit = -scores if layout.minimize else scores
     best = merit.max()
     shortest = 3.0 if is_percentage(layout.score) else 0.05 * abs(best)
     length = max(shortest, 3.5 * (best - np.median(merit)))
