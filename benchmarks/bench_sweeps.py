@@ -386,13 +386,13 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     once_compiled = [way["steps_per_second"]["median"] for way in ways]
     with_compilation = [way["with_compilation"] for way in ways]
 
-    with writing.picture(path, figsize=(4.8, 2.2)) as (_, axes):
+    with writing.picture(path, size=(4.8, 2.2)) as (_, axes):
         _draw_bars(axes, 0.2, once_compiled, color="#0072B2", label="once compiled")
-        _draw_bars(axes, -0.2, with_compilation, color="#E69F00", label="with compilation")
+        _draw_bars(axes, -0.2, with_compilation, color="#D55E00", label="with compilation")
         axes.set_yticks(range(len(names)), names)
         axes.margins(x=0.12)
         axes.set(xlabel="training steps of one configuration per second")
-        axes.legend(loc="lower right", frameon=False)
+        axes.legend(loc="lower right")
 
 
 def _draw_bars(axes: Any, offset: float, values: list[float], **style: Any) -> None:

@@ -97,9 +97,11 @@ def _write(path: pathlib.Path, content: str) -> None:
 @contextlib.contextmanager
 def picture(path: pathlib.Path, *shape: int, **options: Any) -> Iterator[tuple[Any, Any]]:
     """Yield matplotlib's (figure, axes) in the style of all pictures here, saved at the end; ImportError without it."""
-    from gdpjax.sweeps.style import figure_at  # it imports matplotlib
+    import matplotlib  # noqa: F401
 
-    with figure_at(path, *shape, **options) as parts:
+    from gdpjax.plotting.style import figure
+
+    with figure(*shape, path=path, **options) as parts:
         yield parts
 
 

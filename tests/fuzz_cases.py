@@ -693,6 +693,7 @@ def _plotting_cases() -> dict[str, Case]:
         ),
         "epsilon_curves": case(plotting.epsilon_curves, *RUN, 1e-3, num_points=8, log=False),
         "plot_epsilon": case(plotting.plot_epsilon, _epsilon_curves(), log=False),
+        "plot_score": case(plotting.plot_score, [{"epsilon_upper": 1.0, "accuracy": 0.5}], names=["run"], delta=1e-3),
         "plot_tradeoff": case(plotting.plot_tradeoff, _tradeoff_curves(), log=False),
         "tradeoff_curves": case(plotting.tradeoff_curves, *RUN, 1e-3, num_points=8),
     }

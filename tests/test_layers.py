@@ -34,8 +34,8 @@ LAYERS = {
     },
     "nnx": {"_core", "clipping", "training"},
     "plotting": {"_core", "accounting", "tradeoff", "ledger"},
-    "reporting": {"_core", "accounting", "tradeoff", "ledger", "training"},
-    "sweeps": {"_core", "accounting", "ledger", "sampling", "training"},
+    "reporting": {"_core", "accounting", "tradeoff", "ledger", "training", "plotting"},
+    "sweeps": {"_core", "accounting", "ledger", "sampling", "training", "plotting"},
     "cli": {
         "_core",
         "_compilation_cache",
@@ -199,7 +199,6 @@ KNOWN_PRIVATE_IMPORTS = {
     ("auditing", "tradeoff._abstract"),
     ("cli", "accounting._gdp"),
     ("cli", "auditing._p_values"),
-    ("cli", "plotting._draw"),
     ("plotting", "accounting._gdp"),
 }
 
@@ -259,7 +258,6 @@ LATE = {
     "sweeps/_ray.py",
     "sweeps/_report.py",
     "sweeps/parts.py",
-    "sweeps/style.py",
 }
 """Modules that are imported when a sweep begins, and may then import the packages of their part at once."""
 STANDARD = {

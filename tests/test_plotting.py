@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import matplotlib
 import numpy as np
@@ -13,8 +14,9 @@ from gdpjax._core.types import Bounds
 from gdpjax.accounting import epsilon_bounds
 from gdpjax.cli import main
 from gdpjax.ledger import GaussianEvent
-from gdpjax.plotting import _curves, _draw
+from gdpjax.plotting import _curves, style
 from gdpjax.tradeoff import Gaussian, Laplace, NoGuarantee, compose
+from tests.drawings import assert_nothing_is_cut
 
 # The central limit theorem is far off for this run, on either side.
 MNIST_RUN = (0.6, 256 / 60_000, 100)
@@ -154,10 +156,8 @@ def test_what_is_drawn_is_what_was_computed(tradeoff, steps, log):
         heights = line.get_ydata()
         drawn.add(tuple(1 - heights if log else heights))
 
-    # The ends cannot be shown on a logarithmic scale.
-    inside = (tradeoff.alpha > 0) & (tradeoff.alpha < 1)
     for values in (*tradeoff.curve, tradeoff.approximate_dp, tradeoff.gaussian_certified, tradeoff.gaussian_clt):
-        shown = 1 - (1 - values[inside]) if log else values
+        shown = 1 - (1 - values) if log else values
         assert tuple(shown) in drawn
 
     axes = plotting.plot_epsilon(steps, log=log).axes[0]
@@ -177,22 +177,120 @@ def test_legends_say_the_standing(tradeoff, steps):
             assert "asymptotic, may understate" in text
 
 
-def test_curves_differ_in_grey():
-    """Every kind of curve has a line style of its own."""
-    styles = [_draw._DASHED, _draw._DASH_DOTTED, _draw._DOTTED]
-    line_styles = {style["linestyle"] for style in styles}
-    assert len(line_styles | {"solid"}) == 4
+def contrast(color, ground):
+    """Return the contrast of two colours, from 1 to 21, as the guidelines for web pages define it."""
+    luminance = []
+    for shade in (color, ground):
+        rgb = np.array(matplotlib.colors.to_rgb(shade))
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        luminance.append(0.05 + linear @ [0.2126, 0.7152, 0.0722])
+    return max(luminance) / min(luminance)
+
+
+def test_lines_are_told_apart_in_grey_and_seen_on_white_and_on_black():
+    """Every line has a style and a mark of its own, and a colour that stands out from both grounds."""
+    assert len(set(map(str, style.LINES["linestyle"]))) == len(set(style.COLORS)) == 5
+    assert len(set(style.MARKERS)) == 7
+    for color in style.COLORS:
+        assert contrast(color, "white") > 3
+        assert contrast(color, "black") > 3
+
+
+def test_a_dark_figure_has_a_dark_ground_and_light_letters(steps):
+    """Within matplotlib's dark style a figure is dark, and its lines are as they are on white."""
+    with matplotlib.rc_context({"figure.facecolor": "black", "axes.facecolor": "black", "text.color": "white"}):
+        figure = plotting.plot_epsilon(steps)
+    assert figure.get_facecolor() == (0, 0, 0, 1)
+    assert figure.legends[0].get_texts()[0].get_color() == "white"
+    assert figure.axes[0].lines[0].get_color() == style.BLUE
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_no_text_is_cut_or_lies_on_data(tradeoff, steps, log):
+    """Numbers at ticks, labels and the legend are inside the figure and outside the axes, and apart from each other."""
+    assert_nothing_is_cut(plotting.plot_tradeoff(tradeoff, log=log))
+    assert_nothing_is_cut(plotting.plot_epsilon(steps, log=log))
+    assert_nothing_is_cut(plotting.plot_score(FIRST, SECOND, names=["a", "b"], delta=1e-5))
+
+
+def test_figures_are_a_column_wide(tradeoff, steps):
+    """The figures fit a column of a paper, and their axes use its width."""
+    for figure in (
+        plotting.plot_tradeoff(tradeoff),
+        plotting.plot_epsilon(steps),
+        plotting.plot_score(FIRST, delta=0.1),
+    ):
+        assert figure.get_figwidth() == 3.3
+        assert figure.axes[0].bbox.width > 0.78 * figure.bbox.width
+
+
+FIRST = [{"step": 5 * n, "epsilon_upper": 0.5 * n, "test_accuracy": 0.6 + 0.03 * n} for n in range(1, 9)]
+SECOND = [{"step": n, "epsilon_upper": 0.3 * n, "test_accuracy": 0.5 + 0.04 * n} for n in range(1, 11)]
+LOG = [{"notice": "public"}, *FIRST, {"step": 45, "test_accuracy": 0.9, "epsilon_upper": "inf"}]
+
+
+def folder_of(path, records, delta=1e-5):
+    """Make the folder of a run with these lines in its log."""
+    path.mkdir()
+    (path / "plan.json").write_text(json.dumps({"delta": delta}))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_the_score_is_drawn_against_the_certified_upper_ends(tmp_path):
+    """A folder's log and a list of records give lines of epsilon_upper and percent, with the folder's delta."""
+    first = folder_of(tmp_path / "first", LOG)
+    figure = plotting.plot_score(first, SECOND, names=["one", "two"], delta=1e-5)
+    axes = figure.axes[0]
+    for line, records in zip(axes.lines, (FIRST, SECOND), strict=True):
+        epsilons = [record["epsilon_upper"] for record in records]
+        assert line.get_xdata().tolist() == epsilons
+        assert (np.diff(line.get_xdata()) > 0).all()
+        np.testing.assert_allclose(line.get_ydata(), [100 * record["test_accuracy"] for record in records])
+    assert legend_texts(figure) == ["one", "two"]
+    assert legend_texts(plotting.plot_score(str(first))) == ["first"]
+    assert axes.get_ylabel() == "test accuracy (%)"
+    assert "certified" in axes.get_xlabel()
+    assert "10^{-5}" in axes.get_xlabel()
+
+
+def test_a_finished_training_and_another_score_are_drawn(tmp_path):
+    """What train() returned has its own delta and name; a score that is no accuracy is drawn as it is."""
+    history = [{"epsilon_upper": 1.0, "accuracy": 0.5, "rmse": 2.0}, {"epsilon_upper": 0.999, "rmse": 1.5}]
+    result = types.SimpleNamespace(history=history, out=tmp_path / "run", plan=types.SimpleNamespace(delta=1e-6))
+    figure = plotting.plot_score(result, score="rmse")
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[1.0, 2.0], [1.0, 1.5]], "upper ends that waver are raised"
+    assert figure.axes[0].get_ylabel() == "rmse"
+    assert "10^{-6}" in figure.axes[0].get_xlabel()
+
+
+def test_scores_that_cannot_share_a_picture_are_refused(tmp_path):
+    """One delta, one run in a list, a score that is there, a name for each run, a log that can be read."""
+    folder = folder_of(tmp_path / "run", LOG, delta=1e-6)
+    for arguments, options, message in (
+        ((), {}, "delta"),
+        ((FIRST,), {}, "delta= for records"),
+        ((folder, FIRST), {"delta": 1e-5}, "one delta"),
+        ((folder,), {"delta": 1e-5}, "one delta"),
+        ((FIRST,), {"delta": 2.0}, "delta must be"),
+        ((FIRST,), {"delta": 1e-5, "score": "f1"}, "the score 'f1'"),
+        ((FIRST + FIRST,), {"delta": 1e-5}, "several runs as several arguments"),
+        ((FIRST,), {"delta": 1e-5, "names": ["a", "b"]}, "2 names for 1 runs"),
+        ((tmp_path / "none",), {}, "plan.json"),
+        ((3,), {"delta": 1e-5}, "a run must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plotting.plot_score(*arguments, **options)
 
 
 def test_infinite_bounds_are_left_open():
-    """A line ends where its bound becomes infinite."""
+    """A line ends where its bound becomes infinite, and the axes reach to the largest finite one."""
     bound = np.array([1.0, np.inf])
     num_steps = np.array([1.0, 2.0])
     curves = plotting.EpsilonCurves(num_steps, 1e-5, Bounds(np.ones(2), bound), bound, bound, bound)
-    lines = plotting.plot_epsilon(curves).axes[0].lines
-    heights = np.array([line.get_ydata() for line in lines])
-    assert np.isfinite(heights[:, 0]).all()
-    assert np.isnan(heights[:, 1]).any()
+    figure = plotting.plot_epsilon(curves)
+    assert figure.axes[0].get_ylim()[1] < 1.1
+    assert_nothing_is_cut(figure)
 
 
 @pytest.mark.parametrize("suffix", SIGNATURES)
@@ -285,25 +383,9 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, steps):
         plotting.plot_epsilon(steps)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("certified", Bounds(np.datetime64("2026-01-01"), np.ones(12))),
-        ("certified", Bounds(np.ones(12), 1.0)),
-        ("delta", np.array(["2026-01-01"], "datetime64")),
-        ("clt", None),
-    ],
-)
-def test_curves_with_a_field_that_is_none_are_refused(steps, tradeoff, name, value):
-    """The field is named."""
-    with pytest.raises(ValueError, match=f"curves.{name} must be an array of numbers"):
-        plotting.plot_epsilon(steps._replace(**{name: value}))
-    with pytest.raises(ValueError, match=r"curves\.curve must be an array of numbers"):
-        plotting.plot_tradeoff(tradeoff._replace(curve=value))
-
-
 DRAW = """
 import sys
+import types
 import numpy as np
 from gdpjax import Bounds, plotting
 

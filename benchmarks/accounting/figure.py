@@ -102,7 +102,7 @@ def _is_near(point: Point, other: Point) -> bool:
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     """Write the picture; ImportError without matplotlib."""
     found = points(result)
-    with picture(path, figsize=(7.0, 4.2)) as (figure, axes):
+    with picture(path, size=(7.0, 4.2)) as (figure, axes):
         for standing, (marker, colour, label) in STANDINGS.items():
             rates = [point.rate for point in found if point.standing == standing]
             sizes = [point.size for point in found if point.standing == standing]

@@ -50,7 +50,7 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     """Write the picture; ImportError without matplotlib."""
     models = result["models"]
     size = (8.4, 0.9 + ROW_HEIGHT * len(models))
-    with picture(path, 1, 2, figsize=size, sharey=True) as (figure, panels):
+    with picture(path, 1, 2, size=size, sharey=True) as (figure, panels):
         for axes, (ratio, label) in zip(panels, PANELS.items(), strict=True):
             _draw_contenders(axes, models, ratio)
             _draw_targets(axes, models, ratio)
@@ -104,6 +104,7 @@ def _draw_targets(axes: Any, models: dict[str, Any], ratio: str) -> None:
             axes.plot(
                 [target, target],
                 [row - HALF_BAR, row + HALF_BAR],
+                "-",
                 color="black",
                 lw=1.2,
                 zorder=6,

@@ -33,7 +33,7 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     panels = _panels(list(result["cases"].values()))
     num_rows = -(-len(panels) // 2)
     size = (8.4, 0.5 + 2.3 * num_rows)
-    with picture(path, num_rows, 2, figsize=size, squeeze=False) as (_, grid):
+    with picture(path, num_rows, 2, size=size, squeeze=False) as (_, grid):
         # An odd number of panels leaves a place free.
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()

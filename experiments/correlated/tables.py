@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import scipy.stats
-from matplotlib import pyplot as plt
 
 import gdpjax
 from experiments.config import CorrelatedConfig
 from experiments.correlated.methods import DELTA, METHODS, Task, describe, rmse_of
 from experiments.correlated.trials import Trial
-from experiments.figures.style import BLUE, GREEN, GREY, GRID, PURPLE, RED, look, save
 from experiments.tables import markdown_table, mean_and_stdev, write_with_table
+from gdpjax.plotting.style import BELOW, MARKERS, figure, scientific
 from gdpjax.sweeps.rounding import upper
 
-COLORS = (GREY, RED, BLUE, GREEN, PURPLE)
-MARKERS = ("o", "s", "^", "v", "D")
 SETTINGS_HEAD = (
     "method",
     "epsilon",
@@ -102,12 +99,11 @@ def half_width(values: Sequence[float]) -> float | None:
     return quantile * stdev / math.sqrt(len(values))
 
 
-def write(path: Path, figure: Path, result: dict[str, Any]) -> None:
+def write(path: Path, picture: Path, result: dict[str, Any]) -> None:
     """Write the result file, the table beside it, and the figure."""
     write_with_table(path, result, markdown(result))
-    figure.parent.mkdir(parents=True, exist_ok=True)
-    with look(GRID):
-        _draw(result, figure)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    _draw(result, picture)
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -168,26 +164,24 @@ def _settings(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _draw(result: dict[str, Any], path: Path) -> None:
     """Draw accuracy against epsilon, a line with intervals for each method, side by side at each epsilon."""
-    figure, axes = plt.subplots(figsize=(6.8, 3.2), layout="constrained")
     methods = _methods(result)
     middle = (len(methods) - 1) / 2
-    for place, (method, color, marker) in enumerate(zip(methods, COLORS, MARKERS, strict=False)):
-        rows = [row for row in result["rows"] if row["method"] == method]
-        epsilons = [row["epsilon"] * SPACING ** (place - middle) for row in rows]
-        means = [100 * row["accuracy"]["mean"] for row in rows]
-        spread = [100 * (row["accuracy"]["half_width"] or 0.0) for row in rows]
-        line: dict[str, Any] = {"color": color, "linewidth": 1, "marker": marker, "markersize": 4, "capsize": 2}
-        axes.errorbar(epsilons, means, spread, label=method, **line)
+    with figure(size=(4.8, 3.6), path=path) as (drawing, axes):
+        for place, (method, marker) in enumerate(zip(methods, MARKERS, strict=False)):
+            rows = [row for row in result["rows"] if row["method"] == method]
+            epsilons = [row["epsilon"] * SPACING ** (place - middle) for row in rows]
+            means = [100 * row["accuracy"]["mean"] for row in rows]
+            spread = [100 * (row["accuracy"]["half_width"] or 0.0) for row in rows]
+            axes.errorbar(epsilons, means, spread, label=method, linewidth=1, marker=marker, capsize=2)
 
-    epsilons = result["task"]["epsilons"]
-    axes.set_xscale("log")
-    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-    axes.minorticks_off()
-    axes.set(
-        xlabel=f"certified epsilon (delta = {result['delta']:g}); the methods side by side", ylabel="test accuracy (%)"
-    )
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    save(figure, path, dpi=130)
+        epsilons = result["task"]["epsilons"]
+        axes.set_xscale("log")
+        axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+        axes.minorticks_off()
+        xlabel = rf"certified $\varepsilon$ at $\delta = {scientific(result['delta'])}$; the methods side by side"
+        axes.set(xlabel=xlabel, ylabel="test accuracy (%)")
+        axes.grid()
+        drawing.legend(loc=BELOW, ncols=2)
 
 
 def _methods(result: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """The figures of the documentation, and of the demo.
 
-* `style`        colours, and settings of matplotlib
+* `pages`        how the figures of pages are written
 * `fdp`          ``fdp-figures``, the figures of docs/fdp.md
 * `gradients`    ``gradients-figure``, that of docs/theory/gradients.md
 * `correlated`   ``correlated-figure``, that of docs/correlated.md

@@ -4,15 +4,14 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from experiments.config import CorrelatedFigureConfig
-from experiments.figures.style import BLUE, GREEN, GREY, RED, look, save
 from gdpjax.correlated import BandedInverse, BandedToeplitz, MinSep, bisr, lambda_cgd, optimize_banded_toeplitz
+from gdpjax.plotting.style import look, save_figure
 
 SIGNED = LinearSegmentedColormap.from_list(
     "signed",
@@ -28,41 +27,24 @@ LARGEST_CORRELATION = 0.7
 """Larger ones, such as that of a step with itself, have the same colour."""
 
 Strategy = BandedInverse | BandedToeplitz
-Line = dict[str, Any]
-"""How a line is drawn."""
 
 
 def run(config: CorrelatedFigureConfig) -> None:
     """Draw the figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
     path = config.output / "correlated_noise.png"
-    with look({"axes.titlesize": 8}, font_size=8):
-        save(draw(), path, dpi=100)
+    with look():
+        save_figure(draw(), path)
     print(f"Figure: {path}")
 
 
-def strategies() -> dict[str, tuple[Strategy, Line]]:
-    """Return the strategies of the figure by name, and how their lines are drawn."""
-    independent = BandedInverse([1.0])
-    optimal = optimize_banded_toeplitz(NUM_STEPS, NUM_BANDS)
-    dotted = (0, (1, 1.2))
+def strategies() -> dict[str, Strategy]:
+    """Return the strategies of the figure by name."""
     return {
-        "independent": (
-            independent,
-            {"color": GREY, "linestyle": "-"},
-        ),
-        "$\\lambda$-CGD, $\\lambda$ = 0.9": (
-            lambda_cgd(0.9),
-            {"color": GREEN, "linestyle": "--"},
-        ),
-        "BISR, 8 draws": (
-            bisr(8),
-            {"color": BLUE, "linestyle": "-."},
-        ),
-        f"BandMF, {NUM_BANDS} bands": (
-            optimal,
-            {"color": RED, "linestyle": dotted, "linewidth": 2.0},
-        ),
+        "independent": BandedInverse([1.0]),
+        "$\\lambda$-CGD, $\\lambda$ = 0.9": lambda_cgd(0.9),
+        "BISR, 8 draws": bisr(8),
+        f"BandMF, {NUM_BANDS} bands": optimize_banded_toeplitz(NUM_STEPS, NUM_BANDS),
     }
 
 
@@ -89,7 +71,7 @@ def deviations_of_sums(of_noise: Float[np.ndarray, "steps steps"]) -> Float[np.n
 
 def draw() -> Figure:
     """Draw the correlations of each strategy side by side, and below them the deviation of the running sums."""
-    figure = plt.figure(figsize=(7.2, 4.5), layout="constrained")
+    figure = Figure((7.2, 4.5), layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=(1.0, 1.05))
     upper_half, lower_half = halves
     images = upper_half.subplots(1, 4)
@@ -97,17 +79,17 @@ def draw() -> Figure:
 
     # Two pictures of each strategy.
     steps = np.arange(1, NUM_STEPS + 1)
-    for axes, (name, (strategy, line)) in zip(images, strategies().items(), strict=True):
+    for axes, (name, strategy) in zip(images, strategies().items(), strict=True):
         of_noise = covariance(strategy)
         image = _draw_correlations(axes, name, of_noise)
-        sums.plot(steps, deviations_of_sums(of_noise), label=name, **line)
+        sums.plot(steps, deviations_of_sums(of_noise), label=name)
 
     # What the colours mean, and what the lines are.
     bar = upper_half.colorbar(image, ax=images, extend="max", shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
     bar.set_label("correlation\n(diagonal: 1)")
     sums.set(xlim=(0, NUM_STEPS), ylim=(0, None), xlabel="step", ylabel="stddev of the running sum")
     sums.legend(loc="center right", bbox_to_anchor=(1.0, 0.55))
-    sums.grid(alpha=0.25, linewidth=0.5)
+    sums.grid()
     return figure
 
 

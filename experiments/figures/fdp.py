@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.config import FdpFiguresConfig
 from experiments.data.adult_education import EDUCATION, education_levels, find_adult, synthetic_levels
-from experiments.figures.style import BLUE, GREEN, ORANGE, PURPLE, RED, SVG, look, save
+from experiments.figures.pages import save_svg
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism, RandomizedResponse
+from gdpjax.plotting.style import BELOW, BLUE, COLUMN, GREY, RED
 from gdpjax.tradeoff import (
     ApproximateDP,
     Curve,
@@ -42,12 +42,6 @@ TOTAL_EPSILON = 1.5
 NOISE_OF_COUNTS = 40.0
 """Standard deviation of the noise of the histogram."""
 
-DASHED = (0, (5, 2))
-DASH_DOTTED = (0, (6, 2, 1, 2))
-DOTTED = (0, (1, 1.5))
-LONG_DASHED = (0, (9, 2, 1, 2, 1, 2))
-"""Lines are told apart by these, also where the page is printed in grey."""
-
 NORMAL_QUANTILE = 1.96
 """How many standard deviations a 95 % error bar is long, to each side."""
 
@@ -55,22 +49,20 @@ NORMAL_QUANTILE = 1.96
 def run(config: FdpFiguresConfig) -> None:
     """Draw every figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
-    with look(SVG, {"path.simplify": True}):
-        for name, draw in FIGURES.items():
-            path = config.output / f"{name}.svg"
-            save(draw(), path, bbox_inches="tight")
-            print(f"Figure: {path}")
+    for name, draw in FIGURES.items():
+        save_svg(draw, config.output / f"{name}.svg")
 
 
-def _unit_squares(columns: int = 1, *, width: float = 3.4) -> tuple[Figure, list[Axes]]:
-    """Make axes for trade-off curves, side by side, with the line of perfect privacy."""
-    size = (width * columns, 3.2)
-    figure, grid = plt.subplots(1, columns, figsize=size, layout="constrained", squeeze=False)
+def _unit_squares(columns: int = 1, *, legend: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """Make axes for trade-off curves, side by side, with the line of perfect privacy, and inches for a legend below."""
+    size = (COLUMN * columns, 3.1 + legend)
+    figure = Figure(size, layout="constrained")
+    grid = figure.subplots(1, columns, squeeze=False)
     row = list(grid[0])
     for axes in row:
         axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         axes.set(xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$")
-        axes.plot([0, 1], [1, 0], color="0.75", linewidth=0.8)
+        axes.plot([0, 1], [1, 0], color=GREY, linestyle="-", linewidth=0.6)
     return figure, row
 
 
@@ -89,14 +81,8 @@ def _draw_curve(axes: Axes, curve: Curve, **options: Any) -> None:
 def _gaussian_family() -> Figure:
     """Draw the Gaussian curves of several mu."""
     figure, (axes,) = _unit_squares()
-    lines = {
-        0.5: (BLUE, DOTTED),
-        1.0: (GREEN, DASH_DOTTED),
-        3.0: (ORANGE, DASHED),
-        6.0: (RED, "-"),
-    }
-    for mu, (color, line) in lines.items():
-        _draw_curve(axes, Gaussian(mu), color=color, linestyle=line, label=rf"$\mu = {mu:g}$")
+    for mu in (0.5, 1.0, 3.0, 6.0):
+        _draw_curve(axes, Gaussian(mu), label=rf"$\mu = {mu:g}$")
 
     # The last curve is all but zero: the axes stand beside it.
     axes.set(xlim=(-0.03, 1), ylim=(-0.03, 1))
@@ -108,44 +94,38 @@ def _tangents() -> Figure:
     """Draw G_1 as the upper envelope of its (epsilon, delta) bounds."""
     figure, (axes,) = _unit_squares()
     curve = Gaussian(1.0)
-    lines = {
-        0.0: (PURPLE, DOTTED),
-        0.5: (BLUE, DASH_DOTTED),
-        1.0: (GREEN, DASHED),
-        2.0: (RED, "-"),
-    }
-    for epsilon, (color, line) in lines.items():
+    _draw_curve(axes, curve, linewidth=2, label="$G_1$")
+    for epsilon in (0.0, 0.5, 1.0, 2.0):
         tangent_delta = delta(curve, epsilon)
         tangent = ApproximateDP(epsilon, tangent_delta)
         label = rf"$\varepsilon = {epsilon:g}$, $\delta = {tangent_delta:.3f}$"
-        _draw_curve(axes, tangent, color=color, linestyle=line, linewidth=1.3, label=label)
-    _draw_curve(axes, curve, color="black", linewidth=1.8, label="$G_1$")
-    axes.legend(fontsize=8)
+        _draw_curve(axes, tangent, label=label)
+    axes.legend()
     return figure
 
 
 def _mechanisms() -> Figure:
     """Draw the curves of the mechanisms, with the legend beside them."""
-    figure, (axes,) = _unit_squares(width=5.6)
-    _draw_curve(axes, Identity(), color="0.75", linewidth=0.8, label="perfect privacy")
+    figure, (axes,) = _unit_squares(legend=1.0)
+    _draw_curve(axes, Identity(), color=GREY, linestyle="-", linewidth=0.6, label="perfect privacy")
 
     # Noise that is added to a number.
     gaussian = GaussianMechanism(1.0).tradeoff()
-    _draw_curve(axes, gaussian, color=BLUE, label="Gaussian, stddev 1")
+    _draw_curve(axes, gaussian, label="Gaussian, stddev 1")
     laplace = LaplaceMechanism(1.0).tradeoff()
-    _draw_curve(axes, laplace, color=ORANGE, linestyle=DASHED, label=r"Laplace, $\varepsilon = 1$")
+    _draw_curve(axes, laplace, label=r"Laplace, $\varepsilon = 1$")
 
     # An answer that is sometimes another one.
-    for num_categories, line, color in ((2, DASH_DOTTED, GREEN), (10, DOTTED, RED)):
+    for num_categories in (2, 10):
         response = RandomizedResponse(1.0, num_categories).tradeoff()
         label = rf"randomized response, $\varepsilon = 1$, $k = {num_categories}$"
-        _draw_curve(axes, response, color=color, linestyle=line, label=label)
+        _draw_curve(axes, response, label=label)
 
     # What every (epsilon, delta)-DP mechanism satisfies.
     approximate = ApproximateDP(1.0, 0.1)
     label = r"$f_{\varepsilon, \delta}$, (1, 0.1)"
-    _draw_curve(axes, approximate, color="black", linestyle=LONG_DASHED, linewidth=1, label=label)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    _draw_curve(axes, approximate, label=label)
+    figure.legend(loc=BELOW)
     return figure
 
 
@@ -157,10 +137,10 @@ def _subsampling() -> Figure:
     sampled = subsample(base, prob)
     removed = sampled.one_direction
     added = inverse(removed)
-    _draw_curve(axes, sampled, color=BLUE, linewidth=3, alpha=0.35, label="$C_p(f)$")
-    _draw_curve(axes, base, color="black", linewidth=1, label="$f = G_{1.8}$")
-    _draw_curve(axes, removed, color=ORANGE, linestyle=DASHED, label="$f_p$ (remove)")
-    _draw_curve(axes, added, color=RED, linestyle=DOTTED, label="$f_p^{-1}$ (add)")
+    _draw_curve(axes, sampled, linewidth=3, alpha=0.4, label="$C_p(f)$")
+    _draw_curve(axes, removed, label="$f_p$ (remove)")
+    _draw_curve(axes, added, label="$f_p^{-1}$ (add)")
+    _draw_curve(axes, base, label="$f = G_{1.8}$")
     axes.legend(title="$p = 0.35$")
     return figure
 
@@ -172,28 +152,22 @@ def _composition() -> Figure:
         (left, "randomized response", ApproximateDP),
         (right, "Laplace", Laplace),
     )
-    lines = {
-        1: (RED, DOTTED),
-        4: (ORANGE, DASHED),
-        16: (GREEN, DASH_DOTTED),
-    }
     for axes, name, step in panels:
-        # Certified compositions of a few steps.
-        for num_steps, (color, line) in lines.items():
-            composed = compose(step(TOTAL_EPSILON / np.sqrt(num_steps)), times=num_steps)
-            label = f"$n = {num_steps}$"
-            _draw_curve(axes, composed.lower, color=color, linestyle=line, linewidth=1.3, label=label)
-
         # Of very many steps the limit, and how far from it they may be.
         limit = central_limit(step(TOTAL_EPSILON / np.sqrt(400)), times=400)
         band = limit.bounds(ALPHA)
         label = "band, $n = 400$"
         axes.fill_between(ALPHA, band.lower, band.upper, color=BLUE, alpha=0.2, linewidth=0, label=label)
         mu = float(limit.band_mu)
-        _draw_curve(axes, Gaussian(mu), color=BLUE, linewidth=1.1, label=rf"$G_\mu$, $\mu = {mu:.2f}$")
+        _draw_curve(axes, Gaussian(mu), label=rf"$G_\mu$, $\mu = {mu:.2f}$")
 
-        axes.set_title(rf"{name}, $\varepsilon = {TOTAL_EPSILON:g} / \sqrt{{n}}$", fontsize=9)
-        axes.legend(fontsize=8)
+        # Certified compositions of a few steps.
+        for num_steps in (1, 4, 16):
+            composed = compose(step(TOTAL_EPSILON / np.sqrt(num_steps)), times=num_steps)
+            _draw_curve(axes, composed.lower, label=f"$n = {num_steps}$")
+
+        axes.set_title(rf"{name}, $\varepsilon = {TOTAL_EPSILON:g} / \sqrt{{n}}$")
+        axes.legend()
     return figure
 
 
@@ -224,7 +198,8 @@ def _histogram() -> Figure:
     local_errors = num_people * estimate.standard_errors
 
     # Bars of the true counts, and beside each other the two estimates.
-    figure, axes = plt.subplots(figsize=(6.8, 3.0), layout="constrained")
+    figure = Figure((6.6, 3.0), layout="constrained")
+    axes = figure.subplots()
     place = np.arange(num_levels)
     axes.bar(place, counts, color="0.85", label=label_of_counts)
     points: dict[str, Any] = {"fmt": ".", "capsize": 2, "linewidth": 1, "markersize": 4}

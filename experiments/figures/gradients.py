@@ -5,16 +5,16 @@ A column for each parameter, a row for each stage. Coordinates are inches.
 
 from typing import Any, NamedTuple
 
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from experiments.config import GradientsFigureConfig
-from experiments.figures.style import BLUE, ORANGE, RED, SVG, look, save
+from experiments.figures.pages import save_svg
+from gdpjax.plotting.style import BLUE, RED
 
 DARK = "0.35"
-DARK_ORANGE, PALE_ORANGE, PALE_BLUE = "#8a5c00", "#fdf3dc", "#e3eff7"
+ORANGE, DARK_ORANGE, PALE_ORANGE, PALE_BLUE = "#E69F00", "#8a5c00", "#fdf3dc", "#e3eff7"
 
 WIDTH, HEIGHT = 7.2, 4.7
 # The height at which each stage stands, from the top.
@@ -91,15 +91,12 @@ COLUMNS = (EMBEDDING, SCALE, WEIGHT, RECURRENT)
 def run(config: GradientsFigureConfig) -> None:
     """Draw the figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
-    path = config.output / "gradients.svg"
-    with look(SVG, font_size=8):
-        save(draw(), path)
-    print(f"Figure: {path}")
+    save_svg(draw, config.output / "gradients.svg")
 
 
 def draw() -> Figure:
     """Draw one column for each parameter, one row for each stage."""
-    figure = plt.figure(figsize=(WIDTH, HEIGHT))
+    figure = Figure((WIDTH, HEIGHT))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(0, HEIGHT))
     axes.axis("off")
     for height, name in STAGES:

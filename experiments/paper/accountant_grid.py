@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -92,15 +91,8 @@ def draw(table: Table) -> Figure:
     """Draw a column of heat maps for each accountant, a row for each sampling probability."""
     errors = relative_errors(table)
     size = (7.1, 2.5 * len(PROB))
-    figure, axes = plt.subplots(
-        len(PROB),
-        len(errors),
-        figsize=size,
-        layout="constrained",
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-    )
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(len(PROB), len(errors), sharex=True, sharey=True, squeeze=False)
     for column, (accountant, error) in enumerate(errors.items()):
         percent = 100 * error.reshape(len(NOISE), len(PROB), len(EPOCHS))
         for row in range(len(PROB)):
@@ -123,7 +115,7 @@ def _draw_map(axes: Axes, percent: Float[np.ndarray, "noise epochs"]) -> AxesIma
     image = axes.imshow(percent, cmap="PuOr_r", norm=norm, aspect="auto", origin="lower")
     for (y, x), value in np.ndenumerate(percent):
         color = "white" if _is_dark(image.to_rgba(value)) else "black"
-        axes.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=8.5, color=color)
+        axes.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=7, color=color)
     axes.set_xticks(range(len(EPOCHS)), [str(epochs) for epochs in EPOCHS])
     axes.set_yticks(range(len(NOISE)), [f"{noise:g}" for noise in NOISE])
     axes.grid(visible=False)

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
 from experiments.errors import UserError
-from experiments.figures.style import BLUE, GRID, ORANGE, RED, look
 from experiments.paper import accountant_grid
 from experiments.paper.settings import CERTIFIED_NOISE, FIGURE4_EPSILON
 from experiments.paper.tables import path_of, read_rows
 from gdpjax import accounting
+from gdpjax.plotting.style import BLUE, GREEN, RED, look
 from gdpjax.sweeps import records
 from gdpjax.sweeps.rounding import upper as rounded_up
 from gdpjax.tradeoff import Gaussian
@@ -29,7 +28,7 @@ CLT = "CLT"
 MOMENTS = "MA"
 LINES = {
     CERTIFIED: (BLUE, "-"),
-    CLT: (ORANGE, "--"),
+    CLT: (GREEN, "--"),
     MOMENTS: (RED, ":"),
 }
 FIGURE4_NOISE = {
@@ -70,7 +69,7 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
     num_drawn = 0
     for name, draw in FIGURES.items():
         try:
-            with look(GRID):
+            with look(**{"axes.grid": True}):
                 _save(draw(results), output / name)
         except FileNotFoundError as error:
             experiment = Path(error.filename).stem.removeprefix("reproduce_")
@@ -89,7 +88,6 @@ def _save(figure: Figure, path: Path) -> None:
     """Write a PNG file of few colours, which is a third of the size and looks the same."""
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=97, bbox_inches="tight")
-    plt.close(figure)
 
     # The same picture with few colours.
     image = Image.open(drawn).convert("RGB")
@@ -119,13 +117,14 @@ def figure4(results: Path) -> Figure:
             lengths.append(epochs)
 
     size = (3.9 * len(lengths), 8.2)
-    figure, axes = plt.subplots(3, len(lengths), figsize=size, layout="constrained", squeeze=False)
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(3, len(lengths), squeeze=False)
     for (by_epoch, by_cost, epsilons), epochs in zip(axes.T, lengths, strict=True):
         epsilon = FIGURE4_EPSILON[epochs]
         _draw_accuracy(by_epoch, rows, epochs, across="epoch")
         by_epoch.set_xlabel("epochs")
         by_epoch.set_title(f"{epochs} epochs, said to be ({epsilon}, 1e-5)-DP")
-        by_epoch.legend(loc="lower right", fontsize=8.5, frameon=True, framealpha=1, edgecolor="none")
+        by_epoch.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
 
         # The lines are those of the axes above, whose legend is enough.
         _draw_accuracy(by_cost, rows, epochs, across="epsilon_upper")
@@ -176,7 +175,6 @@ def _draw_promise(axes: Axes, epsilon: float) -> None:
         xycoords=axes.get_xaxis_transform(),
         textcoords="offset points",
         ha="right",
-        fontsize=8.5,
     )
 
 
@@ -197,7 +195,7 @@ def _draw_epsilons(axes: Axes, epochs: int) -> None:
         upper = np.asarray(bounds.upper)
         axes.fill_between(at, lower, upper, color=color, alpha=0.3, linewidth=0)
         label = rf"$\sigma$ = {noise:g}, certified"
-        axes.plot(at, upper, color=color, linewidth=1.4, label=label, **marks)
+        axes.plot(at, upper, "-", color=color, linewidth=1.4, label=label, **marks)
 
         # What the accountant says.
         if accountant == CLT:
@@ -214,7 +212,7 @@ def _draw_epsilons(axes: Axes, epochs: int) -> None:
     highest = max(float(np.max(line.get_ydata())) for line in axes.lines)
     axes.set(xlabel="epochs", xlim=(0, epochs))
     axes.set(ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", ylim=(0, 1.55 * highest))
-    axes.legend(loc="upper left", fontsize=8, ncols=2, handlelength=1.8, columnspacing=1.0)
+    axes.legend(loc="upper left", ncols=2, handlelength=1.8, columnspacing=1.0)
 
 
 def at_equal_cost(rows: RowsByName, epochs: int) -> dict[str, Any]:
@@ -257,7 +255,8 @@ def print_at_equal_cost(results: Path, console: Console) -> None:
 def tradeoff(results: Path) -> Figure:
     """Draw the power of the best test against each trained model: what the CLT says, and the certified band."""
     size = (7.1, 7.0)
-    figure, grid = plt.subplots(2, 2, figsize=size, layout="constrained")
+    figure = Figure(size, layout="constrained")
+    grid = figure.subplots(2, 2)
     for axes, (experiment, name, title) in zip(grid.flat, TRAINED, strict=True):
         _draw_power(axes, read(results, experiment)[name], title)
         axes.legend(loc="lower right")

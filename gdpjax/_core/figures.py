@@ -46,3 +46,13 @@ def rounded(value: float, digits: int, rounding: str) -> str:
     if rounding == "down" and float(nearest) > value:
         number = number.next_minus(grid)
     return f"{float(number):.{digits}g}"
+
+
+def is_percentage(name: str) -> bool:
+    """Return whether a score is a fraction that is shown in percent."""
+    return name == "accuracy" or name.endswith("_accuracy")
+
+
+def shown_score(name: str, value: float) -> float:
+    """Return a score in the unit of its label."""
+    return 100 * value if is_percentage(name) else value

@@ -1,9 +1,8 @@
-"""Pictures of privacy: the trade-off curve of a run, and epsilon against the number of steps.
+"""Pictures of privacy: a run's trade-off curve, epsilon against its steps, and its score against epsilon.
 
-A picture is made in two steps: a function of the hyperparameters computes the curves as arrays, with the standing of
-each, and a ``plot_...`` function draws them on a new matplotlib figure. matplotlib is imported when something is drawn.
-Curves are told apart by line style as well as by colour, so that a picture survives colour blindness and grey printing,
-and figures have the width of a column.
+The first two are made in two steps: a function of the hyperparameters computes the curves as arrays, with the standing
+of each, and a ``plot_...`` function draws them. `plot_score` reads the logs of trainings. What is drawn is a new
+matplotlib figure, as wide as a column of a paper, in the one `style` of this project.
 
 Two pictures of the same trade-off curve f. In the plane of errors, G_mu and f_{epsilon, delta} are the familiar curves
 under 1 - alpha. What a delta of 1e-5 is about happens near the corner (0, 1), though, where that picture shows nothing:
@@ -17,7 +16,9 @@ from gdpjax.plotting._curves import (
     epsilon_curves,
     tradeoff_curves,
 )
-from gdpjax.plotting._draw import plot_epsilon, plot_tradeoff, save_figure
+from gdpjax.plotting._draw import plot_epsilon, plot_tradeoff
+from gdpjax.plotting._score import plot_score
+from gdpjax.plotting.style import save_figure
 
 __all__ = [
     "EpsilonCurves",
@@ -25,6 +26,7 @@ __all__ = [
     "approximate_dp_tradeoff",
     "epsilon_curves",
     "plot_epsilon",
+    "plot_score",
     "plot_tradeoff",
     "save_figure",
     "tradeoff_curves",

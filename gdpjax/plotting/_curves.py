@@ -11,12 +11,12 @@ import numpy as np
 import scipy
 
 from gdpjax._core.arguments import check_count, check_flag, check_number
-from gdpjax._core.checks import COUNT, EXTENDED_NONNEGATIVE, POSITIVE, UNIT, check, check_scalar
+from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check_scalar
 from gdpjax._core.types import FAILURE, Bounds
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.ledger import AnyEvent, Event, Ledger
-from gdpjax.tradeoff import CertifiedCurve, Gaussian
+from gdpjax.tradeoff import ApproximateDP, CertifiedCurve, Gaussian
 
 
 class TradeoffCurves(NamedTuple):
@@ -100,8 +100,7 @@ def tradeoff_curves(
     """
     curve, mu_clt = _curve_and_clt(noise_multiplier, sampling_prob, num_steps)
     delta = check_number("delta", delta, DELTA)
-    check_count("num_points", num_points, least=8, most=100_000)
-    epsilon = Bounds(*(float(end) for end in curve.epsilon(delta)))
+    epsilon = Bounds(*map(float, curve.epsilon(delta)))
     alpha = _alphas(num_points, epsilon.upper, delta)
     mu_upper = float(curve.mu(FAILURE).upper)
     inside = np.minimum(alpha / (1 - FAILURE), 1.0)
@@ -120,19 +119,17 @@ def tradeoff_curves(
 
 def _curve_and_clt(run: Any, sampling_prob: Any, num_steps: Any) -> tuple[CertifiedCurve, float | None]:
     """The certified curve of what is drawn, and the central limit theorem's mu where there is one."""
-    if isinstance(run, CertifiedCurve | Ledger | AnyEvent):
-        if sampling_prob is not None or num_steps is not None:
-            raise ValueError("after a curve or a Ledger only delta follows: tradeoff_curves(curve, delta=...)")
-        if isinstance(run, CertifiedCurve):
-            return run, None
-        only = run.events[0] if isinstance(run, Ledger) and len(run.events) == 1 else run
-        if isinstance(only, Event) and only.noise_multiplier > 0:
-            return certified(run), float(clt_mu_poisson(only.noise_multiplier, only.sampling_prob, only.num_steps))
-        return certified(run), None
-    check_scalar("noise_multiplier", run, POSITIVE)
-    check_scalar("sampling_prob", sampling_prob, UNIT)
-    check_scalar("num_steps", num_steps, COUNT)
-    return certified(run, sampling_prob, num_steps), float(clt_mu_poisson(run, sampling_prob, num_steps))
+    if not isinstance(run, CertifiedCurve | Ledger | AnyEvent):
+        numbers = run, sampling_prob, num_steps
+        _check_run(*numbers)
+        return certified(*numbers), float(clt_mu_poisson(*numbers))
+    if sampling_prob is not None or num_steps is not None:
+        raise ValueError("after a curve or a Ledger only delta follows: tradeoff_curves(curve, delta=...)")
+    only = run.events[0] if isinstance(run, Ledger) and len(run.events) == 1 else run
+    mu = None
+    if isinstance(only, Event) and only.noise_multiplier > 0:
+        mu = float(clt_mu_poisson(only.noise_multiplier, only.sampling_prob, only.num_steps))
+    return run if isinstance(run, CertifiedCurve) else certified(run), mu
 
 
 def epsilon_curves(
@@ -166,7 +163,9 @@ def epsilon_curves(
     >>> bool((curves.certified.upper <= curves.moments_accountant).all())
     True
     """
-    _check_run(noise_multiplier, sampling_prob, num_steps, delta, num_points)
+    _check_run(noise_multiplier, sampling_prob, num_steps)
+    delta = check_number("delta", delta, DELTA)
+    num_points = check_count("num_points", num_points, least=8, most=100_000)
     log = check_flag("log", log)
     # epsilon grows like a square root, so that without logarithms squares are spaced evenly to the eye
     spaced = np.geomspace(1, num_steps, num_points) if log else num_steps * np.linspace(0, 1, num_points) ** 2
@@ -174,7 +173,7 @@ def epsilon_curves(
     run = noise_multiplier, sampling_prob, steps, delta
     return EpsilonCurves(
         num_steps=steps,
-        delta=float(delta),
+        delta=delta,
         certified=certified(noise_multiplier, sampling_prob, steps).epsilon(delta),
         moments_accountant=moments_accountant_epsilon(*run),
         moments_accountant_classic=moments_accountant_epsilon(*run, conversion="classic"),
@@ -203,20 +202,13 @@ def approximate_dp_tradeoff(alpha: Any, epsilon: float, delta: float) -> np.ndar
     >>> print(approximate_dp_tradeoff([0.0, 0.25, 1.0], 0.0, 0.5))
     [0.5  0.25 0.  ]
     """
-    check("alpha", alpha, UNIT)
-    epsilon = check_number("epsilon", epsilon, EXTENDED_NONNEGATIVE)
-    delta = check_number("delta", delta, UNIT)
-    alpha = np.asarray(alpha, np.float64)
-    steep = 1.0 - delta - np.exp(min(epsilon, 700.0)) * alpha
-    return np.maximum(np.maximum(steep, np.exp(-epsilon) * (1.0 - delta - alpha)), 0.0)
+    return np.asarray(ApproximateDP(epsilon, delta)(alpha))
 
 
-def _check_run(noise_multiplier: Any, sampling_prob: Any, num_steps: Any, delta: Any, num_points: Any) -> None:
+def _check_run(noise_multiplier: Any, sampling_prob: Any, num_steps: Any) -> None:
     check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
     check_scalar("sampling_prob", sampling_prob, UNIT)
     check_scalar("num_steps", num_steps, COUNT)
-    check_scalar("delta", delta, DELTA)
-    check_count("num_points", num_points, least=8, most=100_000)
 
 
 def _alphas(num_points: int, epsilon: float, delta: float) -> np.ndarray:
@@ -224,7 +216,8 @@ def _alphas(num_points: int, epsilon: float, delta: float) -> np.ndarray:
 
     Gaussian trade-off curves are straight lines in these, so that every part of them is resolved alike.
     """
-    lowest = min(1e-6, delta / 100)
-    spaced = scipy.special.ndtr(np.linspace(scipy.special.ndtri(lowest), -scipy.special.ndtri(lowest), num_points))
+    num_points = check_count("num_points", num_points, least=8, most=100_000)
+    lowest = scipy.special.ndtri(min(1e-6, delta / 100))
+    spaced = scipy.special.ndtr(np.linspace(lowest, -lowest, num_points))
     kink = (1.0 - delta) * np.exp(-np.logaddexp(0.0, epsilon))
     return np.unique(np.concatenate([[0.0, kink, 1.0 - delta, 1.0], spaced]))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gdpjax._core.figures import rounded
+from gdpjax._core.figures import is_percentage, rounded, shown_score
 from gdpjax.sweeps._hyperparameters import STANDARD
 from gdpjax.sweeps._plans import Cost
 from gdpjax.sweeps._spec import Spec
@@ -105,13 +105,3 @@ def label(name: str, units: bool = True) -> str:
     """
     words = LABELS.get(name) or name.replace("_", " ")
     return f"{words} (%)" if is_percentage(name) and units else words
-
-
-def is_percentage(name: str) -> bool:
-    """Return whether a score is a fraction that is shown in percent."""
-    return name == "accuracy" or name.endswith("_accuracy")
-
-
-def shown_score(name: str, value: float) -> float:
-    """Return a score in the unit of its label."""
-    return 100 * value if is_percentage(name) else value

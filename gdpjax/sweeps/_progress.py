@@ -4,8 +4,8 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from gdpjax._core.figures import rounded
-from gdpjax.sweeps._layout import Layout, label, shown_score
+from gdpjax._core.figures import rounded, shown_score
+from gdpjax.sweeps._layout import Layout, label
 from gdpjax.sweeps._summary import (
     Configuration,
     Row,

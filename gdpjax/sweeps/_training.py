@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdpjax._core.arguments import check_path
-from gdpjax._core.figures import rounded
+from gdpjax._core.figures import rounded, shown_score
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
 from gdpjax.sweeps._blueprint import Blueprint
 from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
-from gdpjax.sweeps._layout import check_score, label, shown_score
+from gdpjax.sweeps._layout import check_score, label
 from gdpjax.sweeps._plans import Cost, cost_of, epoch_end, plan_of
 from gdpjax.sweeps._progress import TrainingProgress
 from gdpjax.sweeps._spec import SECTION, Spec

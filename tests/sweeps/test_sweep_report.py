@@ -10,11 +10,13 @@ from rich.console import Console
 
 from experiments import cli
 from gdpjax import accounting
+from gdpjax.plotting import style
 from gdpjax.sweeps import _folder, _progress, _report, _summary, _sweep
 from gdpjax.sweeps._folder import PARTS, RESULTS, read_rows, write_part
 from gdpjax.sweeps._layout import Layout, layout_of
-from gdpjax.sweeps._pictures import PARETO, VARIED
+from gdpjax.sweeps._pictures import PARETO, VARIED, save_pareto, save_varied
 from gdpjax.sweeps._trials import list_trials
+from tests.drawings import assert_nothing_is_cut
 from tests.sweeps.sweeps import SMALL, examples_of, spec_of
 
 GRID = f"""{SMALL}
@@ -171,6 +173,55 @@ def rows_of(*figures):
         row["test_accuracy"] = accuracy
         rows.append(row)
     return rows
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return the figures that are saved, in order, in place of files."""
+    figures = []
+    monkeypatch.setattr(style, "save_figure", lambda figure, path: figures.append(figure))
+    return figures
+
+
+def test_bad_trials_are_outside_the_axes_and_told_in_words(drawn, tmp_path):
+    """A few bad trials do not flatten the rest: triangles on the edge are at their epsilons, and the legend counts."""
+    good = [(0.1 * n, epsilon, 0.9 + 0.003 * n) for epsilon in (0.5, 1.0, 2.0) for n in range(1, 8)]
+    rows = rows_of(*good, (1.6, 1.0, 0.1), (3.2, 2.0, 0.2))
+    save_pareto(rows, LAYOUT, tmp_path / PARETO)
+    save_varied(rows, LAYOUT, tmp_path / VARIED)
+    for figure in drawn:
+        assert "2 trials below the axis" in [text.get_text() for text in figure.legends[0].get_texts()]
+        assert_nothing_is_cut(figure)
+
+    axes = drawn[0].axes[0]
+    assert axes.bbox.width > 0.78 * drawn[0].bbox.width
+    dots, triangles = axes.collections[:2]
+    assert dots.get_offsets().tolist() == [[row["epsilon_upper"], 100 * row["test_accuracy"]] for row in rows]
+    bottom, top = axes.get_ylim()
+    assert triangles.get_offsets().tolist() == [[1.0, bottom], [2.0, bottom]]
+    assert 20 < bottom < 90.3
+    assert top > 92.1
+
+
+def test_a_small_score_may_be_the_best_in_the_figure_too(drawn, tmp_path):
+    """Where the smallest score is the best, the bad trials are above the axis."""
+    layout = Layout(LAYOUT.hyperparameters, ["rmse"], "rmse", minimize=True)
+    rows = rows_of(*((0.1 * n, 1.0, 1.0 + 0.01 * n) for n in range(5)), (0.1, 1.0, 7.0))
+    save_pareto([row | {"rmse": row["test_accuracy"]} for row in rows], layout, tmp_path / PARETO)
+    assert "1 trial above the axis" in [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert drawn[0].axes[0].get_ylim()[1] < 1.5
+
+
+@pytest.mark.parametrize(
+    "values", [(1.0, 1.05, 1.1, 4.0), (1e-5, 1e-3, 0.1), (0.5, 1.0, 2.0, 4.0), (0.012, 0.6, 30.0, 31.0)]
+)
+def test_every_tick_of_a_sweep_has_a_number_that_can_be_read(drawn, tmp_path, values):
+    """Values that stand far apart are marked themselves; close ones, and those of many decades, by round numbers."""
+    rows = rows_of(*((value, value, 0.8 + 0.01 * n) for n, value in enumerate(values)))
+    save_pareto(rows, LAYOUT, tmp_path / PARETO)
+    assert save_varied(rows, LAYOUT, tmp_path / VARIED)
+    for figure in drawn:
+        assert_nothing_is_cut(figure)
 
 
 def learning_rates(configurations):
