@@ -1,7 +1,9 @@
-"""Write figures: rounded to the side that keeps them true, and infinities as texts for JSON."""
+"""Write figures: rounded to the side that keeps them true, infinities as texts for JSON, and tables of texts."""
 
 import decimal
 import math
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -46,3 +48,22 @@ def rounded(value: float, digits: int, rounding: str) -> str:
     if rounding == "down" and float(nearest) > value:
         number = number.next_minus(grid)
     return f"{float(number):.{digits}g}"
+
+
+def text_table(rows: Sequence[Sequence[str]], width: int = 80) -> str:
+    """Write rows of cells in columns, numbers to the right; the last column is wrapped to fit into ``width``.
+
+    >>> print(text_table([("quantity", "value", "standing"), ("mu", "1.25", "exact")]))
+    quantity  value  standing
+    mu         1.25  exact
+    """
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    indent = sum(widths) + 2 * len(widths)
+    lines = []
+    for first, *middle, last in rows:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(wide) for cell, wide in zip(middle, widths[1:], strict=True)]
+        wrapped = textwrap.wrap(last, max(width - indent, 20)) or [""]
+        lines.append("  ".join([*cells, wrapped[0]]).rstrip())
+        lines += [" " * indent + line for line in wrapped[1:]]
+    return "\n".join(lines)
