@@ -918,6 +918,7 @@ def _figure() -> Any:
 
 # Records of results, which hold what they are given.
 RECORDS = {
+    "InstallationAudit",
     "AbstractBatches",
     "AbstractClipRule",
     "AbstractFactor",
@@ -979,6 +980,7 @@ RECORDS = {
 # Called by the layers above with arguments that they have checked.
 BETWEEN_LAYERS = {
     "accumulation_charge",
+    "audit_installation",
     "charge_of_sum",
     "clip_rows",
     "event_type_of",
@@ -987,6 +989,8 @@ BETWEEN_LAYERS = {
     "release_of",
     "resolve_relation",
     "rule_sensitivity",
+    "step_checks",
+    "worst_cases",
 }
 # Readers of files and switches of the process, which have tests of their own.
 OF_FILES = {

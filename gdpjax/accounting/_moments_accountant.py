@@ -138,12 +138,12 @@ def _rdp_of_steps(steps: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """The divergences of steps, [2, n] to [n, K]: of one by NumPy, since to compile takes a second and more."""
     num_steps = steps.shape[1]
     if num_steps == 1:
-        return log_moments(*steps, orders, np) / (orders - 1)
+        return log_moments(steps[0], steps[1], orders, np) / (orders - 1)
 
     # A number of steps at a time for which the program is compiled already.
     filled = np.pad(steps, [(0, 0), (0, -num_steps % _STEPS_AT_ONCE)], mode="edge")
     parts = np.split(filled, filled.shape[1] // _STEPS_AT_ONCE, axis=1)
-    return np.concatenate([rdp_subsampled_gaussian(*part, orders) for part in parts])[:num_steps]
+    return np.concatenate([rdp_subsampled_gaussian(part[0], part[1], orders) for part in parts])[:num_steps]
 
 
 def _epsilon_of_ledger(run: Ledger | AnyEvent, delta: Array, conversion: str) -> np.ndarray:

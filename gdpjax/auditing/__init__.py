@@ -5,8 +5,8 @@ two must not cross: a lower bound above the certified upper one is a bug in the 
 here says its confidence and its standing, "empirical lower".
 
 Read in the order `_canaries`, `_one_run_epsilon`, `_one_run_tradeoff`, `_one_run` (one training run), `_many_runs`
-(many), `_statistics`, `_step` (the audit of a private step), `_p_values` (tests of laws that are known), `_worst_cases`,
-`_step_checks` and `_installation` (the audit of the step of this installation).
+(many), `_statistics`, `_step` (the audit of a private step), `_p_values` (tests of laws that are known),
+`_worst_cases`, `_step_checks`, `_installation` (the audit of the step of this installation).
 """
 
 from gdpjax.auditing._canaries import (

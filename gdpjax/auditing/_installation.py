@@ -1,4 +1,4 @@
-"""The audit of the private step of this installation: the attacks of `_worst_cases`, and the checks of `_step_checks`."""
+"""The audit of this installation's private step: the attacks of `_worst_cases` and the checks of `_step_checks`."""
 
 import json
 from typing import Any, NamedTuple
@@ -98,7 +98,8 @@ def audit_installation(
     confidence = check_confidence(confidence)
     cases = worst_cases()
     check_key, *case_keys = jax.random.split(as_key(key), 1 + len(cases))
-    uppers = epsilon_bounds(*np.transpose([case.run for case in cases.values()]), delta).upper
+    noise_multiplier, sampling_prob, num_steps = np.transpose([case.run for case in cases.values()])
+    uppers = epsilon_bounds(noise_multiplier, sampling_prob, num_steps, delta).upper
     case_confidence = 1 - (1 - confidence) / 2 / len(cases)
     found = {}
     for case_key, (name, case), upper in zip(case_keys, cases.items(), uppers.tolist(), strict=True):

@@ -168,9 +168,9 @@ def _compiled_runs() -> Any:
 
 
 def _make_runs(run_chunk: Any, setting: _Setting, key: Array, num_runs: int) -> tuple[np.ndarray, Any]:
-    """Return the noisy sums of runs, float64[runs, steps, coordinates], and their final states, in chunks of one size."""
+    """Return the noisy sums of runs, float64[runs, steps, coordinates], and their final states."""
     # As arrays, so that all settings share one compiled program.
-    noise_multiplier, sampling_prob = np.float32(setting[2:])
+    noise_multiplier, sampling_prob = np.asarray(setting[2:], np.float32)
     arrays = setting._replace(noise_multiplier=noise_multiplier, sampling_prob=sampling_prob)
     num_chunks = -(-num_runs // _CHUNK)
     keys = jax.random.split(key, num_chunks * _CHUNK).reshape(num_chunks, _CHUNK)
@@ -209,9 +209,7 @@ def noise_checks(z: np.ndarray) -> dict[str, StepCheck]:
     stddev = np.sqrt(squares.mean())
     return {
         "noise size": StepCheck(size, f"{stddev:.4f} times the claimed stddev"),
-        "noise shape": StepCheck(
-            bonferroni([cdf_p_value(law) for law in laws]), "draws and lengths are normal"
-        ),
+        "noise shape": StepCheck(bonferroni([cdf_p_value(law) for law in laws]), "draws and lengths are normal"),
         "noise range": StepCheck(
             bonferroni([range_p_value(x.min(), x.max(), x.size) for x in (z, step_scores)]),
             f"values from {z.min():.2f} to {z.max():.2f}",
@@ -244,9 +242,7 @@ def _tail_check(key: Array, num_releases: int) -> StepCheck:
     counts = num_beyond.astype(np.int64).sum(axis=0).reshape(2, -1)
     of_counts = bonferroni(count_p_value(counts, num_draws, scipy.special.ndtr(-_THRESHOLDS)))
     of_range = range_p_value(lowest, highest, num_draws)
-    return StepCheck(
-        bonferroni([of_range, of_counts]), f"from {lowest:.2f} to {highest:.2f} in {num_draws:.2g} draws"
-    )
+    return StepCheck(bonferroni([of_range, of_counts]), f"from {lowest:.2f} to {highest:.2f} in {num_draws:.2g} draws")
 
 
 def _sum_check(noise: np.ndarray) -> StepCheck:

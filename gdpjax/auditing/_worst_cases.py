@@ -63,8 +63,7 @@ class WorstCase(NamedTuple):
 def worst_cases() -> dict[str, WorstCase]:
     """Return every worst case by name; those with a linear loss share one compiled program.
 
-    Each is audited by itself: ``audit_step(case.release, key, delta=..., claimed=case.claimed())``. `audit_installation`
-    does that, and says what each name means.
+    `audit_installation` audits each: ``audit_step(case.release, key, delta=..., claimed=case.claimed())``.
 
     >>> worst_cases()["sampled"].run
     (0.25, 0.25, 1)
@@ -79,10 +78,10 @@ def worst_cases() -> dict[str, WorstCase]:
         # gradients[t, i] is the gradient of example i in step t; the canary is the second example.
         gradients = np.stack([[ordinary, of_step] for of_step in canary]).astype(np.float32)
         claim = WorstCase(release, *run)
-        numbers = np.float32(claim.run[:2])
+        numbers = np.asarray(claim.run[:2], np.float32)
         return claim._replace(release=jax.tree_util.Partial(release, gradients, *numbers))
 
-    # The ordinary example is at right angles to the directions of the canary, so that its coming and going hides nothing.
+    # The ordinary example is at right angles to the canary, so that its coming and going hides nothing.
     ones = np.ones(NUM_COORDINATES)
     unit = ones * (CLIP_NORM / np.linalg.norm(ones))
     turned = unit * [1, -1, 1, -1, -1, -1, -1, -1, 1, 1, 1, 1]

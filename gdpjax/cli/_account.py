@@ -91,10 +91,6 @@ def _figures(run: tuple[float, float, int], delta: float | None, failure: float,
     if run[0] == 0:
         found |= dict.fromkeys(("mu_clt", "epsilon_clt", "mu_upper", "epsilon_moments_accountant"), math.inf)
         found["clt_reliable"] = False
-    else:
-        found["mu_clt"] = float(clt_mu_poisson(*run))
-        if with_mu:
-            found["mu_upper"] = float(curve.mu(failure).upper)
     if delta is not None:
         bounds = curve.epsilon(delta)
         found["epsilon_lower"], found["epsilon_upper"] = map(float, bounds)
@@ -102,6 +98,10 @@ def _figures(run: tuple[float, float, int], delta: float | None, failure: float,
             found["epsilon_clt"] = float(clt_epsilon(*run, delta))
             found["clt_reliable"] = bool(clt_is_reliable(bounds, found["epsilon_clt"]))
             found["epsilon_moments_accountant"] = float(moments_accountant_epsilon(*run, delta))
+    if run[0] != 0:
+        found["mu_clt"] = float(clt_mu_poisson(*run))
+        if with_mu:
+            found["mu_upper"] = float(curve.mu(failure).upper)
     return found
 
 

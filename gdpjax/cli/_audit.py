@@ -104,7 +104,10 @@ def _many_runs_report(data: Any, key: Any, options: dict[str, Any]) -> list[Row]
         Row("epsilon_lower", audit.epsilon, _LOWER, "down"),
         Row("mu_lower", audit.mu, _LOWER, "down"),
         Row(
-            "epsilon_lower_if_gaussian", audit.epsilon_if_gaussian, f"{_LOWER}, if the trade-off curve is Gaussian", "down"
+            "epsilon_lower_if_gaussian",
+            audit.epsilon_if_gaussian,
+            f"{_LOWER}, if the trade-off curve is Gaussian",
+            "down",
         ),
         Row("delta", audit.delta, "given", "exact"),
         Row("confidence", audit.confidence, "given; of all bounds together", "exact"),

@@ -143,14 +143,14 @@ def _sweep(arguments: argparse.Namespace) -> int:
     else:
         kept_text = f", {num_kept} of them from before" if num_kept else ""
         bad_text = f"; bad rows left out: {len(grid.bad)}" if grid.bad else ""
-        print(f"{output}: {num_rows} rows{kept_text}{bad_text}")
+        print(f"{output}: {num_rows} row{'s' * (num_rows != 1)}{kept_text}{bad_text}")
     return 1 if grid.bad else 0
 
 
 def _make_grid(arguments: argparse.Namespace) -> Grid:
     """Return every row of the file (one empty row without a file) with every combination of the options."""
     given = vars(arguments)
-    options = {}
+    options: dict[str, list[float]] = {}
     for name in _QUANTITIES:
         if given[name] is not None:
             try:
@@ -159,8 +159,9 @@ def _make_grid(arguments: argparse.Namespace) -> Grid:
                 raise ValueError(f"{option_names(name)[0]}: {error}") from None
     columns, rows = read_table(arguments.input) if arguments.input else ([], [("", [])])
     columns = [*columns, *options]
-    names = [OTHER_NAMES.get(column, column) for column in columns]
+    names = [OTHER_NAMES.get(column) or column for column in columns]
     derived = [name for name in ("sampling_prob", "num_steps") if name not in names]
+    check_given(names)
     _check_names([*names, *derived])
     size = len(rows) * math.prod(map(len, options.values()))
     if size > MOST_VALUES:
