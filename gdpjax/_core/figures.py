@@ -63,7 +63,7 @@ def text_table(rows: Sequence[Sequence[str]], width: int = 80) -> str:
     for first, *middle, last in rows:
         cells = [first.ljust(widths[0])]
         cells += [cell.rjust(wide) for cell, wide in zip(middle, widths[1:], strict=True)]
-        wrapped = textwrap.wrap(last, max(width - indent, 20)) or [""]
+        wrapped = textwrap.wrap(last, max(width - indent, 20), break_on_hyphens=False) or [""]
         lines.append("  ".join([*cells, wrapped[0]]).rstrip())
         lines += [" " * indent + line for line in wrapped[1:]]
     return "\n".join(lines)

@@ -32,12 +32,12 @@ _DIGITS = 8
 _STANDINGS = {
     "mu_clt": (CLT_CAVEAT, "up"),
     "epsilon_clt": (CLT_CAVEAT, "up"),
-    "clt_reliable": ("whether epsilon_clt is proved to be within 5% of the truth", "nearest"),
-    "mu_upper": ("certified: the run is mu-GDP except with probability mu_failure", "up"),
+    "clt_reliable": ("epsilon_clt is proved within 5%", "nearest"),
+    "mu_upper": ("certified, except with probability mu_failure", "up"),
     "mu_failure": ("given", "exact"),
-    "epsilon_lower": ("certified: the true epsilon is at least this", "down"),
-    "epsilon_upper": ("certified: the true epsilon is at most this", "up"),
-    "epsilon_moments_accountant": ("upper bound: a guarantee, not tight", "up"),
+    "epsilon_lower": ("certified lower bound", "down"),
+    "epsilon_upper": ("certified upper bound", "up"),
+    "epsilon_moments_accountant": ("upper bound, not tight", "up"),
 }
 """Standing and rounding of the figures. What privacy costs is rounded up."""
 
@@ -72,14 +72,14 @@ def _run_report(run: tuple[float, float, int], delta: float | None, failure: flo
     found = _figures(run, delta, failure, with_mu)
     rows = [
         Row("num_steps", num_steps, "given"),
-        Row("sampling_prob", sampling_prob, "given; Poisson sampling, add-or-remove-one neighbours", "exact"),
+        Row("sampling_prob", sampling_prob, "given; Poisson sampling, add or remove one example", "exact"),
         Row("delta", delta, "given" if delta is not None else "not given", "exact"),
     ]
     for key, (standing, rounding) in _STANDINGS.items():
         if key not in found:
             standing = "add --with-mu" if key == "mu_upper" else "needs --delta"
         elif noise_multiplier == 0 and key != "mu_failure":
-            standing = "NOT PRIVATE: without noise every example that is in a batch shows"
+            standing = "NOT PRIVATE: there is no noise"
         rows.append(Row(key, found.get(key), standing, rounding))
     return rows
 

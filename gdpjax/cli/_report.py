@@ -10,7 +10,7 @@ from gdpjax._core.types import Array, Bounds
 
 __all__ = ["CLT_CAVEAT", "Row", "add_cache_option", "add_json_option", "clt_is_reliable", "plain", "printed"]
 
-CLT_CAVEAT = "asymptotic estimate: may understate the true epsilon; not a guarantee"
+CLT_CAVEAT = "asymptotic, no guarantee: may understate"
 _DIGITS = 4
 
 

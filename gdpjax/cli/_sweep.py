@@ -114,7 +114,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     work = output.with_name(output.name + ".partial.csv") if is_parquet(output) else output
     grid = _make_grid(arguments)
     for place, reason in grid.bad.items():
-        print(f"gdpjax sweep: left out: {place}: {reason}", file=sys.stderr)
+        where = f"{arguments.input}, {place}" if arguments.input else place
+        print(f"gdpjax sweep: left out: {where}: {reason}", file=sys.stderr)
     if not grid.cells:
         raise ValueError("no row can be computed, so nothing was written")
 
@@ -175,7 +176,7 @@ def _make_grid(arguments: argparse.Namespace) -> Grid:
                 values = _values_of_row(names, [*given_cells, *combination])
             except ValueError as error:
                 # A bad line is bad with every combination of the options, and is listed once.
-                bad[f"{arguments.input}, {place}" if place else f"combination {number}"] = str(error)
+                bad[place or f"combination {number}"] = str(error)
                 continue
             cells.append([text_of(values[name]) for name in (*names, *derived)])
             runs.append([values[name] for name in ("noise_multiplier", "sampling_prob", "num_steps", "delta")])
