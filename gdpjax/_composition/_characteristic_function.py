@@ -518,7 +518,7 @@ def _fourier(loss: Array, weight: Array, frequency: Array) -> tuple[Array, Array
     num_cells = size + _TAPS.size
     first_tap = np.nan_to_num(np.mod(cell + _TAPS[0], size)).astype(np.int64)
     first_tap += num_cells * np.arange(num_kinds)[:, None]
-    index = first_tap[..., None] + np.arange(_TAPS.size)
+    index = first_tap + np.arange(_TAPS.size)[:, None, None]
     masses = np.bincount(index.reshape(-1), spread.reshape(-1), minlength=num_kinds * num_cells)
     masses = masses.reshape(num_kinds, num_cells)
     masses[:, : _TAPS.size] += masses[:, size:]
@@ -533,21 +533,24 @@ def _fourier(loss: Array, weight: Array, frequency: Array) -> tuple[Array, Array
 
 
 def _spread(offset: Array, weight: Array) -> Array:
-    """Return the shares of the weights in each of `_TAPS` [kinds, n, taps], at an offset from the left of the cell.
+    """Return the shares of the weights in each of `_TAPS` [taps, kinds, n], at an offset from the left of the cell.
 
     e^{-c (x - j)^2} = e^{-c x^2} (e^{2 c x})^j e^{-c j^2}, and j is four times a whole number and the rest.
     """
     ratio = np.exp(2.0 * _KERNEL_RATE * offset)
     square = ratio**2
-    rest = np.stack([np.ones(ratio.shape), ratio, square, square * ratio], axis=-1)
+    rest = np.stack([np.ones(ratio.shape), ratio, square, square * ratio])
 
     fourth = square**2
     eighth = fourth**2
     twelfth = eighth * fourth
-    fours = np.stack([1.0 / twelfth, 1.0 / eighth, 1.0 / fourth, rest[..., 0], fourth, eighth, twelfth], axis=-1)
-    fours *= (weight * np.exp(-_KERNEL_RATE * offset**2))[..., None]
-    products = fours[..., :, None] * rest[..., None, :]
-    return products.reshape(*offset.shape, _TAPS.size) * _KERNEL
+    fours = np.stack([1.0 / twelfth, 1.0 / eighth, 1.0 / fourth, rest[0], fourth, eighth, twelfth])
+    fours *= weight * np.exp(-_KERNEL_RATE * offset**2)
+
+    # The long axes come last, where NumPy is quick.
+    products = (fours[:, None] * rest).reshape(_TAPS.size, *offset.shape)
+    products *= _KERNEL[:, None, None]
+    return products
 
 
 def _finite_line(event: BoundedLossEvents, contour: Contour, frequency: Array) -> EventsOnLine:

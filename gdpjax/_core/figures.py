@@ -1,7 +1,9 @@
-"""Write figures: rounded to the side that keeps them true, and infinities as texts for JSON."""
+"""Write figures: rounded to the side that keeps them true, infinities as texts for JSON, and tables of texts."""
 
 import decimal
 import math
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -56,3 +58,22 @@ def is_percentage(name: str) -> bool:
 def shown_score(name: str, value: float) -> float:
     """Return a score in the unit of its label."""
     return 100 * value if is_percentage(name) else value
+
+
+def text_table(rows: Sequence[Sequence[str]], width: int = 80) -> str:
+    """Write rows of cells in columns, numbers to the right; the last column is wrapped to fit into ``width``.
+
+    >>> print(text_table([("quantity", "value", "standing"), ("mu", "1.25", "exact")]))
+    quantity  value  standing
+    mu         1.25  exact
+    """
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    indent = sum(widths) + 2 * len(widths)
+    lines = []
+    for first, *middle, last in rows:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(wide) for cell, wide in zip(middle, widths[1:], strict=True)]
+        wrapped = textwrap.wrap(last, max(width - indent, 20), break_on_hyphens=False) or [""]
+        lines.append("  ".join([*cells, wrapped[0]]).rstrip())
+        lines += [" " * indent + line for line in wrapped[1:]]
+    return "\n".join(lines)

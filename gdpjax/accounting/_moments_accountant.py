@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core import xla
-from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced
+from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, check_broadcast, is_traced
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
 from gdpjax.accounting import _correlated, _truncated
@@ -29,6 +29,7 @@ from gdpjax.accounting._rdp import (
     check_one_of,
     convert,
     moments_epsilon_kernel,
+    rdp_subsampled_gaussian,
 )
 from gdpjax.accounting._rdp_schemes import rdp_of_events
 from gdpjax.accounting._renyi import log_moments
@@ -44,6 +45,9 @@ from gdpjax.ledger import (
     TruncatedPoissonEvent,
     event_type_of,
 )
+
+_RUNS_AT_ONCE = 4096
+_STEPS_AT_ONCE = 64
 
 
 def moments_accountant_epsilon(
@@ -96,9 +100,8 @@ def moments_accountant_epsilon(
         check_options(noise_multiplier, sampling, None)  # pyright: ignore[reportArgumentType]
         return _epsilon_of_ledger(noise_multiplier, delta, conversion)  # pyright: ignore[reportArgumentType]
     run: tuple[Any, Any, Any, Any] = (noise_multiplier, sampling_prob, num_steps, delta)
-    is_one = not is_traced(run) and all(np.ndim(number) == 0 for number in run)
-    if event_type_of(sampling) is Event and is_one and not xla.in_program():
-        return _one_moments_accountant(*run, conversion)
+    if event_type_of(sampling) is Event and not is_traced(run) and not xla.in_program():
+        return _epsilon_of_known_runs(*run, conversion)
     return _moments_accountant(*run, conversion, sampling)
 
 
@@ -109,19 +112,38 @@ def _moments_accountant(
     return moments_epsilon_kernel(noise_multiplier, sampling_prob, num_steps, delta, conversion, sampling)
 
 
-def _one_moments_accountant(
-    noise_multiplier: float, sampling_prob: float, num_steps: float, delta: float, conversion: str
-) -> np.float64:
-    """The epsilon of one configuration, by NumPy: to compile the program takes a second and more."""
-    named = {"noise_multiplier": (noise_multiplier, POSITIVE), "sampling_prob": (sampling_prob, UNIT)}
-    named |= {"num_steps": (num_steps, COUNT), "delta": (delta, DELTA)}
-    for name, (value, domain) in named.items():
+def _epsilon_of_known_runs(
+    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, conversion: str
+) -> np.ndarray:
+    """The epsilon of runs that are numbers: the runs of a grid share few steps, whose divergences are computed once."""
+    names = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
+    run = dict(zip(names, (noise_multiplier, sampling_prob, num_steps, delta), strict=True))
+    for (name, value), domain in zip(run.items(), (POSITIVE, UNIT, COUNT, DELTA), strict=True):
         check(name, value, domain)
-    noise, prob, steps, probability = (np.asarray(value, np.float64) for value, _ in named.values())
+    check_broadcast(**run)
+    runs = np.stack(np.broadcast_arrays(*(np.asarray(value, np.float64) for value in run.values())))
+    epsilon = np.empty(runs.shape[1:])
+    columns, flat = runs.reshape(4, -1), epsilon.reshape(-1)
     orders = np.asarray(DEFAULT_ORDERS)
-    with np.errstate(all="ignore"):
-        total = steps * (log_moments(noise, prob, orders, np) / (orders - 1))
-        return convert(total, orders, probability[..., None], conversion, np).min(axis=-1)
+    for start in range(0, flat.size, _RUNS_AT_ONCE):
+        some = columns[:, start : start + _RUNS_AT_ONCE]
+        steps, place = np.unique(some[:2], axis=1, return_inverse=True)
+        with np.errstate(all="ignore"):
+            total = some[2][:, None] * _rdp_of_steps(steps, orders)[place.reshape(-1)]
+            flat[start : start + _RUNS_AT_ONCE] = convert(total, orders, some[3][:, None], conversion, np).min(axis=-1)
+    return epsilon[()]
+
+
+def _rdp_of_steps(steps: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """The divergences of steps, [2, n] to [n, K]: of one by NumPy, since to compile takes a second and more."""
+    num_steps = steps.shape[1]
+    if num_steps == 1:
+        return log_moments(steps[0], steps[1], orders, np) / (orders - 1)
+
+    # A number of steps at a time for which the program is compiled already.
+    filled = np.pad(steps, [(0, 0), (0, -num_steps % _STEPS_AT_ONCE)], mode="edge")
+    parts = np.split(filled, filled.shape[1] // _STEPS_AT_ONCE, axis=1)
+    return np.concatenate([rdp_subsampled_gaussian(part[0], part[1], orders) for part in parts])[:num_steps]
 
 
 def _epsilon_of_ledger(run: Ledger | AnyEvent, delta: Array, conversion: str) -> np.ndarray:

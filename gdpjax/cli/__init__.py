@@ -16,14 +16,12 @@ from collections.abc import Sequence
 
 from gdpjax._compilation_cache import use_compilation_cache
 from gdpjax.cli import _account, _audit, _convert, _plot, _report_card, _sweep, _trainings
-from gdpjax.cli._options import Parser, join_negative_numbers
-from gdpjax.cli._progress import Elapsed
+from gdpjax.cli._options import Parser
+from gdpjax.cli._progress import Progress
 from gdpjax.cli._report import CLT_CAVEAT
 
 __all__ = ["CLT_CAVEAT", "main"]
 
-WITH_PROGRESS = ("sweep", "train", "sweep-trainings")
-"""Commands that say themselves how far they are."""
 CLOSED_PIPE = 141
 """What a shell reports of a program that the signal of a closed pipe ended."""
 
@@ -46,7 +44,7 @@ def _run(argv: Sequence[str] | None) -> int:
     for module in (_account, _convert, _report_card, _sweep, _plot, _audit, _trainings):
         module.add_parser(commands)
     try:
-        arguments = parser.parse_args(join_negative_numbers(sys.argv[1:] if argv is None else argv))
+        arguments = parser.parse_args(argv)
     except SystemExit:
         # After the text of --help.
         sys.stdout.flush()
@@ -54,9 +52,12 @@ def _run(argv: Sequence[str] | None) -> int:
     if not arguments.no_compilation_cache:
         use_compilation_cache()
     try:
-        shown = arguments.command not in WITH_PROGRESS
-        with Elapsed(sys.stderr, f"gdpjax {arguments.command}", shown=shown):
+        # Trainings say themselves how far they are.
+        if arguments.command in ("train", "sweep-trainings"):
             status = arguments.run(arguments)
+        else:
+            with Progress(sys.stderr, f"gdpjax {arguments.command}") as arguments.progress:
+                status = arguments.run(arguments)
         sys.stdout.flush()  # so that a full disk is noticed here
         return status
     except BrokenPipeError:

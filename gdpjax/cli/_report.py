@@ -5,12 +5,13 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gdpjax._core.figures import plain, rounded
+from gdpjax._core.figures import plain, rounded, text_table
 from gdpjax._core.types import Array, Bounds
 
-__all__ = ["CLT_CAVEAT", "Row", "add_json_option", "clt_is_reliable", "plain", "printed", "require", "rounded"]
+__all__ = ["CLT_CAVEAT", "Row", "add_cache_option", "add_json_option", "clt_is_reliable", "plain", "printed"]
 
-CLT_CAVEAT = "asymptotic estimate: may understate the true epsilon; not a guarantee"
+CLT_CAVEAT = "asymptotic, no guarantee: may understate"
+_DIGITS = 4
 
 
 class Row(NamedTuple):
@@ -19,7 +20,7 @@ class Row(NamedTuple):
     Attributes:
         key: its name in the table and in JSON.
         value: None where not available.
-        standing: what kind of number it is, in words.
+        standing: what kind of number it is.
         rounding: to which side the table rounds it: "up" for what privacy costs, "down" for a lower bound, "exact" (all
             digits) for what was given, "nearest" for an estimate that nobody relies on.
     """
@@ -32,9 +33,7 @@ class Row(NamedTuple):
 
 def clt_is_reliable(bounds: Bounds, epsilon_clt: Array) -> Array:
     """Return where the bracket proves the CLT's epsilon to be within 5% of every epsilon in it."""
-    is_large_enough = epsilon_clt >= 0.95 * bounds.upper
-    is_small_enough = epsilon_clt <= 1.05 * bounds.lower
-    return is_large_enough & is_small_enough
+    return (epsilon_clt >= 0.95 * bounds.upper) & (epsilon_clt <= 1.05 * bounds.lower)
 
 
 def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argparse.Namespace], int]:
@@ -42,10 +41,7 @@ def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argp
 
     def run(arguments: argparse.Namespace) -> int:
         rows = report(arguments)
-        if arguments.json:
-            print(_as_json(rows, arguments.command))
-        else:
-            print(_as_table(rows))
+        print(_as_json(rows, arguments.command) if arguments.json else _as_table(rows))
         return 0
 
     return run
@@ -66,12 +62,6 @@ def add_cache_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def require(condition: bool, name: str, expected: str, got: float) -> None:
-    """Raise ValueError unless ``condition``."""
-    if not condition:
-        raise ValueError(f"{name} must be {expected}, got {got:g}")
-
-
 def _as_json(rows: list[Row], command: str) -> str:
     """Return the values by their keys as one JSON object."""
     values: dict[str, Any] = {row.key: plain(row.value) for row in rows}
@@ -84,21 +74,7 @@ def _as_json(rows: list[Row], command: str) -> str:
 def _as_table(rows: list[Row]) -> str:
     """Return the rows as text, in columns."""
     cells = [("quantity", "value", "standing")]
-    for row in rows:
-        cells.append((row.key, _as_text(row.value, row.rounding), row.standing))
-    key_width = max(len(key) for key, _, _ in cells)
-    value_width = max(len(value) for _, value, _ in cells)
-
-    lines = []
-    for key, value, standing in cells:
-        lines.append(f"{key:<{key_width}}  {value:>{value_width}}  {standing}")
-    return "\n".join(lines)
-
-
-def _as_text(value: Any, rounding: str) -> str:
-    """Return a value as the table shows it: floats in six digits."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return rounded(value, 6, rounding)
-    return str(value)
+    for key, value, standing, rounding in rows:
+        text = rounded(value, _DIGITS, rounding) if isinstance(value, float) else str(value)
+        cells.append((key, "-" if value is None else text, standing))
+    return text_table(cells)

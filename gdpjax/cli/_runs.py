@@ -1,89 +1,65 @@
 """The run that options, or the columns of a file, describe."""
 
 import argparse
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
+from gdpjax._core.checks import COUNT, UNIT, check
 from gdpjax._core.epochs import steps_of_epochs
-from gdpjax.cli._report import require
 
 RUN_OPTIONS = {
-    "num_examples": "size of the data set",
-    "batch_size": "expected batch size",
+    "max_examples": "size of the data set",
+    "expected_batch_size": "expected batch size",
     "sampling_prob": "probability that an example joins a batch, instead of --max-examples and --expected-batch-size",
     "epochs": "passes over the data: the number of steps is round(EPOCHS * MAX_EXAMPLES / EXPECTED_BATCH_SIZE)",
     "num_steps": "number of steps, instead of --epochs",
 }
+OTHER_NAMES = {"num_examples": "max_examples", "batch_size": "expected_batch_size"}
+"""Other names of options and columns."""
 
-PLAN_NAMES = {"num_examples": "max_examples", "batch_size": "expected_batch_size"}
-"""What `gdpjax.make_plan` calls the same quantities, as these options may be called too."""
 
+def option_names(name: str) -> list[str]:
+    """Return the options for a quantity.
 
-def as_option(name: str) -> str:
-    """Return a quantity such as num_steps as it is spelled on the command line."""
-    return "--" + name.replace("_", "-")
+    >>> option_names("max_examples")
+    ['--max-examples', '--num-examples']
+    """
+    names = [name, *(other for other, known in OTHER_NAMES.items() if known == name)]
+    return ["--" + some.replace("_", "-") for some in names]
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how often the data are sampled and for how long, one number each."""
-    length = parser.add_mutually_exclusive_group(required=True)
     for name, text in RUN_OPTIONS.items():
-        group = length if name in ("epochs", "num_steps") else parser
-        metavar = PLAN_NAMES.get(name, name).upper()
-        group.add_argument(*spellings(name), dest=name, type=float, metavar=metavar, help=text)
-
-
-def spellings(name: str) -> list[str]:
-    """Return the options for a quantity: the plan's name first, then the one of the columns of a sweep."""
-    options = [as_option(PLAN_NAMES.get(name, name))]
-    if name in PLAN_NAMES:
-        options.append(as_option(name))
-    return options
-
-
-def option_of(name: str) -> str:
-    """Return the option for a quantity, as messages have it.
-
-    >>> option_of("num_examples")
-    '--max-examples'
-    """
-    return spellings(name)[0]
+        parser.add_argument(*option_names(name), type=float, help=text)
 
 
 def run_of_options(arguments: argparse.Namespace) -> tuple[float, int]:
     """Return (sampling_prob, num_steps) of the run that the options of `add_run_options` describe."""
-    return resolve_run(vars(arguments), option_of)
+    return run_of({name: value for name, value in vars(arguments).items() if value is not None})
 
 
-def resolve_run(values: Mapping[str, float | None], spell: Callable[[str], str] = str) -> tuple[float, int]:
-    """Return (sampling_prob, num_steps) from the quantities of `RUN_OPTIONS`; ``spell`` names them in messages."""
-    sampling_prob, num_examples, batch_size = _sampling(values, spell)
-    num_steps = values.get("num_steps")
-    if num_steps is None:
-        epochs = values.get("epochs")
-        if epochs is None:
-            raise ValueError(f"give either {spell('epochs')} or {spell('num_steps')}")
-        require(0 <= epochs < math.inf, spell("epochs"), "a finite number >= 0", epochs)
-        require(sampling_prob > 0, spell("sampling_prob"), f"above 0 when {spell('epochs')} is given", sampling_prob)
-        require(epochs > 0, "number of steps", "a whole number >= 1", 0)
-        num_steps = steps_of_epochs(epochs, num_examples, batch_size)
-    is_count = 1 <= num_steps < 2**53 and num_steps == num_steps // 1
-    require(is_count, "number of steps", "a whole number >= 1", num_steps)
-    return sampling_prob, int(num_steps)
+def check_given(names: Collection[str]) -> None:
+    """Raise ValueError unless the quantities with these names describe how often and for how long."""
+    sampling = set(names) & {"max_examples", "expected_batch_size", "sampling_prob"}
+    if sampling not in ({"max_examples", "expected_batch_size"}, {"sampling_prob"}):
+        raise ValueError("give either --max-examples and --expected-batch-size, or --sampling-prob")
+    if ("epochs" in names) == ("num_steps" in names):
+        raise ValueError("give either --epochs or --num-steps")
 
 
-def _sampling(values: Mapping[str, float | None], spell: Callable[[str], str]) -> tuple[float, float, float]:
-    """Return (sampling_prob, num_examples, batch_size), the last two up to a common factor."""
-    num_examples = values.get("num_examples")
-    batch_size = values.get("batch_size")
-    sampling_prob = values.get("sampling_prob")
-    if num_examples is not None and batch_size is not None and sampling_prob is None:
-        is_count = 1 <= num_examples < math.inf and num_examples == num_examples // 1
-        is_batch = 0 < batch_size <= num_examples
-        require(is_count, spell("num_examples"), "whole and >= 1", num_examples)
-        require(is_batch, spell("batch_size"), f"above 0 and at most {spell('num_examples')}", batch_size)
-        return batch_size / num_examples, num_examples, batch_size
-    if num_examples is None and batch_size is None and sampling_prob is not None:
-        require(0 <= sampling_prob <= 1, spell("sampling_prob"), "a number in [0, 1]", sampling_prob)
-        return sampling_prob, 1.0, sampling_prob
-    raise ValueError(f"give either {spell('num_examples')} and {spell('batch_size')}, or {spell('sampling_prob')}")
+def run_of(values: Mapping[str, Any]) -> tuple[float, int]:
+    """Return (sampling_prob, num_steps) from the quantities of `RUN_OPTIONS` that are given."""
+    check_given(values)
+    if "sampling_prob" in values:
+        num_examples, batch_size = 1, values["sampling_prob"]
+        check("sampling_prob", batch_size, UNIT)
+    else:
+        num_examples, batch_size = values["max_examples"], values["expected_batch_size"]
+        check("max_examples", num_examples, COUNT)
+        if not 0 < batch_size <= num_examples:
+            raise ValueError(f"expected_batch_size must be above 0 and at most max_examples, got {batch_size:g}")
+    if "epochs" in values:
+        return batch_size / num_examples, steps_of_epochs(values["epochs"], num_examples, batch_size)
+    check("num_steps", values["num_steps"], COUNT)
+    return batch_size / num_examples, int(values["num_steps"])

@@ -1,34 +1,40 @@
 """``gdpjax sweep``: every accountant over a grid of hyperparameters, to CSV or Parquet.
 
-Rows are computed in pieces, and each piece is appended to the output before the next one is waited for, so that a sweep
-can be stopped at any moment and continued with ``--resume``. Bad rows are known before anything is computed; they are
-reported and left out.
+Rows are computed in pieces, and each piece is appended to the output before the next one is begun, so that a sweep can
+be stopped at any moment and continued with ``--resume``. Bad rows are known before anything is computed; they are
+reported and left out. A Parquet file cannot grow, so its rows are kept in a CSV file beside it until all are there.
 """
 
 import argparse
-import contextlib
-import functools
+import itertools
 import json
+import math
 import pathlib
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gdpjax._core.checks import OPEN_UNIT, POSITIVE, check
+from gdpjax._core.files import write_atomically
+from gdpjax._core.grids import MOST_VALUES, values_of
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
-from gdpjax.cli._devices import map_over_devices
-from gdpjax.cli._grid import QUANTITIES, WHOLE, Grid, make_grid, parse_values, quantity_of
-from gdpjax.cli._output import Output, append, finish, make_output, start
-from gdpjax.cli._progress import Progress
 from gdpjax.cli._report import add_json_option, clt_is_reliable
-from gdpjax.cli._runs import RUN_OPTIONS, spellings
-from gdpjax.cli._tables import is_parquet
+from gdpjax.cli._runs import OTHER_NAMES, RUN_OPTIONS, check_given, option_names, run_of
+from gdpjax.cli._tables import csv_to_parquet, format_csv, is_parquet, parse_csv, read_table, text_of
 
-PIECE = 64
-"""Rows computed together: a quarter of a second, and the size the moments accountant is compiled for."""
-PIECE_WITH_MU = 4
+PIECE = 1024
+"""Rows computed together: about a second."""
+PIECE_WITH_MU = 16
 INTERRUPTED = 130
+_QUANTITIES = {
+    "noise_multiplier": "stddev of the noise / sensitivity",
+    **RUN_OPTIONS,
+    "delta": "the delta of every epsilon, strictly between 0 and 1",
+}
+"""The columns that a grid may have, apart from labels that are carried along."""
+_WHOLE = ("max_examples", "num_steps")
 _RESULTS = {
     "mu_clt": "double",
     "epsilon_clt": "double",
@@ -55,8 +61,7 @@ output: the input columns, sampling_prob, num_steps, and
   epsilon_lower, epsilon_upper   certified: the true epsilon lies between them
   epsilon_moments_accountant     upper bound (conversion "tight")
   mu_upper, mu_failure           with --mu. certified: mu-GDP except with probability mu_failure
-Rows are written as they are computed. After an interruption repeat the command with --resume. When there are several
-devices, all of them work.
+Rows are written as they are computed. After an interruption repeat the command with --resume.
 
 choosing among the runs of a sweep costs privacy, too: each row is the cost of ONE run. To release the best of several
 runs on the same data, draw their number at random (gdpjax.accounting.sample_num_runs), run that many rows chosen
@@ -75,14 +80,8 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    helps = {
-        "noise_multiplier": "stddev of the noise / sensitivity",
-        **RUN_OPTIONS,
-        "delta": "the delta of every epsilon, strictly between 0 and 1",
-    }
-    for name in QUANTITIES:
-        values = functools.partial(parse_values, name)
-        parser.add_argument(*spellings(name), dest=name, type=values, metavar="VALUES", help=helps[name])
+    for name, text in _QUANTITIES.items():
+        parser.add_argument(*option_names(name), metavar="VALUES", help=text)
     parser.add_argument("--input", type=pathlib.Path, metavar="FILE", help="rows, .csv or .parquet")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", required=True, help=".csv or .parquet")
     parser.add_argument("--mu", action="store_true", help="also the certified mu, a tenth of a second a row and more")
@@ -91,133 +90,181 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=_sweep)
 
 
+class Grid(NamedTuple):
+    """The rows that can be computed.
+
+    Attributes:
+        types: Arrow types of the input columns by name, as the file has them, those that were derived last.
+        cells: the text of each row in these columns.
+        runs: float64[rows, 4], noise_multiplier, sampling_prob, num_steps and delta.
+        bad: why rows were left out, by their places.
+    """
+
+    types: dict[str, str]
+    cells: list[list[str]]
+    runs: np.ndarray
+    bad: dict[str, str]
+
+
 def _sweep(arguments: argparse.Namespace) -> int:
     """Compute the grid that the options describe; return the exit status."""
-    results = dict(_RESULTS)
-    piece = PIECE
+    output, results, piece = arguments.output, _RESULTS, PIECE
     if arguments.mu:
-        results.update(_MU_RESULTS)
-        piece = PIECE_WITH_MU
-
-    # An output of another kind is refused before the grid is read.
-    is_parquet(arguments.output)
-    grid = make_grid(arguments.input, _given_quantities(arguments))
-    for row in grid.bad:
-        place = f"{arguments.input}, {row.place}" if arguments.input else row.place
-        print(f"gdpjax sweep: left out: {place}: {row.reason}", file=sys.stderr)
+        results, piece = _RESULTS | _MU_RESULTS, PIECE_WITH_MU
+    work = output.with_name(output.name + ".partial.csv") if is_parquet(output) else output
+    grid = _make_grid(arguments)
+    for place, reason in grid.bad.items():
+        where = f"{arguments.input}, {place}" if arguments.input else place
+        print(f"gdpjax sweep: left out: {where}: {reason}", file=sys.stderr)
     if not grid.cells:
         raise ValueError("no row can be computed, so nothing was written")
 
-    types = _input_types(grid.columns, results)
-    output = make_output(arguments.output, types | results)
-    num_kept = start(output, grid.cells, piece, arguments.resume)
+    types = grid.types | results
+    num_rows, num_kept = len(grid.cells), _start(output, work, list(types), grid.cells, piece, arguments.resume)
     try:
-        _compute(output, grid, num_kept, piece)
+        for start in range(num_kept, num_rows, piece):
+            arguments.progress.note = f"{start} of {num_rows} rows"
+            found = evaluate(grid.runs[start : start + piece], arguments.mu)
+            rows = [cells + result for cells, result in zip(grid.cells[start : start + piece], found, strict=True)]
+            with work.open("a", encoding="utf-8", newline="") as file:
+                file.write(format_csv(rows))
     except KeyboardInterrupt:
-        print(f"gdpjax sweep: interrupted; {output.work} keeps what is done: add --resume to go on", file=sys.stderr)
+        print(f"gdpjax sweep: interrupted; {work} keeps what is done: add --resume to continue", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        advice = f"{output.work} keeps what is done: make room, then add --resume to go on"
+        advice = f"{work} keeps what is done: make room, then add --resume to continue"
         raise OSError(error.errno, f"{error.strerror or error}; {advice}") from error
-    finish(output)
-    _print_summary(arguments, grid, num_kept)
+    if work != output and work.exists():
+        csv_to_parquet(work, output, types)
+        work.unlink()
+
+    if arguments.json:
+        bad_rows = [{"place": place, "reason": reason} for place, reason in grid.bad.items()]
+        print(json.dumps({"output": str(output), "rows": num_rows, "rows_kept": num_kept, "bad_rows": bad_rows}))
+    else:
+        kept_text = f", {num_kept} of them from before" if num_kept else ""
+        bad_text = f"; bad rows left out: {len(grid.bad)}" if grid.bad else ""
+        print(f"{output}: {num_rows} row{'s' * (num_rows != 1)}{kept_text}{bad_text}")
     return 1 if grid.bad else 0
 
 
-def _given_quantities(arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the values of the quantities that the options give."""
-    given = {}
-    for name in QUANTITIES:
-        values = getattr(arguments, name)
-        if values is not None:
-            given[name] = values
-    return given
+def _make_grid(arguments: argparse.Namespace) -> Grid:
+    """Return every row of the file (one empty row without a file) with every combination of the options."""
+    given = vars(arguments)
+    options: dict[str, list[float]] = {}
+    for name in _QUANTITIES:
+        if given[name] is not None:
+            try:
+                options[name] = values_of(given[name], whole=name in _WHOLE)
+            except ValueError as error:
+                raise ValueError(f"{option_names(name)[0]}: {error}") from None
+    columns, rows = read_table(arguments.input) if arguments.input else ([], [("", [])])
+    columns = [*columns, *options]
+    names = [OTHER_NAMES.get(column) or column for column in columns]
+    derived = [name for name in ("sampling_prob", "num_steps") if name not in names]
+    check_given(names)
+    _check_names([*names, *derived])
+    size = len(rows) * math.prod(map(len, options.values()))
+    if size > MOST_VALUES:
+        raise ValueError(f"the grid has {size} rows; at most {MOST_VALUES} are computed in one sweep")
 
-
-def _input_types(columns: list[str], results: dict[str, str]) -> dict[str, str]:
-    """Return the Arrow types of the input columns; ValueError where one has the name of a result."""
+    combinations = [list(map(text_of, some)) for some in itertools.product(*options.values())]
+    cells, runs, bad = [], [], {}
+    for place, given_cells in rows:
+        for number, combination in enumerate(combinations, start=1):
+            try:
+                values = _values_of_row(names, [*given_cells, *combination])
+            except ValueError as error:
+                # A bad line is bad with every combination of the options, and is listed once.
+                bad[place or f"combination {number}"] = str(error)
+                continue
+            cells.append([text_of(values[name]) for name in (*names, *derived)])
+            runs.append([values[name] for name in ("noise_multiplier", "sampling_prob", "num_steps", "delta")])
     types = {}
-    for name in columns:
-        if name in results:
-            raise ValueError(f"the input has a column {name}, which is a result of the sweep; rename or remove it")
-        quantity = quantity_of(name)
-        if quantity in WHOLE:
-            types[name] = "int64"
-        elif quantity in QUANTITIES:
-            types[name] = "double"
-        else:
-            types[name] = "string"
-    return types
+    for column, name in zip([*columns, *derived], [*names, *derived], strict=True):
+        types[column] = "int64" if name in _WHOLE else "double" if name in _QUANTITIES else "string"
+    return Grid(types, cells, np.array(runs, np.float64), bad)
 
 
-def _compute(output: Output, grid: Grid, num_kept: int, piece: int) -> None:
-    """Compute the rows from ``num_kept`` on, and append each piece to the output when it is done."""
-    num_rows = len(grid.cells)
-    with_mu = "mu_upper" in output.types
-    starts = range(num_kept, num_rows, piece)
+def _check_names(names: list[str]) -> None:
+    """Raise ValueError unless the columns, under their usual names and with those that are derived, describe runs."""
+    for name in names:
+        if names.count(name) > 1 or name in _RESULTS | _MU_RESULTS:
+            raise ValueError(f"{name} is there twice, in columns, options or results of the sweep; rename or drop one")
+    for name in ("noise_multiplier", "delta"):
+        if name not in names:
+            raise ValueError(f"give {option_names(name)[0]}, or a column {name}")
 
-    def evaluate_piece(first: int) -> list[list[str]]:
-        return evaluate(grid.runs[first : first + piece], with_mu)
 
-    pieces = map_over_devices(evaluate_piece, starts)
-    with contextlib.closing(pieces), Progress(sys.stderr, num_rows, num_kept) as progress:
-        for first, results in zip(starts, pieces, strict=True):
-            inputs = grid.cells[first : first + piece]
-            rows = [cells + result for cells, result in zip(inputs, results, strict=True)]
-            append(output, rows)
-            progress.advance(len(rows))
+def _values_of_row(names: list[str], cells: list[str]) -> dict[str, Any]:
+    """Return the quantities of a row as numbers, those derived included, and its labels; ValueError for no run."""
+    if len(cells) != len(names):
+        raise ValueError(f"has {len(cells)} cells instead of {len(names)}, those of the options included")
+    values: dict[str, Any] = dict(zip(names, cells, strict=True))
+    for name in _QUANTITIES.keys() & values.keys():
+        try:
+            values[name] = float(values[name])
+        except ValueError:
+            raise ValueError(f"{name} must be a number, got {values[name] or 'an empty cell'}") from None
+    check("noise_multiplier", values["noise_multiplier"], POSITIVE)
+    check("delta", values["delta"], OPEN_UNIT)
+    sampling_prob, num_steps = run_of({name: values[name] for name in RUN_OPTIONS if name in values})
+    return values | {"sampling_prob": sampling_prob, "num_steps": float(num_steps)}
+
+
+def _start(
+    output: pathlib.Path,
+    work: pathlib.Path,
+    header: list[str],
+    inputs: list[list[str]],
+    piece: int,
+    resume: bool,
+) -> int:
+    """Make ``work`` ready to be appended to; return how many rows of an earlier sweep stay.
+
+    They are kept by whole pieces, so that computing continues where it would have.
+    """
+    found = next((path for path in (work, output) if path.exists()), None)
+    if found is None:
+        work.write_text(format_csv([header]), encoding="utf-8", newline="")
+        return 0
+    if not resume:
+        raise ValueError(f"{found} exists; continue it with --resume, remove it, or choose another --output")
+    if found == work:
+        # Without a line that was being written.
+        data = work.read_bytes()
+        columns, placed = parse_csv(data[: data.rfind(b"\n") + 1], work)
+    else:
+        columns, placed = read_table(output)
+    rows = [cells for _, cells in placed]
+    num_kept = len(rows) if len(rows) == len(inputs) else len(rows) // piece * piece
+    kept = rows[:num_kept]
+    is_same = columns == header and len(rows) <= len(inputs)
+    for row, expected in zip(kept, inputs, strict=False):
+        is_same = is_same and len(row) == len(header) and row[: len(expected)] == expected
+    if not is_same or (found != work and num_kept < len(inputs)):
+        raise ValueError(f"{found} is of another grid, or damaged; remove it, or choose another --output")
+    if found == work:
+        write_atomically(work, format_csv([header, *kept]))
+    return num_kept
 
 
 def evaluate(runs: np.ndarray, with_mu: bool) -> list[list[str]]:
-    """Return the results of at most `PIECE` runs as text, in the order of the columns.
+    """Return the results of runs, float64[n, 4] as `Grid.runs`, as text, in the order of the columns.
 
-    Args:
-        runs: float64[n, 4], as `Grid.runs`.
-        with_mu: whether to add the certified mu and its failure probability.
+    With the certified mu and its failure probability if ``with_mu``.
     """
     num_runs = len(runs)
-
-    # These are compiled once for each shape, so a short piece is filled up with its last run.
-    filled = np.pad(runs, [(0, PIECE - num_runs), (0, 0)], mode="edge")
-    noise_multiplier, sampling_prob, num_steps, delta = filled.T
-    mu_clt = clt_mu_poisson(noise_multiplier, sampling_prob, num_steps)[:num_runs]
-    epsilon_clt = clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta)[:num_runs]
-    moments = moments_accountant_epsilon(noise_multiplier, sampling_prob, num_steps, delta)[:num_runs]
-
-    noise_multiplier, sampling_prob, num_steps, delta = runs.T
-    curve = certified(noise_multiplier, sampling_prob, num_steps)
-    bounds = curve.epsilon(delta)
-    is_reliable = clt_is_reliable(bounds, epsilon_clt)
-    columns = [mu_clt, epsilon_clt, is_reliable, bounds.lower, bounds.upper, moments]
+    # The closed forms are compiled once for each shape, so a short piece is filled up with its last run.
+    filled = np.pad(runs, [(0, -num_runs % PIECE), (0, 0)], mode="edge").T
+    mu_clt = clt_mu_poisson(*filled[:3])[:num_runs]
+    epsilon_clt = clt_epsilon(*filled)[:num_runs]
+    curve = certified(*runs.T[:3])
+    bounds = curve.epsilon(runs.T[3])
+    moments = moments_accountant_epsilon(*runs.T)
+    columns = [mu_clt, epsilon_clt, clt_is_reliable(bounds, epsilon_clt), bounds.lower, bounds.upper, moments]
     if with_mu:
-        columns.append(curve.mu(FAILURE).upper)
-        columns.append(np.full(num_runs, FAILURE))
+        columns += [curve.mu(FAILURE).upper, np.full(num_runs, FAILURE)]
 
     # Rows of text; true and false are written small.
-    rows = []
-    for values in zip(*(column.tolist() for column in columns), strict=True):
-        rows.append([str(value).lower() for value in values])
-    return rows
-
-
-def _print_summary(arguments: argparse.Namespace, grid: Grid, num_kept: int) -> None:
-    """Print how many rows there are, or with --json an object that names the bad ones."""
-    num_rows = len(grid.cells)
-    num_bad = len(grid.bad)
-    if arguments.json:
-        summary = {
-            "output": str(arguments.output),
-            "rows": num_rows,
-            "rows_kept": num_kept,
-            "bad_rows": [row._asdict() for row in grid.bad],
-        }
-        print(json.dumps(summary))
-        return
-    kept_text = f", {num_kept} of them from before" if num_kept else ""
-    bad_text = f"; {_counted(num_bad, 'bad row')} left out" if num_bad else ""
-    print(f"{arguments.output}: {_counted(num_rows, 'row')}{kept_text}{bad_text}")
-
-
-def _counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it is not one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return [[str(value).lower() for value in values] for values in zip(*(map(np.ndarray.tolist, columns)), strict=True)]

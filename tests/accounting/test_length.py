@@ -4,7 +4,7 @@ import pytest
 
 from gdpjax import make_plan
 from gdpjax._core.epochs import steps_of_epochs
-from gdpjax.cli._runs import resolve_run
+from gdpjax.cli._runs import run_of
 
 LENGTHS = [(1, 1000, 16, 63), (15, 60_000, 256, 3516), (1, 1000, 400, 3), (0.3, 1000, 400, 1), (1e-9, 10, 10, 1)]
 
@@ -12,8 +12,8 @@ LENGTHS = [(1, 1000, 16, 63), (15, 60_000, 256, 3516), (1, 1000, 400, 3), (0.3, 
 @pytest.mark.parametrize(("epochs", "num_examples", "batch_size", "num_steps"), LENGTHS)
 def test_the_plan_and_the_command_line_count_the_same_steps(epochs, num_examples, batch_size, num_steps):
     assert steps_of_epochs(epochs, num_examples, batch_size) == num_steps
-    run = {"epochs": epochs, "num_examples": num_examples, "batch_size": batch_size}
-    assert resolve_run(run) == (batch_size / num_examples, num_steps)
+    run = {"epochs": epochs, "max_examples": num_examples, "expected_batch_size": batch_size}
+    assert run_of(run) == (batch_size / num_examples, num_steps)
     plan = make_plan(
         clip=1.0, max_examples=num_examples, expected_batch_size=batch_size, epochs=epochs, delta=1e-5,
         noise_multiplier=2.0,

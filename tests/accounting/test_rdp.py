@@ -402,3 +402,15 @@ def test_conversions():
     assert epsilons[1] == 0
     assert epsilons[2] == np.inf
     assert moments_accountant_epsilon(1.0, 0.0, 100, 1e-5) == 0
+
+
+def test_the_runs_of_a_grid_have_the_epsilon_that_each_has_by_itself():
+    """Runs that share a step, or do not, keep their own steps and delta, whatever the shape of the grid."""
+    noise, prob = np.array([1.3, 0.7, 1.3])[:, None, None], np.array([0.01, 0.2])[:, None]
+    delta = np.array([1e-5, 1e-7])
+    grid = moments_accountant_epsilon(noise, prob, 100, delta)
+    assert grid.shape == (3, 2, 2)
+    for place in np.ndindex(grid.shape):
+        alone = moments_accountant_epsilon(noise[place[0], 0, 0], prob[place[1], 0], 100, delta[place[2]])
+        assert grid[place] == pytest.approx(alone, rel=1e-9)
+    assert moments_accountant_epsilon(np.ones((0, 2)), 0.1, 10, 1e-5).shape == (0, 2)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from gdpjax.auditing import _p_values
-from gdpjax.cli import _step_checks
+from gdpjax.auditing import _p_values, _step_checks
 
 RUNS, STEPS, COORDINATES = 256, 20, 12
 

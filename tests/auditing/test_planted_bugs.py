@@ -15,8 +15,7 @@ import pytest
 
 from gdpjax import per_example_grad
 from gdpjax._core.noise import standard_normal, standard_normals
-from gdpjax.auditing import audit_step
-from gdpjax.cli import _step_checks, _worst_cases
+from gdpjax.auditing import _step_checks, _worst_cases, audit_step, step_checks, worst_cases
 from gdpjax.transforms import _noise
 
 NUM_RELEASES = 1024
@@ -44,7 +43,7 @@ def audited(name, cases, num_releases=NUM_RELEASES, confidence=CONFIDENCE):
 
 def test_the_sound_step_passes_and_its_bounds_say_something():
     """No worst case refutes its claim, and those that are tight come near it."""
-    cases = _worst_cases.worst_cases()
+    cases = worst_cases()
     found = {name: audited(name, cases, num_releases=2048, confidence=0.95) for name in cases}
     assert not any(audit.refuted for audit in found.values())
     for name in ("steady", "opposed", "turning", "huge", "overflowing"):  # tight worst cases: mu is all of sqrt(2)
@@ -329,7 +328,7 @@ def step_with_all_bugs():
     step = FaultyStep([*(bug for bug, _ in BUGS.values()), bounded_by(finite_clip)])
     with pytest.MonkeyPatch.context() as patch:
         step.install(patch)
-        cases = _worst_cases.worst_cases()
+        cases = worst_cases()
 
     # The network would be a second program.
     del cases["mislabeled"]
@@ -389,7 +388,7 @@ def few_draws(monkeypatch):
 
 def failed_checks(seed=0, num_releases=_step_checks._CHUNK):
     """Return the names of the checks that fail."""
-    found = _step_checks.step_checks(jax.random.key(seed), num_releases)
+    found = step_checks(jax.random.key(seed), num_releases)
     return [name for name, check in found.items() if check.p_value <= FALSE_ALARM]
 
 

@@ -32,10 +32,6 @@ from gdpjax.transforms import privatize
 
 CLIP_NORM = 1.0
 NUM_COORDINATES = 12
-_NUM_STEPS = 2
-_NUM_EXAMPLES = 2
-_CANARY = 1
-_PADDING_SLOTS = 2
 
 
 class WorstCase(NamedTuple):
@@ -49,9 +45,9 @@ class WorstCase(NamedTuple):
     """
 
     release: Any
-    noise_multiplier: float
-    sampling_prob: float
-    num_steps: int
+    noise_multiplier: float = 1.0
+    sampling_prob: float = 1.0
+    num_steps: int = 2
 
     @property
     def run(self) -> tuple[float, float, int]:
@@ -60,53 +56,46 @@ class WorstCase(NamedTuple):
 
     def claimed(self) -> Curve:
         """Return the exact trade-off curve of several steps on all of the data, or of one sampled step."""
-        if self.sampling_prob < 1 and self.num_steps > 1:
-            raise ValueError("no closed form of several sampled steps; use gdpjax.accounting.certified")
-        mu = math.inf
-        if self.noise_multiplier:
-            mu = math.sqrt(self.num_steps) / self.noise_multiplier
+        mu = math.sqrt(self.num_steps) / self.noise_multiplier
         return subsample(Gaussian(mu), self.sampling_prob)
 
 
 def worst_cases() -> dict[str, WorstCase]:
-    """Return every worst case by name; those with a linear loss share one compiled program."""
-    release = _linear_release()
+    """Return every worst case by name; those with a linear loss share one compiled program.
 
-    def case(
-        first_step: np.ndarray,
-        second_step: np.ndarray,
-        ordinary: np.ndarray,
-        noise_multiplier: float = 1.0,
-        sampling_prob: float = 1.0,
-        num_steps: int = _NUM_STEPS,
-    ) -> WorstCase:
+    `audit_installation` audits each: ``audit_step(case.release, key, delta=..., claimed=case.claimed())``.
+
+    >>> worst_cases()["sampled"].run
+    (0.25, 0.25, 1)
+    """
+    steps = linear_steps()
+
+    def release(gradients: Array, noise_multiplier: Array, sampling_prob: Array, key: Array, included: Array) -> PyTree:
+        is_absent = jnp.stack([jnp.zeros((), bool), ~included])
+        return steps(gradients, is_absent, noise_multiplier, sampling_prob, key)[0]
+
+    def case(canary: list[np.ndarray], ordinary: np.ndarray, *run: Any) -> WorstCase:
         # gradients[t, i] is the gradient of example i in step t; the canary is the second example.
-        gradients = np.stack([[ordinary, first_step], [ordinary, second_step]]).astype(np.float32)
-        partial = jax.tree_util.Partial(
-            release,
-            gradients,
-            np.float32(noise_multiplier),
-            np.float32(sampling_prob),
-        )
-        return WorstCase(partial, noise_multiplier, sampling_prob, num_steps)
+        gradients = np.stack([[ordinary, of_step] for of_step in canary]).astype(np.float32)
+        claim = WorstCase(release, *run)
+        numbers = np.asarray(claim.run[:2], np.float32)
+        return claim._replace(release=jax.tree_util.Partial(release, gradients, *numbers))
 
-    # The directions of the canary in the first step and in the second one.
+    # The ordinary example is at right angles to the canary, so that its coming and going hides nothing.
     ones = np.ones(NUM_COORDINATES)
     unit = ones * (CLIP_NORM / np.linalg.norm(ones))
     turned = unit * [1, -1, 1, -1, -1, -1, -1, -1, 1, 1, 1, 1]
-
-    # The ordinary example is at right angles to both, so that its coming and going hides nothing.
     small = 0.1 * np.tile([1, 1, -1, -1], 3)
     return {
-        "steady": case(unit, unit, small),
-        "opposed": case(20 * unit, 20 * unit, -10 * unit),
-        "turning": case(unit, turned, small),
-        "huge": case(1e4 * ones, 1e4 * ones, small),
-        "overflowing": case(1e30 * ones, 1e30 * ones, small),
-        "missing": case(math.nan * ones, math.nan * ones, small),
-        "silent": case(0 * ones, 0 * ones, small),
-        "sampled": case(unit, 0 * ones, small, noise_multiplier=0.25, sampling_prob=0.25, num_steps=1),
-        "mislabeled": WorstCase(_network_release(), 1.0, 1.0, 1),
+        "steady": case([unit, unit], small),
+        "opposed": case([20 * unit, 20 * unit], -10 * unit),
+        "turning": case([unit, turned], small),
+        "huge": case([1e4 * ones, 1e4 * ones], small),
+        "overflowing": case([1e30 * ones, 1e30 * ones], small),
+        "missing": case([math.nan * ones, math.nan * ones], small),
+        "silent": case([0 * ones, 0 * ones], small),
+        "sampled": case([unit, 0 * ones], small, 0.25, 0.25, 1),
+        "mislabeled": WorstCase(_network_release(), num_steps=1),
     }
 
 
@@ -135,75 +124,46 @@ def linear_steps() -> Callable[..., tuple[PyTree, Any]]:
     ) -> tuple[PyTree, Any]:
         num_steps, num_examples, _ = gradients.shape
         sample_key, noise_key = jax.random.split(key)
-        tx = privatize(
-            grad_fn,
-            noise_multiplier=noise_multiplier,
-            batches=PoissonNumbers(sampling_prob, expected_batch_size=sampling_prob * num_examples),
-            key=noise_key,
-        )
+        batches = PoissonNumbers(sampling_prob, expected_batch_size=sampling_prob * num_examples)
+        tx = privatize(grad_fn, noise_multiplier=noise_multiplier, batches=batches, key=noise_key)
 
         def step(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, PyTree]:
-            index, rows = inputs
-
-            # Every batch fits, with some slots to spare; those hold example 0 and must be masked.
+            # Every batch fits, with two slots to spare; those hold example 0 and must be masked.
+            index, gradients = inputs
             step_key = jax.random.fold_in(sample_key, index)
-            batch = poisson_sample(step_key, num_examples, sampling_prob, num_examples + _PADDING_SLOTS)
-            batch_rows, batch_is_absent, is_padding = batch.take(rows, is_absent)
-            batch_gradients = jax.vmap(as_params)(batch_rows)
-
-            clipped_sum = grad_fn(params, batch_gradients, is_padding=is_padding | batch_is_absent)
+            batch = poisson_sample(step_key, num_examples, sampling_prob, num_examples + 2)
+            rows, is_row_absent, is_padding = batch.take(gradients, is_absent)
+            clipped_sum = grad_fn(params, jax.vmap(as_params)(rows), is_padding=is_padding | is_row_absent)
             update, state = tx.update(clipped_sum, state, params)
             return state, update
 
-        inputs = (jnp.arange(num_steps), gradients)
-        state, updates = jax.lax.scan(step, tx.init(params), inputs)
+        state, updates = jax.lax.scan(step, tx.init(params), (jnp.arange(num_steps), gradients))
         return updates, state
 
     return run
 
 
-def _linear_release() -> Callable[..., PyTree]:
-    """Return the release of a linear loss, whose gradients, noise multiplier and sampling probability are data."""
-    steps = linear_steps()
-
-    def release(gradients: Array, noise_multiplier: Array, sampling_prob: Array, key: Array, included: Array) -> PyTree:
-        is_canary = jnp.arange(_NUM_EXAMPLES) == _CANARY
-        is_absent = is_canary & ~included
-        updates, _ = steps(gradients, is_absent, noise_multiplier, sampling_prob, key)
-        return updates
-
-    return release
-
-
 def _network_release() -> Callable[..., PyTree]:
     """Return the release of one step of a small network, on two examples of which the canary has a wrong label."""
     normal = np.random.default_rng(0).normal
-    params = {
-        "hidden": {"kernel": normal(size=(3, 4)).astype(np.float32), "bias": np.zeros(4, np.float32)},
-        "output": {"kernel": normal(size=(4, 2)).astype(np.float32), "bias": np.zeros(2, np.float32)},
-    }
-    inputs = normal(size=(_NUM_EXAMPLES, 3)).astype(np.float32)
-    # The network is right about the ordinary example. There are two classes: the canary has the other one.
-    hidden = np.tanh(inputs @ params["hidden"]["kernel"])
-    labels = np.argmax(hidden @ params["output"]["kernel"], axis=-1)
-    labels[_CANARY] = 1 - labels[_CANARY]
+    params = {"hidden": normal(size=(3, 4)).astype(np.float32), "output": normal(size=(4, 2)).astype(np.float32)}
+    inputs = normal(size=(2, 3)).astype(np.float32)
+
+    def logits(params: PyTree, features: Array) -> Array:
+        return jnp.tanh(features @ params["hidden"]) @ params["output"]
 
     def loss(params: PyTree, features: Array, label: Array) -> Array:
-        hidden = jnp.tanh(features @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-        logits = hidden @ params["output"]["kernel"] + params["output"]["bias"]
-        return -jax.nn.log_softmax(logits)[label]
+        return -jax.nn.log_softmax(logits(params, features))[label]
 
+    # The network is right about the ordinary example. There are two classes: the canary has the other one.
+    labels = np.argmax(logits(params, inputs), axis=-1) ^ np.array([0, 1])
     grad_fn = clipped_grad(loss, CLIP_NORM, batch_argnums=(1, 2))
 
     def release(key: Array, included: Array) -> PyTree:
-        tx = privatize(
-            grad_fn,
-            noise_multiplier=1.0,
-            batches=PoissonNumbers(1.0, expected_batch_size=_NUM_EXAMPLES),
-            key=key,
-        )
-        is_canary = jnp.arange(_NUM_EXAMPLES) == _CANARY
-        clipped_sum = grad_fn(params, inputs, labels, is_padding=is_canary & ~included)
+        batches = PoissonNumbers(1.0, expected_batch_size=2)
+        tx = privatize(grad_fn, noise_multiplier=1.0, batches=batches, key=key)
+        is_absent = jnp.stack([jnp.zeros((), bool), ~included])
+        clipped_sum = grad_fn(params, inputs, labels, is_padding=is_absent)
         update, _ = tx.update(clipped_sum, tx.init(params), params)
         return update
 
