@@ -12,7 +12,7 @@
     minimize = true              # the smallest score is the best
 
     [hyperparameters]            # others have the task's defaults
-    learning_rate = { min = 0.05, max = 1.0, log = true }
+    learning_rate = { min = 0.05, max = 1.0, log = true }    # in a grid "0.05:1:log4", or min, max, count
     l2_clip_norm = [0.5, 1.0, 2.0]
     epsilon = [1.0, 2.0, 4.0]    # a certified target; or noise_multiplier
     batch_size = 256
@@ -35,6 +35,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_path, did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
+from gdpjax._core.grids import values_of
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps._hyperparameters import LEARNING_RATE, ONLY_NUMBERS, STANDARD, Hyperparameter
@@ -284,11 +285,21 @@ class Reader:
             choice = self._range(field, value, kind, content.search)
         else:
             values = value if isinstance(value, list) else [value]
+            if isinstance(value, str):
+                values = self._grid(field, value, kind)
             choice = self._distinct(field, [self._number(field, each, kind) for each in values])
         if content.one_program and kind.whole and (isinstance(choice, Range) or len(choice) > 1):
             problem = f"one_program = true promises one compiled program, but each value of {kind.name} needs its own"
             self.fail(field, problem)
         return choice
+
+    def _grid(self, field: Field, text: str, kind: Hyperparameter) -> list[float]:
+        """Return the values of a text such as "0.5,1:100:log3", which `gdpjax sweep` reads in the same way."""
+        try:
+            values = values_of(text, whole=kind.whole)
+        except ValueError as error:
+            self.fail(field, f"{kind.name}: {error}")
+        return [int(value) if value.is_integer() and kind.whole else value for value in values]
 
     def _range(self, field: Field, value: dict[str, Any], kind: Hyperparameter, search: str) -> Range:
         self._refuse_unknown(field, value, Range.__struct_fields__)

@@ -56,7 +56,7 @@ BAD = {
     ),
     "nothing in float32": (TABLE + "l2_clip_norm = 1e-46\n", "line 3: l2_clip_norm must be a number > 0 that"),
     "negative": (TABLE + "noise_multiplier = -1\n", "line 3: noise_multiplier must be a number > 0"),
-    "a word": (TABLE + 'l2_clip_norm = "one"\n', "line 3: l2_clip_norm must be a number > 0"),
+    "a word": (TABLE + 'l2_clip_norm = "one"\n', "line 3: l2_clip_norm: expected numbers, start:stop"),
     "half an epoch": (TABLE + "epochs = 1.5\n", "line 3: epochs must be a whole number from 1"),
     "truth": (TABLE + "epochs = true\n", "line 3: epochs must be a whole number from 1"),
     "negative seed": (TABLE + "seeds = [-1]\n", "line 3: seeds: expected `int` >= 0"),
@@ -125,6 +125,9 @@ def test_grid_is_every_combination_once():
     logarithmic = list_trials(spec_of(SMALL + "learning_rate = { min = 0.01, max = 1, count = 3, log = true }\n"))
     assert [t.settings["learning_rate"] for t in logarithmic] == [0.01, 0.1, 1.0]
     assert len({t.settings["learning_rate"] for t in logarithmic}) == 3
+    in_short = list_trials(spec_of(SMALL.replace("epochs = 1", 'epochs = "1:3:3"') + 'learning_rate = "0.01:1:log3"\n'))
+    assert [t.settings["learning_rate"] for t in in_short[::3]] == [0.01, 0.1, 1.0]
+    assert [t.settings["epochs"] for t in in_short[:3]] == [1, 2, 3]
 
 
 def test_random_search_is_the_same_each_time_and_within_its_ranges():
