@@ -51,7 +51,7 @@ LAYERS = {
         "sweeps",
     },
 }
-PUBLIC_ONLY = ("experiments", "benchmarks")
+PUBLIC_ONLY = ("experiments", "benchmarks", "examples")
 
 
 def names_of(node: ast.stmt) -> list[str]:
@@ -187,7 +187,7 @@ def test_imports_go_down(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("folder", PUBLIC_ONLY)
 def test_programs_use_public_names_only(folder: str) -> None:
-    """Experiments and benchmarks import nothing of gdpjax whose name begins with an underscore."""
+    """Experiments, benchmarks and examples import nothing of gdpjax whose name begins with an underscore."""
     for path in (ROOT.parent / folder).rglob("*.py"):
         for name in imported_modules(path):
             for piece in name.split("."):

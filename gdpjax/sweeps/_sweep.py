@@ -60,7 +60,7 @@ class SweepResult:
         Its dictionary has the hyperparameters and the costs of one training, the mean of each score under its name,
         the standard deviation of the score that decides as ``<score>_stdev`` (None for one seed), and the numbers of
         its trials as ``trial``. It is the one that the report names. Choosing it costs privacy beyond its own epsilon,
-        unless the evaluation data are public and nothing else of the sweep is used: see the report.
+        on public evaluation data, too, since every model that is scored was trained on private data: see the report.
         """
         found = self._best(epsilon)
         trials = [row for row in self.rows if row["trial"] in found.trials]
