@@ -11,8 +11,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.tables import cell, table
-from benchmarks.writing import document
+from benchmarks.tables import cell, document, table
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 PAGE = pathlib.Path(__file__).with_name("README.md")

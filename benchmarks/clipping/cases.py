@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 _MLP_TITLE = "MLP 784-1024-1024-10"
 _CNN_TITLE = "MNIST CNN of the paper"
-_MLP_TARGET = Target(time=1.05, memory=1.3, speedup=10)
+_MLP_TARGET = Target(time=1.05, memory=1.3, speedup=10.0)
 _CNN_TARGET = Target(time=1.15, memory=1.3)
 
 # At the other batch sizes only those that stay cheap: whoever forms the MLP's gradients needs 7 MiB for each row.
@@ -100,7 +100,7 @@ CPU = (
         7.7,
         Target(time=1.02, memory=0.3),
     ),
-    Case("imdb", "IMDb model of the paper, T=256, B=512", TextAverage(), 512, 1.0, Target(3.0, 1.3, 10)),
+    Case("imdb", "IMDb model of the paper, T=256, B=512", TextAverage(), 512, 1.0, Target(3.0, 1.3, 10.0)),
     Case("resnet", "ResNet-20 with GroupNorm, 32x32, B=64", ResNet(), 64, 10.5, Target(1.1, 1.5)),
     Case("lora", "LoRA rank 8 on the transformer, B=32", Transformer(rank=8), 32, 4.0),
     Case(
