@@ -66,6 +66,8 @@ FORMS = {
     "ms": milliseconds,
     "quartiles": _quartiles,
     "met": lambda met: "met" if met else "MISSED",
+    "mega": lambda number: f"{number / 1e6:,.1f}",
+    "giga": lambda number: f"{number / 1e9:,.2f}",
     "yes": lambda met: "yes" if met else "NO",
 }
 UNITS = {"milli": 1e-3, "MiB": 2**20, "MB": 1e6, "MFLOP": 1e6, "GFLOP": 1e9}
@@ -80,7 +82,7 @@ def _at(row: Any, path: str) -> Any:
 
 
 def _shown(value: Any, form: str) -> Any:
-    if value is None or not form:
+    if value is None or not form or isinstance(value, str):
         return value
     if form in FORMS:
         return FORMS[form](value)
