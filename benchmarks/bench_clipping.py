@@ -4,7 +4,7 @@
 
 writes the JSON, and tables and a picture beside it. ``--models`` and ``--contenders`` choose some of them; ``--merge``
 keeps the other models that the output already has, so that a long run can be made in parts. The peers are the
-``benchmarks-clipping`` extra; a missing one is reported. ``--preset gpu`` takes larger models, in float32 and bfloat16.
+``benchmarks-clipping`` extra; a missing one is reported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from benchmarks import harness
 
 
 class Settings(NamedTuple):
-    """Settings of a run: the preset is cpu, gpu, cpu-tiny or gpu-tiny; threads, and cores, are of JAX and of torch.
+    """Settings of a run: the preset is cpu or cpu-tiny; threads, and cores, are of JAX and of torch.
 
     No names: all of the preset's models, all contenders.
     """

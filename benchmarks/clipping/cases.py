@@ -76,36 +76,19 @@ def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
-def _listed(preset: str) -> tuple[Case, ...]:
-    """Return the cases of a preset."""
-    cases = []
-    for settings in _FILE[preset]:
-        target = Target(**settings.get("target", {}))
-        cases.append(Case(**with_model(settings) | {"target": target}))
-    return tuple(cases)
-
-
 def tiny_model(model: Any) -> Any:
     """Return the same model in seconds: to try the code, not to measure anything."""
     sizes = _FILE["tiny"][type(model).__name__]
     return dataclasses.replace(model, **_tuples(sizes))
 
 
-def _tiny(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    small = {"batch_size": 8, "clip_norm": 1.0}
-    return tuple(case._replace(model=tiny_model(case.model), title=f"{case.title} (tiny)", **small) for case in cases)
-
-
-def _in_dtypes(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """Return each case computed in float32, and in bfloat16 on float32 parameters."""
-    both = []
-    for case in cases:
-        for short, dtype in (("f32", "float32"), ("bf16", "bfloat16")):
-            model = dataclasses.replace(case.model, dtype=dtype)
-            name, title = f"{case.name}_{short}", f"{case.title}, {dtype}"
-            both.append(case._replace(name=name, title=title, model=model))
-    return tuple(both)
-
-
-CPU, _GPU = _listed("cpu"), _in_dtypes(_listed("gpu"))
-PRESETS = {"cpu": CPU, "gpu": _GPU, "cpu-tiny": _tiny(CPU), "gpu-tiny": _tiny(_GPU)}
+CPU = tuple(
+    Case(**with_model(settings) | {"target": Target(**settings.get("target", {}))}) for settings in _FILE["cpu"]
+)
+PRESETS = {
+    "cpu": CPU,
+    "cpu-tiny": tuple(
+        case._replace(model=tiny_model(case.model), title=f"{case.title} (tiny)", batch_size=8, clip_norm=1.0)
+        for case in CPU
+    ),
+}
