@@ -101,23 +101,17 @@ def _patched(patches: tuple[tuple[str, Any], ...]) -> Iterator[None]:
 
 def _functions(special: Special) -> Any:
     """Return the functions by name, and their arguments."""
-    import jax
-
-    import gdpjax
-    from benchmarks.clipping.contenders import BATCH_ARGNUMS
+    from benchmarks.clipping.cases import AUTO, NO_PRIVACY
+    from benchmarks.clipping.contenders import CONTENDERS
 
     loss, clip_norm, data = _model(special.model)
-
-    def plain(params: Any, *batch: Any) -> Any:
-        return jax.grad(lambda params: jax.vmap(loss, (None, 0, 0))(params, *batch).mean())(params)
-
-    def ours(*arguments: Any) -> Any:
-        return gdpjax.clipped_grad(loss, clip_norm, batch_argnums=BATCH_ARGNUMS)(*arguments)
+    builds: dict[str, Any] = {contender.name: contender.build for contender in CONTENDERS}
 
     def without(*arguments: Any) -> Any:
         with _patched(special.patches):
-            return gdpjax.clipped_grad(loss, clip_norm, batch_argnums=BATCH_ARGNUMS)(*arguments)
+            return builds[AUTO](loss, clip_norm, None)(*arguments)
 
+    plain, ours = (builds[name](loss, clip_norm, None) for name in (NO_PRIVACY, AUTO))
     return {PLAIN: plain, WITH: ours, WITHOUT: without}, data
 
 
