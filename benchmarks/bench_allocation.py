@@ -56,7 +56,7 @@ def _peer_epsilon(at: dict[str, Any]) -> tuple[float, float]:
 
 def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield everything at once."""
-    from benchmarks import clocks
+    from benchmarks import clocks, turns
 
     chosen = configurations()[: settings.configurations]
     missing = machine.why_missing("PLD_accounting") if settings.patience > 0 else "left out"
@@ -66,7 +66,7 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     compiled = clocks.compilations()
     brackets = [_epsilon(each) for each in chosen]
     calls = {"all": lambda: [_epsilon(each) for each in chosen]}
-    batch = clocks.in_turn(calls, settings.repetitions)["all"]
+    batch = turns.in_turn(calls, settings.repetitions)["all"]
 
     rows = []
     for configuration, (lower, upper) in zip(chosen, brackets, strict=True):
@@ -84,9 +84,9 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
 
 def _measure(at: dict[str, Any], lower: float, upper: float, repetitions: int) -> dict[str, Any]:
     """Return our bracket of one configuration, and what a call for it alone takes."""
-    from benchmarks import clocks
+    from benchmarks import turns
 
-    times = clocks.in_turn({"alone": lambda: _epsilon(at)}, repetitions)["alone"]
+    times = turns.in_turn({"alone": lambda: _epsilon(at)}, repetitions)["alone"]
     return {
         **{name: at[name] for name in RUN},
         "lower": lower,

@@ -78,7 +78,7 @@ class Way(NamedTuple):
 
 def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield everything at once."""
-    from benchmarks import clocks
+    from benchmarks import turns
 
     report = sweep_report.measure(settings.report_trials)
 
@@ -92,7 +92,7 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     for way in ways.values():
         way.call()
     calls = {name: way.call for name, way in ways.items()}
-    times = clocks.in_turn(calls, settings.repetitions)
+    times = turns.in_turn(calls, settings.repetitions)
     steps = trials[0].plan.num_steps
     planned = len(trials) * steps
     yield {

@@ -170,6 +170,13 @@ def _take_turn(entry: Entry) -> None:
     entry.times.append(clocks.Times(wall / num_steps, cpu / num_steps))
 
 
+def in_turn(calls: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, list[clocks.Times]]:
+    """Return the times of each call, one a turn; call each once before, so that nothing is compiled here."""
+    entries = [Entry(name, None, call, {}) for name, call in calls.items()]
+    take_turns(entries, repetitions)
+    return {entry.name: entry.times for entry in entries}
+
+
 def spread(values: list[float]) -> dict[str, Any]:
     """Return the median, the quartiles, and all values."""
     q1, median, q3 = (float(quantile) for quantile in np.quantile(values, (0.25, 0.5, 0.75)))

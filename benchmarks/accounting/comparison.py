@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from benchmarks import clocks, machine
+from benchmarks import clocks, machine, turns
 from benchmarks.accounting import arbiter, ours
 from benchmarks.accounting.grid import Grid
 from benchmarks.accounting.peers import PEERS, Epsilon, Peer, gdpnum_mu
@@ -257,7 +257,7 @@ def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | No
         return [clocks.attempt(call, CALL_LIMIT).value for call in calls]
 
     calls = {"gdpjax mu_bounds": functools.partial(accounting.mu_bounds, *columns), "gdpnum": their_mus}
-    times = clocks.in_turn(calls, repetitions)
+    times = turns.in_turn(calls, repetitions)
     pairs = zip(their_mus(), bounds.upper, strict=True)
     ratios = [mu / float(upper) for mu, upper in pairs if mu is not None]
     if not ratios:

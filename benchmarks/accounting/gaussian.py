@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import clocks
+from benchmarks import clocks, turns
 from benchmarks.accounting import ours, paper
 from benchmarks.accounting.grid import Points, make_points
 
@@ -49,7 +49,7 @@ def _measure_function(name: str, function: ours.Function, points: Points, repeti
     if formula is not None:
         calls["paper"] = formula
         values["paper"] = formula()
-    times = clocks.in_turn(calls, repetitions)
+    times = turns.in_turn(calls, repetitions)
     rates = {library: clocks.rates(size, of_library) for library, of_library in times.items()}
 
     # The peers that take one point a call, as many as are checked.
