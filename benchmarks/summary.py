@@ -428,7 +428,7 @@ reproduce_movielens |  | 10 minutes
 reproduce_figure4 |  | 2 hours
 imdb_clipping |  | 10 minutes
 """
-COMMANDS = dict(line.split(" | ", 1) for line in _COMMANDS.strip().splitlines())
+COMMANDS = {name.strip(): how for name, _, how in (line.partition("|") for line in _COMMANDS.strip().splitlines())}
 """For each result file its make target, if there is one, and about how long it takes on two cores."""
 COMMANDS_NOTE = """A command writes over its file; give make `RESULT=other.json`, and the others `--output` or \
 `--results`, to keep it. `recipes` and `reproduce` need the data (`GDPJAX_DATA`, or they are downloaded); what they \

@@ -83,7 +83,7 @@ def tiny_model(model: Any) -> Any:
 
 
 CPU = tuple(
-    Case(**with_model(settings) | {"target": Target(**settings.get("target", {}))}) for settings in _FILE["cpu"]
+    Case(**with_model(settings))._replace(target=Target(**settings.get("target", {}))) for settings in _FILE["cpu"]
 )
 PRESETS = {
     "cpu": CPU,

@@ -93,9 +93,10 @@ def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = {name: at_most(LARGEST_NOISE_RATIO, noise["contenders"][parts.NOISE]["over"]["time"])}
     aims = {case.name: case.overhead_target for case in PRESETS[result["settings"]["preset"]]}
     for name, case in result["cases"].items():
-        if aims[name] is not None:
+        aim = aims[name]
+        if aim is not None:
             ratio = case["parts"][parts.PRIVATE]["over"]["time"]
-            found[f"{name}: {parts.PRIVATE} / {parts.CLIPPED}"] = at_most(aims[name], ratio)
+            found[f"{name}: {parts.PRIVATE} / {parts.CLIPPED}"] = at_most(aim, ratio)
         trainers = case["trainers"].items()
         speeds = {each: at["steps_per_second"]["median"] for each, at in trainers if "steps_per_second" in at}
         if SCAN not in speeds:
