@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.accelerators import counts
 from benchmarks.accelerators.report import markdown
 from benchmarks.accelerators.target import TARGETS, TITLES, describe
-from benchmarks.writing import command
+from benchmarks.harness import command
 
 
 def main(arguments: list[str] | None = None) -> int:

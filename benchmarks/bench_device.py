@@ -10,7 +10,6 @@ import argparse
 import gc
 import itertools
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from benchmarks import turns
 from benchmarks.accelerators.device_report import markdown
 from benchmarks.accelerators.programs import Program, programs
 from benchmarks.accelerators.target import Target
+from benchmarks.harness import command
 from benchmarks.machine import describe
-from benchmarks.writing import command
 
 PACKAGES = ("gdpjax", "jax", "jaxlib", "optax", "flax", "numpy", "jax_privacy")
 DEFAULT = (
@@ -66,7 +65,7 @@ def _figures(case: str, group: list[Program], target: Target, rounds: int) -> di
             figures[program.name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
     turns.take_turns(entries, rounds)
     for entry in entries:
-        figures[entry.name] = {**entry.facts, "median_seconds": statistics.median(entry.seconds)}
+        figures[entry.name] = {**entry.facts, "median_seconds": entry.median}
         print(json.dumps({"name": entry.name, **figures[entry.name]}), flush=True)
     entries.clear()
     gc.collect()

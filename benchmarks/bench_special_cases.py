@@ -11,21 +11,21 @@ import argparse
 import contextlib
 import json
 import pathlib
-import statistics
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
-from benchmarks import machine, writing
+from benchmarks import harness, machine
+from benchmarks.tables import document, named, table_of
 
 PLAIN, WITH, WITHOUT = "no privacy", "with", "without"
 PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy")
-MIB = 2**20
 FIGURES = {
-    "median_seconds": ("ms", 1e-3),
-    "temp_bytes": ("MiB", MIB),
-    "temp": ("MiB", MIB),
-    "bytes": ("MiB moved", MIB),
+    "median_seconds": ("ms", "milli"),
+    "temp_bytes": ("MiB", "MiB"),
+    "temp": ("MiB", "MiB"),
+    "bytes": ("MiB moved", "MiB"),
 }
 """For each figure its title and its unit."""
 TITLES = {"here": "CPU, one core", "gpu": "H100, by its compiler", "tpu": "TPU v5e, by its compiler"}
@@ -101,23 +101,17 @@ def _patched(patches: tuple[tuple[str, Any], ...]) -> Iterator[None]:
 
 def _functions(special: Special) -> Any:
     """Return the functions by name, and their arguments."""
-    import jax
-
-    import gdpjax
-    from benchmarks.clipping.contenders import BATCH_ARGNUMS
+    from benchmarks.clipping.cases import AUTO, NO_PRIVACY
+    from benchmarks.clipping.contenders import CONTENDERS
 
     loss, clip_norm, data = _model(special.model)
-
-    def plain(params: Any, *batch: Any) -> Any:
-        return jax.grad(lambda params: jax.vmap(loss, (None, 0, 0))(params, *batch).mean())(params)
-
-    def ours(*arguments: Any) -> Any:
-        return gdpjax.clipped_grad(loss, clip_norm, batch_argnums=BATCH_ARGNUMS)(*arguments)
+    builds: dict[str, Any] = {contender.name: contender.build for contender in CONTENDERS}
 
     def without(*arguments: Any) -> Any:
         with _patched(special.patches):
-            return gdpjax.clipped_grad(loss, clip_norm, batch_argnums=BATCH_ARGNUMS)(*arguments)
+            return builds[AUTO](loss, clip_norm, None)(*arguments)
 
+    plain, ours = (builds[name](loss, clip_norm, None) for name in (NO_PRIVACY, AUTO))
     return {PLAIN: plain, WITH: ours, WITHOUT: without}, data
 
 
@@ -131,10 +125,7 @@ def timed(special: Special, repetitions: int) -> dict[str, Any]:
     data = jax.device_put(data)
     entries = [turns.compiled(name, function, *data)[0] for name, function in functions.items()]
     turns.take_turns(entries, repetitions)
-    figures = {}
-    for entry in entries:
-        figures[entry.name] = {**entry.facts, "median_seconds": statistics.median(entry.seconds)}
-    return figures
+    return {entry.name: {**entry.facts, "median_seconds": entry.median} for entry in entries}
 
 
 def compiled(special: Special, target: Any) -> dict[str, Any]:
@@ -148,22 +139,18 @@ def compiled(special: Special, target: Any) -> dict[str, Any]:
 
 def markdown(results: dict[str, Any]) -> str:
     """Return the page of results."""
-    from benchmarks.tables import table
-
     sections = []
     for target, of_target in results["devices"].items():
-        measured = [key for key in FIGURES if any(key in each[WITH] for each in of_target["cases"].values())]
-        columns = ["case", "commit"]
-        for key in measured:
-            columns += [f"{FIGURES[key][0]} with", "without", "x"]
-        rows = []
-        for name, each in of_target["cases"].items():
-            cells = [name, of_target["commits"].get(name, "")]
-            for key in measured:
-                first, second = (each[side].get(key, 0) / FIGURES[key][1] for side in (WITH, WITHOUT))
-                cells += [first, second, second / first if first else None]
-            rows.append(cells)
-        sections.append((TITLES[target], f"`{of_target['command']}`\n\n" + table(columns, rows)))
+        columns = "case | name\ncommit | commit\n"
+        rows = [at | {"commit": of_target["commits"].get(at["name"], "")} for at in named(of_target["cases"])]
+        for key, (title, unit) in FIGURES.items():
+            if not any(key in row[WITH] for row in rows):
+                continue
+            columns += f"{title} with | {WITH}.{key} | {unit}\nwithout | {WITHOUT}.{key} | {unit}\nx | {key}\n"
+            for row in rows:
+                first, second = row[WITH].get(key), row[WITHOUT].get(key)
+                row[key] = second / first if first else None
+        sections.append((TITLES[target], f"`{of_target['command']}`\n\n{table_of(columns, rows)}"))
     lead = (
         "x is the figure without the special case over that with it. A case is kept for 1.3 in time or 2 in memory on "
         "a model that people train. Rows with a commit were measured there, by this script as the commit after it has "
@@ -171,7 +158,7 @@ def markdown(results: dict[str, Any]) -> str:
         "and their gradients formed: shared terms and derivative rules pay on models that were made up for the "
         "purpose, and tied tables and position products nowhere in time, and in the memory of a TPU alone."
     )
-    return writing.document("Special cases of the gradient engine, with and without", [lead], sections)
+    return document("Special cases of the gradient engine, with and without", [lead], sections)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -192,7 +179,7 @@ def main(arguments: list[str] | None = None) -> None:
     path = options.output
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"devices": {}}
     of_target = results["devices"].setdefault(options.target, {"cases": {}, "commits": {}})
-    of_target["command"] = writing.command("benchmarks.bench_special_cases", arguments)
+    of_target["command"] = harness.command("benchmarks.bench_special_cases", arguments)
     of_target["machine"] = machine.describe(PACKAGES)
     for special in SPECIALS:
         name = f"{special.case}: {special.model}"
@@ -204,8 +191,8 @@ def main(arguments: list[str] | None = None) -> None:
         of_target["commits"].pop(name, None)
         print(json.dumps({"name": name, **figures}), flush=True)
         results["command"] = "; ".join(each["command"] for each in results["devices"].values())
-        writing.write_json(results, path)
-    writing.write_with_tables(results, path, markdown(results))
+        harness.write_json(results, path)
+    harness.write(results, path, sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -17,18 +17,16 @@ timed on a few of them, and said so.
 Beside that, how long a file of a thousand trials takes to open (`benchmarks.sweep_report`).
 """
 
-import argparse
 import concurrent.futures
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from benchmarks import machine, sweep_report, writing
-from benchmarks.tables import table
+from benchmarks import figures, harness, sweep_report
+from benchmarks.tables import document, named, setting, table, table_of
 
-PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy", "optax", "flax")
 SPEC = """
 dataset = "{dataset}"
 one_program = true
@@ -78,45 +76,49 @@ class Way(NamedTuple):
     facts: dict[str, Any]
 
 
-def run(settings: Settings) -> dict[str, Any]:
-    """Run the whole benchmark. JAX is imported after the cores are chosen."""
-    from benchmarks import clocks
+def measure(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield everything at once."""
+    from benchmarks import turns
 
-    load_before = machine.load_average()
-    begun = time.perf_counter()
     report = sweep_report.measure(settings.report_trials)
 
     # Everybody compiles and runs once before the clock starts.
     trials, work = _trials(settings)
     ways = {
         ONE: _together(trials, work, settings),
-        SCAN: _scan(trials, work, settings),
-        LOOP: _loop(trials, work, settings),
+        SCAN: _alone(trials, work, settings, _scan),
+        LOOP: _alone(trials, work, settings, _loop),
     }
     for way in ways.values():
         way.call()
     calls = {name: way.call for name, way in ways.items()}
-    times = clocks.in_turn(calls, settings.repetitions)
-
-    # What was measured, and what was aimed at.
+    times = turns.in_turn(calls, settings.repetitions)
     steps = trials[0].plan.num_steps
     planned = len(trials) * steps
-    measured = {name: _measured(way, times[name], planned) for name, way in ways.items()}
-    targets = {}
-    for name, target in TARGETS["cpu" if _platform() == "cpu" else "gpu"].items():
-        targets[f"{ONE} / {name}"] = _verdict(measured, name, target)
-    return {
-        "what": "training steps of one configuration per second, three ways to train the same configurations",
-        "machine": machine.describe(PACKAGES),
-        "settings": settings._asdict(),
+    yield {
         "planned_steps": steps,
-        "load_average_before": load_before,
-        "load_average_after": machine.load_average(),
-        "total_seconds": time.perf_counter() - begun,
-        "ways": measured,
-        "targets": targets,
+        "ways": {name: _measured(way, times[name], planned) for name, way in ways.items()},
         "report": report,
     }
+
+
+def targets(result: dict[str, Any]) -> dict[str, Any]:
+    """Return how many times as fast one program is, once compiled; a target is judged by that, turn by turn."""
+    from benchmarks import turns
+
+    one, *others = named(result["ways"])
+    found = {}
+    for other in others:
+        of_calls = turns.ratios(other["seconds"], one["seconds"])
+        steps = one["configuration_steps"] / other["configuration_steps"]
+        target = TARGETS["cpu" if result["machine"]["platform"] == "cpu" else "gpu"][other["name"]]
+        found[f"{ONE} / {other['name']}"] = harness.at_least(
+            target,
+            statistics.median(ratio * steps for ratio in of_calls),
+            by_processor_time=one["steps_per_second"]["per_cpu_second"] / other["steps_per_second"]["per_cpu_second"],
+            with_compilation=one["with_compilation"] / other["with_compilation"],
+        )
+    return found
 
 
 def _measured(way: Way, times: list[Any], planned: int) -> dict[str, Any]:
@@ -139,34 +141,6 @@ def _measured(way: Way, times: list[Any], planned: int) -> dict[str, Any]:
         "with_compilation": planned / (compiling + training),
         **way.facts,
     }
-
-
-def _verdict(measured: dict[str, Any], name: str, target: float) -> dict[str, Any]:
-    """Return how many times as fast one program is, once compiled; the target is judged by that, turn by turn."""
-    one = measured[ONE]
-    other = measured[name]
-    ratios = []
-    for our_seconds, their_seconds in zip(one["seconds"], other["seconds"], strict=True):
-        seconds_a_step = our_seconds / one["configuration_steps"]
-        their_seconds_a_step = their_seconds / other["configuration_steps"]
-        ratios.append(their_seconds_a_step / seconds_a_step)
-    ratio = statistics.median(ratios)
-
-    by_processor_time = one["steps_per_second"]["per_cpu_second"] / other["steps_per_second"]["per_cpu_second"]
-    return {
-        "target": target,
-        "at_least": True,
-        "measured": ratio,
-        "met": ratio >= target,
-        "by_processor_time": by_processor_time,
-        "with_compilation": one["with_compilation"] / other["with_compilation"],
-    }
-
-
-def _platform() -> str:
-    import jax
-
-    return jax.default_backend()
 
 
 def _trials(settings: Settings) -> tuple[list[Any], "Work"]:
@@ -197,15 +171,14 @@ class _Compiling:
     def __enter__(self) -> "_Compiling":
         from benchmarks import clocks
 
-        self._before = clocks.compilations()
-        self._begun = time.perf_counter()
+        self.count, self.seconds = -clocks.compilations(), -time.perf_counter()
         return self
 
     def __exit__(self, *exception: object) -> None:
         from benchmarks import clocks
 
-        self.seconds = time.perf_counter() - self._begun
-        self.count = clocks.compilations() - self._before
+        self.count += clocks.compilations()
+        self.seconds += time.perf_counter()
 
 
 def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
@@ -257,34 +230,28 @@ def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
     )
 
 
-def _scan(trials: list[Any], work: "Work", settings: Settings) -> Way:
+def _scan(training: Any, state: Any, data: Any, num_steps: int) -> Callable[[], Any]:
     """Return a configuration's steps as one compiled scan."""
     import jax
 
-    def compiled(training: Any, state: Any, data: Any) -> Callable[[], Any]:
-        program = training.run_steps.lower(state, data, settings.steps).compile()
-        return lambda: jax.block_until_ready(program(state, data)[0])
-
-    return _alone(trials, work, settings, compiled)
+    program = training.run_steps.lower(state, data, num_steps).compile()
+    return lambda: jax.block_until_ready(program(state, data)[0])
 
 
-def _loop(trials: list[Any], work: "Work", settings: Settings) -> Way:
+def _loop(training: Any, state: Any, data: Any, num_steps: int) -> Callable[[], Any]:
     """Return a configuration's jitted step in a Python loop. The first step is counted as compilation."""
     import jax
 
-    def compiled(training: Any, state: Any, data: Any) -> Callable[[], Any]:
-        training.step(state, data)[0].status.block_until_ready()
+    training.step(state, data)[0].status.block_until_ready()
 
-        def call() -> Any:
-            # The jitted step is quicker to call than what is compiled ahead of time.
-            after = state
-            for _ in range(settings.steps):
-                after, _ = training.step(after, data)
-            return jax.block_until_ready(after)
+    def call() -> Any:
+        # The jitted step is quicker to call than what is compiled ahead of time.
+        after = state
+        for _ in range(num_steps):
+            after, _ = training.step(after, data)
+        return jax.block_until_ready(after)
 
-        return call
-
-    return _alone(trials, work, settings, compiled)
+    return call
 
 
 def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callable[..., Any]) -> Way:
@@ -303,7 +270,7 @@ def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callab
         params = blueprint.model(trial.settings).init(jax.random.key(trial.number))
         state = training.init(params, jax.random.key(100 + trial.number))
         with _Compiling() as compiling:
-            calls.append(compiled(training, state, data))
+            calls.append(compiled(training, state, data, settings.steps))
         seconds.append(compiling.seconds)
         counts.append(compiling.count)
 
@@ -322,98 +289,67 @@ def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callab
     )
 
 
-SPEED_COLUMNS = (
-    "way",
-    "steps/s",
-    "least",
-    "most",
-    "steps per processor second",
-    "programs",
-    "compilations",
-    "seconds for each program",
-    "steps/s with compilation",
-)
-TARGET_COLUMNS = ("ratio", "wanted", "measured", "met", "by processor time", "with compilation")
+SPEEDS = """
+way | name
+steps/s | steps_per_second.median
+least | steps_per_second.min
+most | steps_per_second.max
+steps per processor second | steps_per_second.per_cpu_second
+programs | programs
+compilations | compilations
+seconds for each program | compile_seconds
+steps/s with compilation | with_compilation
+"""
+RATIOS = """
+ratio | name
+wanted | target
+measured | measured
+met | met | met
+by processor time | by_processor_time
+with compilation | with_compilation
+"""
 
 
 def markdown(result: dict[str, Any]) -> str:
     """Return the tables that go beside the JSON."""
-    settings = result["settings"]
+    settings, report = result["settings"], result["report"]
     together = result["ways"][ONE]
     what = (
         f"{settings['configurations']} configurations of {settings['dataset']}, {result['planned_steps']} steps of "
         f"{settings['batch_size']} expected each; {together['width']} side by side in each of {together['threads']} "
         "thread(s)."
     )
+    opened = f"{report['trials']} made-up trials, a page of {report['page_bytes'] / 1e6:.2f} MB."
+    seconds = [(name.replace("_", " "), of_part) for name, of_part in report["seconds"].items()]
     sections = [
-        ("Speed", _speed_table(result["ways"])),
-        ("Targets", _target_table(result["targets"])),
-        ("Opening results", _opening_table(result["report"])),
+        ("Speed", table_of(SPEEDS, named(result["ways"]))),
+        ("Targets", table_of(RATIOS, named(result["targets"]))),
+        ("Opening results", f"{opened}\n\n{table(('what', 'seconds'), seconds)}"),
     ]
-    return writing.document("Sweeps of trainings", [writing.setting(result), what], sections)
-
-
-def _speed_table(ways: dict[str, Any]) -> str:
-    rows = []
-    for name, way in ways.items():
-        rates = way["steps_per_second"]
-        speed = (rates["median"], rates["min"], rates["max"], rates["per_cpu_second"])
-        compiled = (way["programs"], way["compilations"], way["compile_seconds"], way["with_compilation"])
-        rows.append((name, *speed, *compiled))
-    return table(SPEED_COLUMNS, rows)
-
-
-def _target_table(targets: dict[str, Any]) -> str:
-    rows = []
-    for name, numbers in targets.items():
-        met = "met" if numbers["met"] else "MISSED"
-        ratios = (numbers["by_processor_time"], numbers["with_compilation"])
-        rows.append((name, numbers["target"], numbers["measured"], met, *ratios))
-    return table(TARGET_COLUMNS, rows)
-
-
-def _opening_table(report: dict[str, Any]) -> str:
-    about = f"{report['trials']} made-up trials, a page of {report['page_bytes'] / 1e6:.2f} MB."
-    rows = [(name.replace("_", " "), seconds) for name, seconds in report["seconds"].items()]
-    return f"{about}\n\n{table(('what', 'seconds'), rows)}"
+    return document("Sweeps of trainings", [setting(result), what], sections)
 
 
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     """Draw the steps per second of the three ways, compiled and with compilation."""
-    # From below: the first way is on top.
-    names = list(result["ways"])[::-1]
-    ways = [result["ways"][name] for name in names]
-    once_compiled = [way["steps_per_second"]["median"] for way in ways]
-    with_compilation = [way["with_compilation"] for way in ways]
-
-    with writing.picture(path, size=(4.8, 2.2)) as (_, axes):
-        _draw_bars(axes, 0.2, once_compiled, color="#0072B2", label="once compiled")
-        _draw_bars(axes, -0.2, with_compilation, color="#D55E00", label="with compilation")
-        axes.set_yticks(range(len(names)), names)
-        axes.margins(x=0.12)
+    once_compiled = {name: way["steps_per_second"]["median"] for name, way in result["ways"].items()}
+    with_compilation = {name: way["with_compilation"] for name, way in result["ways"].items()}
+    with figures.picture(path, size=(4.8, 2.2)) as (_, axes):
+        figures.bars(axes, once_compiled, -0.2, 0.38, color=figures.OURS[0], label="once compiled")
+        figures.bars(axes, with_compilation, 0.2, 0.38, color=figures.PEERS[2], label="with compilation")
         axes.set(xlabel="training steps of one configuration per second")
         axes.legend(loc="lower right")
 
 
-def _draw_bars(axes: Any, offset: float, values: list[float], **style: Any) -> None:
-    places = [place + offset for place in range(len(values))]
-    bars = axes.barh(places, values, height=0.38, **style)
-    axes.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3, fontsize=8)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run, print the tables, write the JSON, the tables and the picture beside it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=pathlib.Path, required=True, help="the JSON to write; the rest goes beside it")
-    defaults = Settings()
-    for name, default in defaults._asdict().items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    options = vars(parser.parse_args(arguments))
-    output = options.pop("output")
-    machine.use_cores(options["threads"])
-    result = run(Settings(**options)) | {"command": writing.command("benchmarks.bench_sweeps", arguments)}
-    writing.write(result, output, markdown, draw)
-
+BENCHMARK = harness.Benchmark(
+    about=__doc__,
+    module="benchmarks.bench_sweeps",
+    what="training steps of one configuration per second, three ways to train the same configurations",
+    packages=("gdpjax", "jax", "jaxlib", "numpy", "optax", "flax"),
+    settings=Settings,
+    measure=measure,
+    report="benchmarks.bench_sweeps",
+    targets=targets,
+)
 
 if __name__ == "__main__":
-    main()
+    harness.main(BENCHMARK)

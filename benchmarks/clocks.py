@@ -1,4 +1,4 @@
-"""Wall-clock and processor times, taken in turn, with a limit on each call; and a count of compilations.
+"""Wall-clock and processor times, with a limit on each call; and a count of compilations.
 
 Wall-clock is what is reported. Processor time is kept beside it, since it says more on a machine that others use.
 """
@@ -86,15 +86,6 @@ def time_call(call: Callable[[], Any]) -> Times:
     watch = Stopwatch()
     call()
     return watch.read()
-
-
-def in_turn(calls: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, list[Times]]:
-    """Times of each call, A B C A B C ...; call each once before, so that nothing is compiled here."""
-    times: dict[str, list[Times]] = {name: [] for name in calls}
-    for _ in range(repetitions):
-        for name, call in calls.items():
-            times[name].append(time_call(call))
-    return times
 
 
 def rates(size: int, times: Sequence[Times]) -> dict[str, float]:

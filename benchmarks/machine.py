@@ -1,6 +1,7 @@
 """The cores that a benchmark is given, and what they are."""
 
 import ctypes
+import importlib
 import importlib.metadata
 import os
 import pathlib
@@ -71,3 +72,13 @@ def version(package: str) -> str | None:
 def load_average() -> float | None:
     """Processes that wanted a core over the last minute: well above 1 means that the clocks were disturbed."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def why_missing(*modules: str) -> str | None:
+    """Return why the first module that is missing cannot be imported; None where all are there."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as failure:
+            return f"{type(failure).__name__}: {failure}"
+    return None

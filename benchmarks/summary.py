@@ -8,11 +8,10 @@ test of this module fails as long as the committed page is not what the result f
 
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks.tables import cell, table
-from benchmarks.writing import document
+from benchmarks.tables import cell, document, milliseconds, named, paragraphs, table, table_of, versions
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 PAGE = pathlib.Path(__file__).with_name("README.md")
@@ -29,11 +28,39 @@ are those at which each contender was fastest, ours and theirs."""
 AUTO, RUN_STEPS = "gdpjax auto", "gdpjax run_steps"
 """What stands for us: the default strategy of clipping, and the training loop that the documentation shows."""
 
-Row = tuple[Any, ...]
-Target = tuple[str, dict[str, Any]]
+Result = dict[str, Any]
+Targets = dict[str, dict[str, Any]]
 
 
-def read(name: str) -> dict[str, Any] | None:
+class Row(NamedTuple):
+    """A row of the summary: a ratio above 1 is in favour of ``ours``."""
+
+    measured: str
+    ours: str
+    theirs: str | None = None
+    ratio: float | None = None
+    met: str | None = None
+
+
+class Area(NamedTuple):
+    """One section.
+
+    Args:
+        title: of the section.
+        files: its results.
+        measured: what is measured, for the row that stands there without results.
+        rows: those of the summary, for one result.
+        body: of the section, for all results that there are.
+    """
+
+    title: str
+    files: tuple[str, ...]
+    measured: str
+    rows: Callable[[Result], list[Row]]
+    body: Callable[[dict[str, Result]], str]
+
+
+def read(name: str) -> Result | None:
     """Return a result file, or None if there is none (yet)."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
@@ -41,375 +68,326 @@ def read(name: str) -> dict[str, Any] | None:
 
 def page() -> str:
     """Return the whole page."""
-    areas = [_accounting, _allocation, _clipping, _training, _correlated, _sweeps, _language, _experiments]
-    found = [area() for area in areas]
-    overview = table(
-        ("", "measured", "gdpjax", "best of the others", "ratio", "targets met", "results"),
-        [row for rows, _ in found for row in rows],
+    sections = [("Summary", f"{READING}\n\n{overview()}"), ("Commands", _commands()), ("Machines", _machines())]
+    for area in AREAS:
+        found = _found(area)
+        sections.append((area.title, area.body(found) if found else "No result file yet."))
+    return document("Benchmarks", [INTRODUCTION], [*sections, ("Experiments", _experiments())])
+
+
+def overview() -> str:
+    """Return the table of the summary."""
+    rows = []
+    for area in AREAS:
+        found = _found(area)
+        for name, result in found.items():
+            link = f"[tables](results/{name}.md), [JSON](results/{name}.json)"
+            rows += [(area.title, *row, link) for row in area.rows(result)]
+        if not found:
+            rows.append((area.title, *Row(area.measured, "not measured yet"), None))
+    return table(("", "measured", "gdpjax", "best of the others", "ratio", "targets met", "results"), rows)
+
+
+def _found(area: Area) -> dict[str, Result]:
+    """Return the results of an area that there are."""
+    return {name: result for name in area.files if (result := read(name)) is not None}
+
+
+def _speeds(
+    measured: str, ours: float, theirs: float, by: str, met: str, unit: str = "a second", note: str = ""
+) -> Row:
+    return Row(measured, f"{cell(ours)} {unit}{note}", f"{cell(theirs)} {unit} ({by})", ours / theirs, met)
+
+
+def _times(measured: str, ours: float, theirs: float, by: str, met: str) -> Row:
+    return Row(measured, f"{milliseconds(ours)} ms", f"{milliseconds(theirs)} ms ({by})", theirs / ours, met)
+
+
+def _met(result: Result, prefix: str = "") -> str:
+    targets = [at["met"] for name, at in result["targets"].items() if name.startswith(prefix)]
+    return f"{sum(targets)} of {len(targets)}" if targets else "none set"
+
+
+def _missed(result: Result) -> str:
+    rows = [at for at in named(result["targets"]) if not at["met"]]
+    for at in rows:
+        at["wanted"] = f"{'at least' if at.get('at_least', True) else 'at most'} {at['target']:g}"
+    return table_of(MISSED, rows) if rows else "Every target was met."
+
+
+MISSED = """
+target missed | name
+wanted | wanted
+measured | measured | .4g
+"""
+
+
+def _matrix(corner: str, lines: dict[str, dict[str, Any]]) -> str:
+    """Return a table of lines by title, each of values by name."""
+    names = dict.fromkeys(name for line in lines.values() for name in line)
+    rows = [[title, *(line.get(name) for name in names)] for title, line in lines.items()]
+    return table([corner, *names], rows)
+
+
+# ---- Accounting ----
+
+
+def _libraries(result: Result) -> dict[str, Any]:
+    """Return the accountants that did not fail on every run."""
+    libraries = result["comparison"]["libraries"].items()
+    return {name: at for name, at in libraries if sum(at["failures"].values()) < at["configurations"]}
+
+
+def _accounting_rates(result: Result) -> tuple[float, float]:
+    """Return our runs a second: one in a call, and many."""
+    alone = result["comparison"]["libraries"]["gdpjax epsilon_bounds"]["per_second"]
+    return alone, result["batched"]["per_second"]["epsilon_bounds"]["median"]
+
+
+def _accounting_rows(result: Result) -> list[Row]:
+    """Certified epsilons a second, beside the fastest peer whose median relative error is below 1e-3."""
+    tight = {}
+    for name, at in _libraries(result).items():
+        if not name.startswith("gdpjax") and at["relative_error"]["median_size"] < 1e-3:
+            tight[name] = at["per_second"]
+    best = max(tight, key=tight.__getitem__)
+    titles = ("certified epsilon, both ends, one run a call", f"the same, {result['grid']['size']:,} runs in a call")
+    rates = zip(titles, _accounting_rates(result), strict=True)
+    return [_speeds(title, rate, tight[best], best, _met(result)) for title, rate in rates]
+
+
+LIBRARIES = """
+library | name
+standing | standing
+runs a second | per_second
+ours is faster by: one a call | alone
+many in a call | batched
+relative error: median | relative_error.median_size
+largest | relative_error.max_size
+ends on the wrong side | wrong
+"""
+
+
+def _accounting_body(results: dict[str, Result]) -> str:
+    (result,) = results.values()
+    alone, batched = _accounting_rates(result)
+    working = _libraries(result)
+    rows = named(working)
+    for at in rows:
+        at["alone"], at["batched"] = alone / at["per_second"], batched / at["per_second"]
+        at["wrong"] = f"{len(at['wrong_side'])} of {at['configurations']}"
+    broken = [name for name in result["comparison"]["libraries"] if name not in working]
+    return paragraphs(
+        f"{result['grid']['size']:,} runs: {result['grid']['text']}.",
+        "The best of the others is the fastest whose median error is below 1e-3. Errors are against the middle of our "
+        "certified bracket, so ours is half its width or less.",
+        _picture("accounting_cpu", "configurations per second against relative width or error"),
+        table_of(LIBRARIES, rows),
+        f"Failed on every run with these versions: {', '.join(broken)}." if broken else "",
+        _missed(result),
     )
-    sections = [("Summary", f"{READING}\n\n{overview}"), ("Commands", _commands()), ("Machines", _machines())]
-    return document("Benchmarks", [INTRODUCTION], [*sections, *(section for _, section in found)])
-
-
-def _link(name: str) -> str:
-    return f"[tables](results/{name}.md), [JSON](results/{name}.json)"
 
 
 def _picture(name: str, about: str) -> str:
     return f"![{about}](results/{name}.png)" if (RESULTS / f"{name}.png").exists() else ""
 
 
-def _met(targets: list[Target]) -> str:
-    return f"{sum(at['met'] for _, at in targets)} of {len(targets)}" if targets else "none set"
-
-
-def _missed(targets: list[Target]) -> str:
-    rows = [
-        (name, f"{'at least' if at.get('at_least', True) else 'at most'} {at['target']:g}", f"{at['measured']:.4g}")
-        for name, at in targets
-        if not at["met"]
-    ]
-    return table(("target missed", "wanted", "measured"), rows) if rows else "Every target was met."
-
-
-def _targets(result: dict[str, Any], prefix: str = "") -> list[Target]:
-    return [(name, at) for name, at in result["targets"].items() if name.startswith(prefix)]
-
-
-def _absent(area: str, measured: str, section: str) -> tuple[list[Row], tuple[str, str]]:
-    return [(area, measured, "not measured yet", None, None, None, None)], (section, "No result file yet.")
-
-
-def _accounting() -> tuple[list[Row], tuple[str, str]]:
-    """Certified epsilons a second, beside the fastest peer whose median relative error is below 1e-3."""
-    result, title = read("accounting_cpu"), "Accounting"
-    if result is None:
-        return _absent(title, "certified epsilon", title)
-    libraries = {name: at for name, at in result["comparison"]["libraries"].items() if not _failed(at)}
-    alone = libraries["gdpjax epsilon_bounds"]["per_second"]
-    batched = result["batched"]["per_second"]["epsilon_bounds"]["median"]
-    peers = {name: at["per_second"] for name, at in libraries.items() if not name.startswith("gdpjax")}
-    tight = [name for name in peers if libraries[name]["relative_error"]["median_size"] < 1e-3]
-    best = max(tight, key=peers.__getitem__)
-    rows = [
-        (
-            title,
-            measured,
-            f"{cell(speed)} a second",
-            f"{cell(peers[best])} a second ({best})",
-            speed / peers[best],
-            _met(_targets(result)),
-            _link("accounting_cpu"),
-        )
-        for measured, speed in (
-            ("certified epsilon, both ends, one run a call", alone),
-            (f"the same, {result['grid']['size']:,} runs in a call", batched),
-        )
-    ]
-    body = table(
-        (
-            "library",
-            "standing",
-            "runs a second",
-            "ours is faster by: one a call",
-            "many in a call",
-            "relative error: median",
-            "largest",
-            "ends on the wrong side",
-        ),
-        [
-            (
-                name,
-                at["standing"],
-                at["per_second"],
-                alone / at["per_second"],
-                batched / at["per_second"],
-                at["relative_error"]["median_size"],
-                at["relative_error"]["max_size"],
-                f"{len(at['wrong_side'])} of {at['configurations']}",
-            )
-            for name, at in libraries.items()
-        ],
-    )
-    broken = [name for name, at in result["comparison"]["libraries"].items() if _failed(at)]
-    parts = [
-        f"{result['grid']['size']:,} runs: {result['grid']['text']}.",
-        "The best of the others is the fastest whose median error is below 1e-3. Errors are against the middle of our "
-        "certified bracket, so ours is half its width or less.",
-        _picture("accounting_cpu", "configurations per second against relative width or error"),
-        body,
-        f"Failed on every run with these versions: {', '.join(broken)}." if broken else "",
-        _missed(_targets(result)),
-    ]
-    return rows, (title, "\n\n".join(filter(None, parts)))
-
-
-def _allocation() -> tuple[list[Row], tuple[str, str]]:
+def _allocation_rows(result: Result) -> list[Row]:
     """Certified epsilons of random allocation, beside what the peer took on another machine."""
-    result, title = read("allocation_cpu"), "Random allocation"
-    if result is None:
-        return _absent(title, "certified epsilon of random allocation", title)
-    name = "times faster than the peer, least"
-    row = (
-        title,
-        f"certified epsilon, both ends, {len(result['rows'])} runs one by one",
-        f"{cell(result['batch']['median'])} a second",
-        "as PLD_accounting was recorded",
-        result["targets"][name]["measured"],
-        _met(_targets(result)),
-        _link("allocation_cpu"),
-    )
-    note = "The ratio is the least of all runs, in single calls."
-    body = f"{note} {_missed(_targets(result))}".strip()
-    return [row], (title, body)
+    measured = f"certified epsilon, both ends, {len(result['rows'])} runs one by one"
+    ratio = result["targets"]["times faster than the peer, least"]["measured"]
+    rate = f"{cell(result['batch']['median'])} a second"
+    return [Row(measured, rate, "as PLD_accounting was recorded", ratio, _met(result))]
 
 
-def _failed(library: dict[str, Any]) -> bool:
-    return sum(library["failures"].values()) >= library["configurations"]
+def _allocation_body(results: dict[str, Result]) -> str:
+    (result,) = results.values()
+    return f"The ratio is the least of all runs, in single calls. {_missed(result)}"
 
 
-def _clipping() -> tuple[list[Row], tuple[str, str]]:
-    """Clipped gradient steps beside the fastest peer and beside no privacy."""
-    name, title = "clipping_cpu", "Clipping"
-    result = read(name)
-    if result is None:
-        return _absent(title, "clipped gradient steps", title)
+# ---- Clipping, training and language models: contenders by case ----
+
+
+def _clipping_rows(result: Result) -> list[Row]:
+    """Clipped gradient steps beside the fastest peer."""
     rows = []
     for key, model in result["models"].items():
-        rows.append(_clipped_row(name, model, _targets(result, f"{key}: ")))
-    parts = [
+        seconds = _seconds(model["contenders"])
+        others = [name for name in seconds if not name.startswith("gdpjax") and "no privacy" not in name]
+        title, met = f"clipped step, {model['title']}", _met(result, f"{key}: ")
+        if others:
+            best = min(others, key=seconds.__getitem__)
+            rows.append(_times(title, seconds[AUTO], seconds[best], best, met))
+        else:
+            rows.append(Row(title, f"{milliseconds(seconds[AUTO])} ms", met=met))
+    return rows
+
+
+def _seconds(contenders: dict[str, Any]) -> dict[str, float]:
+    return {name: at["seconds"]["median"] for name, at in contenders.items() if at.get("seconds")}
+
+
+def _clipping_body(results: dict[str, Result]) -> str:
+    ((name, result),) = results.items()
+    lines = {}
+    for model in result["models"].values():
+        seconds = _seconds(model["contenders"])
+        lines[model["title"]] = {each: 1e3 * seconds[each] if each in seconds else None for each in model["contenders"]}
+    return paragraphs(
         f"`{name}` (load average {_load(result)}):",
         _picture(name, "step time and temporary memory over those without privacy, by model and contender"),
-        _clipped_table(result),
-        _missed(_targets(result)),
-    ]
-    return rows, (title, "\n\n".join(filter(None, parts)))
-
-
-def _load(result: dict[str, Any]) -> str:
-    if "load_average_before" not in result:
-        return "not recorded"
-    return f"{result['load_average_before']} before and {result['load_average_after']} after"
-
-
-def _median(contender: dict[str, Any] | None) -> float | None:
-    return contender["seconds"]["median"] if contender and contender.get("seconds") else None
-
-
-def _peers(model: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, contender in model["contenders"].items():
-        seconds = _median(contender)
-        if seconds and not name.startswith("gdpjax") and "no privacy" not in name:
-            yield name, seconds
-
-
-def _clipped_row(name: str, model: dict[str, Any], targets: list[Target]) -> Row:
-    ours = _median(model["contenders"][AUTO])
-    assert ours is not None
-    peers = list(_peers(model))
-    peer, theirs = min(peers, key=lambda pair: pair[1]) if peers else ("", None)
-    return (
-        "Clipping",
-        f"clipped step, {model['title']}",
-        _milliseconds(ours),
-        f"{_milliseconds(theirs)} ({peer})" if theirs else None,
-        theirs / ours if theirs else None,
-        _met(targets),
-        _link(name),
+        _matrix("step, ms", lines),
+        _missed(result),
     )
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"
+def _training_speeds(case: dict[str, Any]) -> dict[str, float]:
+    return {name: at["steps_per_second"]["median"] for name, at in case["trainers"].items()}
 
 
-def _clipped_table(result: dict[str, Any]) -> str:
-    names = list(dict.fromkeys(name for model in result["models"].values() for name in model["contenders"]))
-    rows = []
-    for model in result["models"].values():
-        seconds = {name: _median(model["contenders"].get(name)) for name in names}
-        rows.append([model["title"], *(1e3 * at if at else None for at in seconds.values())])
-    return table(["step, ms", *names], rows)
-
-
-def _training() -> tuple[list[Row], tuple[str, str]]:
+def _training_rows(result: Result) -> list[Row]:
     """Private steps a second in everybody's own loop, and the noise."""
-    result, title = read("training_cpu"), "Training"
-    if result is None:
-        return _absent(title, "private steps", title)
-    rows: list[Row] = []
-    lines = []
-    names = list(dict.fromkeys(name for case in result["cases"].values() for name in case["trainers"]))
+    rows = []
     for key, case in result["cases"].items():
-        speeds = {name: at["steps_per_second"]["median"] for name, at in case["trainers"].items()}
+        speeds = _training_speeds(case)
         best = max((name for name in speeds if not name.startswith("gdpjax")), key=speeds.__getitem__)
-        rows.append(
-            (
-                title,
-                f"private steps, {case['title']}",
-                f"{cell(speeds[RUN_STEPS])} a second (`run_steps`)",
-                f"{cell(speeds[best])} a second ({best})",
-                speeds[RUN_STEPS] / speeds[best],
-                _met(_targets(result, f"{key}: ")),
-                _link("training_cpu"),
-            )
-        )
-        lines.append([case["title"], *(speeds.get(name) for name in names)])
-    noise = {name: at["seconds"]["median"] for name, at in result["noise"]["contenders"].items()}
-    ours, theirs = noise["gdpjax.add_gaussian_noise"], noise["jax.random.normal"]
-    rows.append(
-        (
-            title,
-            f"noise of {result['noise']['num_coordinates']:,} coordinates",
-            _milliseconds(ours),
-            f"{_milliseconds(theirs)} (jax.random.normal)",
-            theirs / ours,
-            _met(_targets(result, "noise")),
-            _link("training_cpu"),
-        )
-    )
-    body = table(["steps a second", *names], lines)
-    return rows, (title, "\n\n".join([body, _missed(_targets(result))]))
+        title, met = f"private steps, {case['title']}", _met(result, f"{key}: ")
+        rows.append(_speeds(title, speeds[RUN_STEPS], speeds[best], best, met, note=" (`run_steps`)"))
+    noise, peer = _seconds(result["noise"]["contenders"]), "jax.random.normal"
+    title = f"noise of {result['noise']['num_coordinates']:,} coordinates"
+    return [*rows, _times(title, noise["gdpjax.add_gaussian_noise"], noise[peer], peer, _met(result, "noise"))]
 
 
-def _correlated() -> tuple[list[Row], tuple[str, str]]:
-    """Errors of correlated noise by family, and what its noise and its optimisers take beside the peer's."""
-    name, title = "correlated_cpu", "Correlated noise"
-    result = read(name)
-    if result is None:
-        return _absent(title, "noise of a step, and optimisers", title)
-    rows: list[Row] = []
+def _training_body(results: dict[str, Result]) -> str:
+    (result,) = results.values()
+    lines = {case["title"]: _training_speeds(case) for case in result["cases"].values()}
+    return paragraphs(_matrix("steps a second", lines), _missed(result))
+
+
+def _language_speeds(case: dict[str, Any]) -> dict[str, float]:
+    """Return tokens a second of each contender, at the microbatch size that is best for it."""
+    speeds = {}
+    for name, contender in case["contenders"].items():
+        if contender["sizes"]:
+            speeds[name] = max(at["tokens_per_second"]["median"] for at in contender["sizes"].values())
+    return speeds
+
+
+def _language_rows(result: Result) -> list[Row]:
+    """Private steps of language models, each contender at its fastest microbatch size."""
+    rows, unit, peer = [], "tokens a second", "jax_privacy"
+    for case in result["cases"].values():
+        speeds, title = _language_speeds(case), f"private step, {case['title']}"
+        if AUTO in speeds and peer in speeds:
+            rows.append(_speeds(title, speeds[AUTO], speeds[peer], peer, "none set", unit))
+        elif AUTO in speeds:
+            rows.append(Row(title, f"{cell(speeds[AUTO])} {unit}", met="none set"))
+    return rows
+
+
+def _language_body(results: dict[str, Result]) -> str:
+    cases = [case for result in results.values() for case in result["cases"].values()]
+    lines = {case["title"]: _language_speeds(case) for case in cases}
+    absent = [name.removeprefix("language_") for name in LANGUAGE if name not in results]
+    missing = f"Not measured yet: {', '.join(absent)}." if absent else ""
+    return paragraphs(_matrix("tokens a second", lines), missing)
+
+
+# ---- Correlated noise, and sweeps ----
+
+
+def _correlated_rows(result: Result) -> list[Row]:
+    """What correlated noise and its optimisers take beside the peer's."""
+    rows = []
     for size, contenders in result["costs"].items():
-        prefix = f"{int(size):,} coordinates: "
+        coordinates = f"{int(size):,} coordinates: "
         for peer, ours in result["peers"].items():
-            if peer not in contenders:
-                continue
-            seconds, theirs = (contenders[each]["processor_seconds"]["median"] for each in (ours, peer))
-            rows.append(
-                (
-                    title,
-                    f"noise of {int(size):,} coordinates: {ours.removeprefix('gdpjax ')}",
-                    _milliseconds(seconds),
-                    f"{_milliseconds(theirs)} (jax_privacy)",
-                    theirs / seconds,
-                    _met(_targets(result, f"{prefix}{ours} /")),
-                    _link(name),
-                )
-            )
+            if peer in contenders:
+                seconds, theirs = (contenders[each]["processor_seconds"]["median"] for each in (ours, peer))
+                title = f"noise of {coordinates}{ours.removeprefix('gdpjax ')}"
+                met = _met(result, f"{coordinates}{ours} /")
+                rows.append(_times(title, seconds, theirs, "jax_privacy", met))
     slowest = min(result["optimizers"], key=lambda row: row["times_faster"])
-    rows.append(
-        (
-            title,
-            f"{len(result['optimizers'])} strategies optimised, the least gain",
-            _milliseconds(slowest["seconds"]),
-            f"{cell(slowest['peer']['seconds'])} s (jax_privacy as recorded)",
-            slowest["times_faster"],
-            _met(_targets(result, "optimisers")),
-            _link(name),
-        )
+    optimised = Row(
+        f"{len(result['optimizers'])} strategies optimised, the least gain",
+        f"{milliseconds(slowest['seconds'])} ms",
+        f"{cell(slowest['peer']['seconds'])} s (jax_privacy as recorded)",
+        slowest["times_faster"],
+        _met(result, "optimisers"),
     )
+    return [*rows, optimised]
 
-    # The errors of all families beside each other.
-    runs = {_promise(run["promise"]): run["families"] for run in result["errors"]}
-    errors = {run: {row["family"]: row["of_independent"] for row in families} for run, families in runs.items()}
-    families = list(dict.fromkeys(family for of_run in errors.values() for family in of_run))
-    body = table(
-        ("RMSE of prefix sums over that of independent noise", *errors),
-        [(family, *(of_run.get(family) for of_run in errors.values())) for family in families],
-    )
-    parts = [
+
+def _correlated_body(results: dict[str, Result]) -> str:
+    """Return the errors of all families beside each other."""
+    (result,) = results.values()
+    lines: dict[str, dict[str, Any]] = {}
+    for run in result["errors"]:
+        title = "n={num_steps:,} k={count} b={separation:,}".format(**run["promise"])
+        for row in run["families"]:
+            lines.setdefault(row["family"], {})[title] = row["of_independent"]
+    return paragraphs(
         "At the same privacy; an example takes part at most k times, at least b steps apart. Times in the summary are "
         "of the processor.",
-        body,
-        _missed(_targets(result)),
-    ]
-    return rows, (title, "\n\n".join(parts))
-
-
-def _promise(promise: dict[str, Any]) -> str:
-    return f"n={promise['num_steps']:,} k={promise['count']} b={promise['separation']:,}"
-
-
-def _sweeps() -> tuple[list[Row], tuple[str, str]]:
-    """Configurations side by side in one program, beside one at a time."""
-    result, title = read("sweeps_cpu"), "Sweeps"
-    if result is None:
-        return _absent(title, "steps of 32 configurations of Adult in one program", title)
-    ways, about = result["ways"], result["settings"]
-    speed = {name: way["steps_per_second"]["median"] for name, way in ways.items()}
-    rows = [
-        (
-            title,
-            f"{about['configurations']} configurations of {about['dataset']} in one program",
-            f"{speed['one program']:,.0f} steps a second",
-            f"{speed[other]:,.0f} ({other})",
-            at["measured"],
-            _met([(name, at)]),
-            _link("sweeps_cpu"),
-        )
-        for name, at in result["targets"].items()
-        for other in (name.partition(" / ")[2],)
-    ]
-    body = table(
-        ("way", "steps a second", "with compilation", "programs"),
-        [(name, f"{speed[name]:,.0f}", f"{at['with_compilation']:,.0f}", at["programs"]) for name, at in ways.items()],
+        _matrix("RMSE of prefix sums over that of independent noise", lines),
+        _missed(result),
     )
-    return rows, (title, f"{body}\n\n{_missed(_targets(result))}")
+
+
+def _sweeps_rows(result: Result) -> list[Row]:
+    """Configurations side by side in one program, beside one at a time."""
+    title = "{configurations} configurations of {dataset} in one program".format(**result["settings"])
+    rows = []
+    for name, at in result["targets"].items():
+        first, other = (result["ways"][way]["steps_per_second"]["median"] for way in name.split(" / "))
+        met = "1 of 1" if at["met"] else "0 of 1"
+        theirs = f"{other:,.0f} ({name.partition(' / ')[2]})"
+        rows.append(Row(title, f"{first:,.0f} steps a second", theirs, at["measured"], met))
+    return rows
+
+
+WAYS = """
+way | name
+steps a second | steps_per_second.median | ,.0f
+with compilation | with_compilation | ,.0f
+programs | programs
+"""
+
+
+def _sweeps_body(results: dict[str, Result]) -> str:
+    (result,) = results.values()
+    return paragraphs(table_of(WAYS, named(result["ways"])), _missed(result))
 
 
 LANGUAGE = ("language_tiny", "language_small", "language_124M", "language_355M", "language_1B")
 """Results by preset; those from 124M on need a GPU."""
+AREAS = (
+    Area("Accounting", ("accounting_cpu",), "certified epsilon", _accounting_rows, _accounting_body),
+    Area(
+        "Random allocation",
+        ("allocation_cpu",),
+        "certified epsilon of random allocation",
+        _allocation_rows,
+        _allocation_body,
+    ),
+    Area("Clipping", ("clipping_cpu",), "clipped gradient steps", _clipping_rows, _clipping_body),
+    Area("Training", ("training_cpu",), "private steps", _training_rows, _training_body),
+    Area(
+        "Correlated noise",
+        ("correlated_cpu",),
+        "noise of a step, and optimisers",
+        _correlated_rows,
+        _correlated_body,
+    ),
+    Area("Sweeps", ("sweeps_cpu",), "steps of 32 configurations of Adult in one program", _sweeps_rows, _sweeps_body),
+    Area("Language models", LANGUAGE, "private steps", _language_rows, _language_body),
+)
 
 
-def _language() -> tuple[list[Row], tuple[str, str]]:
-    """Private steps of language models, in tokens a second, each contender at its fastest microbatch size."""
-    title = "Language models"
-    results = {name: result for name in LANGUAGE if (result := read(name)) is not None}
-    if not results:
-        return _absent(title, "private steps", title)
-    rows: list[Row] = []
-    lines = []
-    names: list[str] = []
-    for result in results.values():
-        for case in result["cases"].values():
-            names.extend(name for name in case["contenders"] if name not in names)
-    for file, result in results.items():
-        for case in result["cases"].values():
-            speeds = _fastest_sizes(case)
-            lines.append([case["title"], *(speeds.get(name) for name in names)])
-            ours, theirs = speeds.get(AUTO), speeds.get("jax_privacy")
-            if ours is None:
-                continue
-            rows.append(
-                (
-                    title,
-                    f"private step, {case['title']}",
-                    f"{cell(ours)} tokens a second",
-                    f"{cell(theirs)} tokens a second (jax_privacy)" if theirs else None,
-                    ours / theirs if theirs else None,
-                    "none set",
-                    _link(file),
-                )
-            )
-    absent = [name.removeprefix("language_") for name in LANGUAGE if name not in results]
-    parts = [
-        table(["tokens a second", *names], lines),
-        f"Not measured yet: {', '.join(absent)}." if absent else "",
-    ]
-    return rows, (title, "\n\n".join(filter(None, parts)))
+# ---- The experiments, the commands and the machines ----
 
 
-def _fastest_sizes(case: dict[str, Any]) -> dict[str, float]:
-    """Tokens a second of each contender, at the microbatch size that is best for it."""
-    speeds = {}
-    for name, contender in case["contenders"].items():
-        medians = [at["tokens_per_second"]["median"] for at in contender["sizes"].values()]
-        if medians:
-            speeds[name] = max(medians)
-    return speeds
-
-
-def _experiments() -> tuple[list[Row], tuple[str, str]]:
+def _experiments() -> str:
     """Return the tables of the paper's experiments and of the recipes, as they are beside their result files."""
     parts = [
         "What was published beside what was found, and better settings; "
@@ -422,41 +400,36 @@ def _experiments() -> tuple[list[Row], tuple[str, str]]:
             partial = [line for line in lines if line.startswith("**Partial")]
             rows = [line for line in lines if line.startswith("|")]
             parts.append("\n\n".join([f"`{name}`", *partial, "\n".join(rows)]))
-    return [], ("Experiments", "\n\n".join(parts))
+    return paragraphs(*parts)
 
 
-class Command(NamedTuple):
-    """The command that makes a result file again: its make target, if there is one, and its time on two cores."""
-
-    target: str | None
-    takes: str
-
-
-COMMANDS = {
-    "accounting_cpu": Command("make bench-accounting", "10 minutes"),
-    "allocation_cpu": Command(None, "a minute"),
-    "clipping_cpu": Command("make bench-clipping", "an hour"),
-    "training_cpu": Command("make bench-training", "half an hour"),
-    "correlated_cpu": Command("make bench-correlated", "10 minutes"),
-    "sweeps_cpu": Command("make bench-sweeps", "2 minutes"),
-    "language_tiny": Command("make bench-language", "ten minutes"),
-    "language_small": Command("make bench-language PRESET=small", "ten minutes"),
-    "language_124M": Command("make bench-language PRESET=124M", "needs a GPU"),
-    "language_355M": Command("make bench-language PRESET=355M", "needs a GPU"),
-    "language_1B": Command("make bench-language PRESET=1B", "needs a GPU"),
-    "special_cases": Command(None, "half an hour, and an hour for the other targets"),
-    "accelerators": Command("make bench-accelerators", "an hour, no device"),
-    "device_h200": Command(None, "five minutes on a GPU"),
-    "recipes": Command(None, "hours"),
-    "correlated_adult": Command(None, "10 minutes"),
-    "correlated_mnist": Command(None, "3 hours"),
-    "reproduce_mnist": Command(None, "2 hours"),
-    "reproduce_adult": Command(None, "a minute"),
-    "reproduce_imdb": Command(None, "3 minutes"),
-    "reproduce_movielens": Command(None, "10 minutes"),
-    "reproduce_figure4": Command(None, "2 hours"),
-    "imdb_clipping": Command(None, "10 minutes"),
-}
+_COMMANDS = """
+accounting_cpu | make bench-accounting | 10 minutes
+allocation_cpu |  | a minute
+clipping_cpu | make bench-clipping | an hour
+training_cpu | make bench-training | half an hour
+correlated_cpu | make bench-correlated | 10 minutes
+sweeps_cpu | make bench-sweeps | 2 minutes
+language_tiny | make bench-language | ten minutes
+language_small | make bench-language PRESET=small | ten minutes
+language_124M | make bench-language PRESET=124M | needs a GPU
+language_355M | make bench-language PRESET=355M | needs a GPU
+language_1B | make bench-language PRESET=1B | needs a GPU
+special_cases |  | half an hour, and an hour for the other targets
+accelerators | make bench-accelerators | an hour, no device
+device_h200 |  | five minutes on a GPU
+recipes |  | hours
+correlated_adult |  | 10 minutes
+correlated_mnist |  | 3 hours
+reproduce_mnist |  | 2 hours
+reproduce_adult |  | a minute
+reproduce_imdb |  | 3 minutes
+reproduce_movielens |  | 10 minutes
+reproduce_figure4 |  | 2 hours
+imdb_clipping |  | 10 minutes
+"""
+COMMANDS = {name.strip(): how for name, _, how in (line.partition("|") for line in _COMMANDS.strip().splitlines())}
+"""For each result file its make target, if there is one, and about how long it takes on two cores."""
 COMMANDS_NOTE = """A command writes over its file; give make `RESULT=other.json`, and the others `--output` or \
 `--results`, to keep it. `recipes` and `reproduce` need the data (`GDPJAX_DATA`, or they are downloaded); what they \
 have finished is not done again. `accountants_grid.csv` is written by `python -m experiments reproduce figures`. A \
@@ -466,7 +439,8 @@ of these files were made."""
 
 def _commands() -> str:
     rows = []
-    for name, (target, takes) in COMMANDS.items():
+    for name, how in COMMANDS.items():
+        target, takes = (part.strip() for part in how.split("|"))
         result = read(name)
         made_by = f"`{result['command']}`" if result else "not run yet"
         link = f"[`{name}`](results/{name}.json)" if result else f"`{name}`"
@@ -475,18 +449,30 @@ def _commands() -> str:
     return f"{COMMANDS_NOTE}\n\n{found}"
 
 
+MACHINES = """
+results | file
+processor | cpu
+cores | cpu_cores_used
+device | device
+load average | load
+versions | packages
+"""
+
+
 def _machines() -> str:
     rows = []
     for name in COMMANDS:
         result = read(name)
-        if result is None or "machine" not in result:
-            continue
-        machine = result["machine"]
-        versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items() if version)
-        rows.append(
-            (f"`{name}`", machine["cpu"], machine["cpu_cores_used"], machine["device"], _load(result), versions)
-        )
-    return table(("results", "processor", "cores", "device", "load average", "versions"), rows)
+        if result is not None and "machine" in result:
+            machine = result["machine"]
+            rows.append(machine | {"file": f"`{name}`", "load": _load(result), "packages": versions(machine)})
+    return table_of(MACHINES, rows)
+
+
+def _load(result: Result) -> str:
+    if "load_average_before" not in result:
+        return "not recorded"
+    return f"{result['load_average_before']} before and {result['load_average_after']} after"
 
 
 def main() -> None:

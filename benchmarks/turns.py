@@ -1,13 +1,15 @@
-"""Timing in turns: everybody compiled and tried once, then rounds in which each gets one turn.
+"""The race: everybody compiled and tried once, then rounds in which each gets one turn.
 
 The order rotates from round to round, so that a disturbance of the machine falls on all. A turn is as many calls as
 fill a tenth of a second, after one untimed call: a training loop's caches are warm too.
 """
 
 import dataclasses
+import functools
 import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -21,47 +23,126 @@ MOST_CALLS = 50
 """In one turn, however short they are."""
 PAUSE_SECONDS = 0.02
 """Before each turn: the threads of the one before may still spin."""
+LIMIT = 900.0
+"""Seconds after which a compilation or a trial is given up."""
+KEEP = 1.15
+"""How much slower than a contender's fastest size another one may be to stay in."""
 
 
 @dataclasses.dataclass
 class Entry:
-    """A call that is ready to run, and what is known of it; ``times`` of one call, by turn."""
+    """A call that is ready to run, and what is known of it.
+
+    Attributes:
+      name: the contender's.
+      microbatch_size: None for all rows at once, or where there is no such choice.
+      call: takes ``num_steps`` steps.
+      facts: for the JSON.
+      trial_seconds: of one call.
+      num_steps: steps of a call.
+      times: of one step, turn by turn.
+      program: what JAX compiled, if it was that.
+    """
 
     name: str
     microbatch_size: int | None
     call: Callable[[], Any]
     facts: dict[str, Any]
     trial_seconds: float = math.inf
+    num_steps: int = 1
     times: list[clocks.Times] = dataclasses.field(default_factory=list)
+    program: Any = None
 
     @property
     def seconds(self) -> list[float]:
         """Return the seconds by the clock, turn by turn."""
         return [each.wall for each in self.times]
 
+    @property
+    def processor_seconds(self) -> list[float]:
+        """Return the processor's seconds, which other processes of the machine disturb least."""
+        return [each.cpu for each in self.times]
 
-def compiled(name: str, function: Callable[..., Any], *arguments: Any, size: int | None = None) -> tuple[Entry, Any]:
-    """Return the entry of a JAX function of these arguments, compiled and run once, and what it returned."""
+    @property
+    def median(self) -> float:
+        """Return the median of the seconds by the clock."""
+        return statistics.median(self.seconds)
+
+    def result(self) -> dict[str, Any]:
+        """Return the times and the facts."""
+        seconds, processor = spread(self.seconds), spread(self.processor_seconds)
+        return {"seconds": seconds, "processor_seconds": processor, **self.facts}
+
+    def over(self, base: "Entry") -> dict[str, Any]:
+        """Return the ratios of medians to another entry's, and the spread of the ratios round by round."""
+        return {
+            "time": self.median / base.median,
+            "processor": statistics.median(self.processor_seconds) / statistics.median(base.processor_seconds),
+            "by_round": spread(ratios(self.seconds, base.seconds)),
+        }
+
+
+def compiled(
+    name: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+    size: int | None = None,
+    carried: bool = False,
+) -> tuple[Entry, Any]:
+    """Return the entry of a JAX function of these arguments, compiled and run once, and what it returned.
+
+    With ``carried`` each call goes on with what the one before returned, whose arrays are donated.
+    """
+    donated = tuple(range(len(arguments))) if carried else ()
     watch = clocks.Stopwatch()
-    program = jax.jit(function).lower(*arguments).compile()
+    program = jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
     compile_seconds = watch.read().wall
 
     # XLA's own account of the program.
-    memory = program.memory_analysis()
+    memory: Any = program.memory_analysis()
     cost = program.cost_analysis() or {}
     facts = {
         "compile_seconds": compile_seconds,
         "temp_bytes": getattr(memory, "temp_size_in_bytes", None),
         "flops": cost.get("flops"),
     }
+    values = list(arguments)
 
     def call() -> Any:
-        return jax.block_until_ready(program(*arguments))
+        result = jax.block_until_ready(program(*values))
+        if carried:
+            values[:] = result
+        return result
 
     watch = clocks.Stopwatch()
     value = call()
-    trial_seconds = watch.read().wall
-    return Entry(name, size, call, facts, trial_seconds), value
+    return Entry(name, size, call, facts, watch.read().wall, program=program), value
+
+
+def try_sizes(
+    sizes: Iterable[int | None], prepare: Callable[[int | None], Entry]
+) -> tuple[list[Entry], dict[str, str]]:
+    """Return the entry of each microbatch size that ran, and why the others did not."""
+    ready, refused = [], {}
+    for size in sizes:
+        outcome = clocks.attempt(functools.partial(prepare, size), LIMIT)
+        if outcome.error:
+            refused[str(size)] = outcome.error
+        else:
+            ready.append(outcome.value)
+    return ready, refused
+
+
+def nearly_fastest(ready: Sequence[Entry]) -> list[Entry]:
+    """Return those of a contender's sizes that race: by their trials they are nearly as fast as the best one."""
+    best = min((entry.trial_seconds for entry in ready), default=0.0)
+    return [entry for entry in ready if entry.trial_seconds <= KEEP * best]
+
+
+def fastest(entries: Sequence[Entry], name: str) -> Entry | None:
+    """Return a contender's entry with the least median, if it has any."""
+    own = [entry for entry in entries if entry.name == name]
+    return min(own, key=lambda entry: entry.median, default=None)
 
 
 def take_turns(entries: list[Entry], repetitions: int) -> None:
@@ -85,10 +166,23 @@ def _take_turn(entry: Entry) -> None:
     for _ in range(num_calls):
         entry.call()
     wall, cpu = watch.read()
-    entry.times.append(clocks.Times(wall / num_calls, cpu / num_calls))
+    num_steps = num_calls * entry.num_steps
+    entry.times.append(clocks.Times(wall / num_steps, cpu / num_steps))
+
+
+def in_turn(calls: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, list[clocks.Times]]:
+    """Return the times of each call, one a turn; call each once before, so that nothing is compiled here."""
+    entries = [Entry(name, None, call, {}) for name, call in calls.items()]
+    take_turns(entries, repetitions)
+    return {entry.name: entry.times for entry in entries}
 
 
 def spread(values: list[float]) -> dict[str, Any]:
     """Return the median, the quartiles, and all values."""
     q1, median, q3 = (float(quantile) for quantile in np.quantile(values, (0.25, 0.5, 0.75)))
     return {"median": median, "q1": q1, "q3": q3, "all": values}
+
+
+def ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
+    """Return the quotients, round by round."""
+    return [value / base for value, base in zip(values, bases, strict=True)]

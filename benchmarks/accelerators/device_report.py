@@ -2,29 +2,32 @@
 
 from typing import Any
 
-from benchmarks.tables import table
+from benchmarks.tables import document, named, table_of, versions
 
 PLAIN = "plain"
 """The contender without privacy, or of plain JAX."""
+PROGRAMS = """
+program | name
+ms | median_seconds | milli
+x | ratio
+temp MB | temp_bytes | MB
+seconds to compile | compile_seconds
+"""
 
 
 def markdown(results: dict[str, Any]) -> str:
     """Return the page of results."""
     machine, cases = results["machine"], results["cases"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    rows = []
-    for name, each in cases.items():
-        if "failed" in each:
-            rows.append([name, each["failed"].replace("|", "/")[:80], "", "", ""])
-            continue
-        base = cases.get(f"{name.rpartition('.')[0]}.{PLAIN}", {}).get("median_seconds")
-        ratio = each["median_seconds"] / base if base and not name.endswith(PLAIN) else None
-        temp = each["temp_bytes"] / 1e6 if each["temp_bytes"] is not None else None
-        rows.append([name, 1e3 * each["median_seconds"], ratio, temp, each["compile_seconds"]])
-    text = [
-        f"# Executed on {machine['device']}",
-        f"{versions}. `{results['command']}`",
+    rows = named(cases)
+    for row in rows:
+        base = cases.get(f"{row['name'].rpartition('.')[0]}.{PLAIN}", {}).get("median_seconds")
+        if "failed" in row:
+            row["median_seconds"] = row["failed"].replace("|", "/")[:80]
+        elif base and not row["name"].endswith(PLAIN):
+            row["ratio"] = row["median_seconds"] / base
+    head = [
+        f"{versions(machine)}. `{results['command']}`",
         "Medians of turns; x is the time over that of the case's plain program.",
-        table(["program", "ms", "x", "temp MB", "seconds to compile"], rows),
+        table_of(PROGRAMS, rows),
     ]
-    return "\n\n".join(text) + "\n"
+    return document(f"Executed on {machine['device']}", head, [])

@@ -5,7 +5,6 @@ the first contender of a case, without privacy or of plain JAX, is what the othe
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import gdpjax
 from benchmarks.accelerators.device_report import PLAIN
 from benchmarks.accelerators.target import Target
 from benchmarks.clipping import cases as clipping_cases
-from benchmarks.clipping.contenders import BATCH_ARGNUMS
+from benchmarks.clipping.contenders import CONTENDERS
 from benchmarks.language import cases as language_cases
 from benchmarks.language import steps as language
 from experiments.language import sharding
@@ -64,46 +63,47 @@ def _key() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
-def _shapes(function: Callable[[], Any]) -> Any:
-    """Return the shapes of what a function makes, without making it."""
-    return jax.eval_shape(function)
-
-
 # Accounting, for 1,000 settings each.
 
 
 def _accounting() -> Iterator[Program]:
-    elementwise: dict[str, tuple[Callable[..., Any], int]] = {
-        "gdp_delta": (accounting.gdp_delta, 2),
-        "gdp_log_delta": (accounting.gdp_log_delta, 2),
-        "gdp_epsilon": (accounting.gdp_epsilon, 2),
-        "gdp_mu": (accounting.gdp_mu, 2),
-        "clt_mu_poisson": (accounting.clt_mu_poisson, 3),
-        "clt_mu_uniform": (accounting.clt_mu_uniform, 3),
-        "clt_epsilon": (accounting.clt_epsilon, 4),
+    of_accounting = {
+        "gdp_delta": 2,
+        "gdp_log_delta": 2,
+        "gdp_epsilon": 2,
+        "gdp_mu": 2,
+        "clt_mu_poisson": 3,
+        "clt_mu_uniform": 3,
+        "clt_epsilon": 4,
+        "moments_accountant_epsilon": 4,
+    }
+    for name, count in of_accounting.items():
+        yield _elementwise(name, getattr(accounting, name), *[numbers(1000)] * count)
+    others: dict[str, tuple[Callable[..., Any], int]] = {
         "clt_epsilon_uniform": (functools.partial(accounting.clt_epsilon, sampling="uniform"), 4),
-        "moments_accountant_epsilon": (accounting.moments_accountant_epsilon, 4),
         "Gaussian": (lambda mu, alpha: tradeoff.Gaussian(mu)(alpha), 2),
         "subsample": (lambda mu, p, alpha: tradeoff.subsample(tradeoff.Gaussian(mu), p)(alpha), 3),
         "delta": (lambda mu, epsilon: tradeoff.delta(tradeoff.Gaussian(mu), epsilon), 2),
     }
-    for name, (function, count) in elementwise.items():
-        arguments = (numbers(1000),) * count
-        yield Program(f"accounting.{name}", lambda target, f=function, a=arguments: (f, a, {}), checked=True)
+    for name, (function, count) in others.items():
+        yield _elementwise(name, function, *[numbers(1000)] * count)
 
     def swept(sigma: Any) -> Any:
         return jax.value_and_grad(lambda s: accounting.clt_epsilon(s, 0.01, 2000.0, 1e-5))(sigma)
 
-    groups, sweep = (numbers(1000, 8),), (numbers(100_000),)
-    yield Program("accounting.gdp_compose", lambda target: (accounting.gdp_compose, groups, {}), checked=True)
-    yield Program("accounting.sweep_and_slopes", lambda target: (jax.vmap(swept), sweep, {}), checked=True)
+    yield _elementwise("gdp_compose", accounting.gdp_compose, numbers(1000, 8))
+    yield _elementwise("sweep_and_slopes", jax.vmap(swept), numbers(100_000))
+
+
+def _elementwise(name: str, function: Callable[..., Any], *arguments: Shape) -> Program:
+    return Program(f"accounting.{name}", lambda target: (function, arguments, {}), checked=True)
 
 
 # Noise.
 
 
 def _noise() -> Iterator[Program]:
-    def added(shape: tuple[int, ...], dtype: Any, draw: str) -> Built:
+    def added(shape: tuple[int, ...], dtype: Any, draw: str, target: Target) -> Built:
         noise = gdpjax.add_gaussian_noise(1.0, key=jax.random.key(0))
 
         def plain(key: Any, leaf: Any) -> Any:
@@ -111,21 +111,19 @@ def _noise() -> Iterator[Program]:
 
         if draw == PLAIN:
             return plain, (_key(), Shape(shape, dtype)), {}
-        state = _shapes(lambda: noise.init(jnp.zeros(shape, dtype)))
+        state = jax.eval_shape(lambda: noise.init(jnp.zeros(shape, dtype)))
         return noise.update, (Shape(shape, dtype), state), {}
 
-    for title, shape in (("2M", (1856, 1000)), ("1B", (25_000, 40_000))):
-        for dtype in ("float32", "bfloat16"):
-            if title == "2M" and dtype == "bfloat16":
-                continue
-            for draw in (PLAIN, OURS):
-                build = functools.partial(added, shape, dtype, draw)
-                yield Program(f"noise.{title} {dtype}.{draw}", lambda target, b=build: b(), checked=True)
+    small, large = (1856, 1000), (25_000, 40_000)
+    for title, shape, dtype in (("2M", small, "float32"), ("1B", large, "float32"), ("1B", large, "bfloat16")):
+        for draw in (PLAIN, OURS):
+            build = functools.partial(added, shape, dtype, draw)
+            yield Program(f"noise.{title} {dtype}.{draw}", build, checked=True)
 
-    def of_tree(shapes: tuple[tuple[int, ...], ...], transform: Callable[[], Any]) -> Built:
+    def of_tree(shapes: tuple[tuple[int, ...], ...], transform: Callable[[], Any], target: Target) -> Built:
         tree = {f"leaf{i}": numbers(*shape) for i, shape in enumerate(shapes)}
         tx = optax.chain(transform(), optax.adam(1e-3))
-        state = _shapes(lambda: tx.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), tree)))
+        state = jax.eval_shape(lambda: tx.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), tree)))
 
         def update(grads: Any, state: Any, params: Any) -> Any:
             updates, state = tx.update(grads, state, params)
@@ -151,18 +149,17 @@ def _noise() -> Iterator[Program]:
         "banded Toeplitz": lambda: correlated.optimize_banded_toeplitz(200, 8),
         "BLT": lambda: correlated.optimize_buffered_toeplitz(200, promise),
     }
-    small = tuple((96 + i,) for i in range(96))
+    leaves = tuple((96 + i,) for i in range(96))
     transforms: dict[str, tuple[Any, Callable[[], Any]]] = {
         f"MLP's leaves and Adam.{PLAIN}": (_MLP_SHAPES, optax.identity),
         f"MLP's leaves and Adam.{OURS}": (_MLP_SHAPES, lambda: gdpjax.add_gaussian_noise(1.0, key=key)),
-        f"96 small leaves and Adam.{PLAIN}": (small, optax.identity),
-        f"96 small leaves and Adam.{OURS}": (small, lambda: gdpjax.add_gaussian_noise(1.0, key=key)),
+        f"96 small leaves and Adam.{PLAIN}": (leaves, optax.identity),
+        f"96 small leaves and Adam.{OURS}": (leaves, lambda: gdpjax.add_gaussian_noise(1.0, key=key)),
     }
     for title, strategy in strategies.items():
         transforms[f"MLP's leaves and Adam, {title}.{OURS}"] = (_MLP_SHAPES, correlated_by(strategy))
     for name, (shapes, transform) in transforms.items():
-        build = functools.partial(of_tree, shapes, transform)
-        yield Program(f"noise.{name}", lambda target, b=build: b(), checked=True)
+        yield Program(f"noise.{name}", functools.partial(of_tree, shapes, transform), checked=True)
 
 
 # Clipped gradients, without noise.
@@ -188,15 +185,11 @@ def _clipped_gradient(case: Any, contender: str, target: Target) -> Built:
     def plain(params: Any, x: Any, y: Any) -> Any:
         return jax.grad(lambda params: jax.vmap(loss, (None, 0, 0))(params, x, y).sum())(params)
 
-    function: Any = plain
-    if contender == OURS:
-        function = gdpjax.clipped_grad(loss, 1.0, batch_argnums=BATCH_ARGNUMS).__call__
-    elif contender != PLAIN:
-        package = importlib.import_module("jax_privacy")
-        size = None if contender == PEER else 32
-        function = package.clipped_grad(
-            loss, l2_clip_norm=1.0, batch_argnums=BATCH_ARGNUMS, keep_batch_dim=False, microbatch_size=size
-        )
+    if contender == PLAIN:
+        return plain, _shapes_of((params, *batch)), {}
+    name = clipping_cases.AUTO if contender == OURS else PEER
+    build: Any = next(each.build for each in CONTENDERS if each.name == name)
+    function = build(loss, 1.0, 32 if contender == PEER_32 else None)
     return function, _shapes_of((params, *batch)), {}
 
 

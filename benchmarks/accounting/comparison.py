@@ -6,7 +6,9 @@ has already taken ``patience`` seconds; those with numbers of their own then go 
 trial: what contradicts it is listed, and `arbiter` says who is right.
 """
 
+import collections
 import functools
+import logging
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from benchmarks import clocks
+from benchmarks import clocks, machine, turns
 from benchmarks.accounting import arbiter, ours
 from benchmarks.accounting.grid import Grid
 from benchmarks.accounting.peers import PEERS, Epsilon, Peer, gdpnum_mu
@@ -34,7 +36,7 @@ Outcomes = list[list[clocks.Outcome]]
 Column = Float[np.ndarray, " configurations"]
 
 
-def one_at_a_time() -> tuple[Peer, ...]:
+def one_at_a_time() -> list[Peer]:
     """Return our functions called as the peers are, one configuration each."""
 
     def bounds(*run: Any, rtol: float = 1e-3) -> Epsilon:
@@ -44,18 +46,15 @@ def one_at_a_time() -> tuple[Peer, ...]:
     def moments_accountant(*run: Any) -> Epsilon:
         return Epsilon(upper=float(accounting.moments_accountant_epsilon(*run)))
 
-    contenders = [
-        ("gdpjax epsilon_bounds", "bracket", bounds),
-        ("gdpjax moments_accountant_epsilon", "upper", moments_accountant),
+    name = "gdpjax epsilon_bounds"
+    peers = [
+        Peer(name, "gdpjax", "bracket", bounds, sweep=False),
+        Peer("gdpjax moments_accountant_epsilon", "gdpjax", "upper", moments_accountant, sweep=False),
     ]
     for rtol in RTOLS:
         narrower = functools.partial(bounds, rtol=rtol)
-        contenders.append((f"gdpjax epsilon_bounds, rtol={rtol:g}", "bracket", narrower))
-
-    peers = []
-    for name, standing, call in contenders:
-        peers.append(Peer(name, "gdpjax", standing, call, sweep=False))
-    return tuple(peers)
+        peers.append(Peer(f"{name}, rtol={rtol:g}", "gdpjax", "bracket", narrower, sweep=False))
+    return peers
 
 
 # ---- The race ----
@@ -63,14 +62,10 @@ def one_at_a_time() -> tuple[Peer, ...]:
 
 def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_seconds: float) -> dict[str, Any]:
     """Return time and values of every library that is there, by configuration, and of our batched calls in between."""
-    missing: dict[str, str] = {}
-    present: list[Peer] = []
-    for peer in (*one_at_a_time(), *PEERS):
-        reason = peer.missing()
-        if reason:
-            missing[peer.name] = reason
-        else:
-            present.append(peer)
+    everybody = (*one_at_a_time(), *PEERS)
+    missing = {peer.name: reason for peer in everybody if (reason := machine.why_missing(peer.module))}
+    present = [peer for peer in everybody if peer.name not in missing]
+    logging.getLogger("absl").setLevel(logging.ERROR)
 
     # Imports, compilations and caches are not timed.
     for peer in present:
@@ -95,12 +90,7 @@ def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_secon
     for peer in present:
         if peer.sweep:
             outcomes[peer.name] += _sweep(peer, grid, subset, sweep_seconds)
-    return {
-        "missing": missing,
-        "present": present,
-        "outcomes": outcomes,
-        "batched": batched,
-    }
+    return {"missing": missing, "present": present, "outcomes": outcomes, "batched": batched}
 
 
 def _call(peer: Peer, grid: Grid, i: int) -> Callable[[], Epsilon]:
@@ -110,11 +100,7 @@ def _call(peer: Peer, grid: Grid, i: int) -> Callable[[], Epsilon]:
 
 def _spent(outcomes: Outcomes) -> float:
     """Return the seconds of all calls."""
-    seconds = 0.0
-    for repeated in outcomes:
-        for outcome in repeated:
-            seconds += outcome.times.wall
-    return seconds
+    return sum(outcome.times.wall for repeated in outcomes for outcome in repeated)
 
 
 def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> Outcomes:
@@ -123,8 +109,7 @@ def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> Outcomes:
     for i in range(start, grid.delta.size):
         if _spent(done) > seconds:
             break
-        outcome = clocks.attempt(_call(peer, grid, i), CALL_LIMIT)
-        done.append([outcome])
+        done.append([clocks.attempt(_call(peer, grid, i), CALL_LIMIT)])
     return done
 
 
@@ -134,26 +119,13 @@ def _sweep(peer: Peer, grid: Grid, start: int, seconds: float) -> Outcomes:
 def value_of(repeated: list[clocks.Outcome]) -> Epsilon:
     """Return what a library says of a configuration, with None for NaN and infinity."""
     value = repeated[0].value or Epsilon()
-    return Epsilon(
-        lower=_finite(value.lower),
-        estimate=_finite(value.estimate),
-        upper=_finite(value.upper),
-    )
-
-
-def _finite(number: float | None) -> float | None:
-    """Return the number, or None if it is none or not finite."""
-    if number is None or not math.isfinite(number):
-        return None
-    return number
+    return Epsilon(*(number if number is not None and math.isfinite(number) else None for number in value))
 
 
 def centre(value: Epsilon) -> float | None:
     """Return the one number that a user would quote."""
-    for number in (value.estimate, value.upper, value.lower):
-        if number is not None:
-            return number
-    return None
+    numbers = (value.estimate, value.upper, value.lower)
+    return next((number for number in numbers if number is not None), None)
 
 
 def reference(grid: Grid) -> tuple[Column, Column]:
@@ -164,9 +136,7 @@ def reference(grid: Grid) -> tuple[Column, Column]:
 def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: Column, upper: Column) -> dict[str, Any]:
     """Return the tables of the race, against our narrow brackets ``lower``, ``upper`` of the whole grid."""
     outcomes: dict[str, Outcomes] = raced["outcomes"]
-    values: dict[str, list[Epsilon]] = {}
-    for name, of_library in outcomes.items():
-        values[name] = [value_of(repeated) for repeated in of_library]
+    values = {name: [value_of(repeated) for repeated in each] for name, each in outcomes.items()}
 
     # What everybody's numbers are compared with.
     certified = [float(middle) for middle in 0.5 * (lower + upper)]
@@ -191,55 +161,40 @@ def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: Column, upp
     subset_rows = []
     for i in range(subset):
         said = {name: own[i]._asdict() for name, own in values.items()}
-        row = {
-            **grid.describe(i),
-            "certified": [lower[i], upper[i]],
-            "values": said,
-        }
-        subset_rows.append(row)
-    return {
-        "libraries": libraries,
-        "missing": raced["missing"],
-        "subset": subset_rows,
-    }
+        subset_rows.append({**grid.describe(i), "certified": [lower[i], upper[i]], "values": said})
+    return {"libraries": libraries, "missing": raced["missing"], "subset": subset_rows}
 
 
 def _speed(outcomes: Outcomes) -> dict[str, Any]:
     """Return configurations/s from the median time of each configuration; failures count as time spent."""
     # By configuration: the seconds of each repetition, their median, and that of the processor's.
-    seconds = []
-    medians = []
-    processor_medians = []
-    for repeated in outcomes:
-        of_configuration = [outcome.times.wall for outcome in repeated]
-        seconds.append(of_configuration)
-        medians.append(statistics.median(of_configuration))
-        processor_medians.append(statistics.median(outcome.times.cpu for outcome in repeated))
+    seconds = [[outcome.times.wall for outcome in repeated] for repeated in outcomes]
+    medians = [statistics.median(each) for each in seconds]
+    processor = [statistics.median(outcome.times.cpu for outcome in repeated) for repeated in outcomes]
 
     # By repetition: the seconds of all configurations.
     of_repetitions = [sum(of_repetition) for of_repetition in zip(*seconds, strict=True)]
     count = len(outcomes)
     return {
         "per_second": count / sum(medians),
-        "per_cpu_second": count / sum(processor_medians),
+        "per_cpu_second": count / sum(processor),
         "per_second_range": [count / max(of_repetitions), count / min(of_repetitions)],
         "repetitions": len(of_repetitions),
-        "seconds": {
-            "median": statistics.median(medians),
-            "min": min(medians),
-            "max": max(medians),
-        },
+        "seconds": _extent(medians),
     }
+
+
+def _extent(numbers: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(numbers), "min": min(numbers), "max": max(numbers)}
 
 
 def _failures(outcomes: Outcomes, values: list[Epsilon]) -> dict[str, int]:
     """Return how often which error was raised, or no finite number given."""
-    counts: dict[str, int] = {}
-    for repeated, value in zip(outcomes, values, strict=True):
-        if centre(value) is None:
-            reason = repeated[0].error or "not a finite number"
-            counts[reason] = counts.get(reason, 0) + 1
-    return counts
+    return collections.Counter(
+        repeated[0].error or "not a finite number"
+        for repeated, value in zip(outcomes, values, strict=True)
+        if centre(value) is None
+    )
 
 
 def _wrong_sides(grid: Grid, values: list[Epsilon], lower: Column, upper: Column) -> list[dict[str, Any]]:
@@ -252,13 +207,8 @@ def _wrong_sides(grid: Grid, values: list[Epsilon], lower: Column, upper: Column
             side, claimed = "lower", value.lower
         else:
             continue
-        contradiction = {
-            **grid.describe(i),
-            "side": side,
-            "claimed": claimed,
-            "certified": [lower[i], upper[i]],
-        }
-        wrong.append(contradiction)
+        certified = [lower[i], upper[i]]
+        wrong.append({**grid.describe(i), "side": side, "claimed": claimed, "certified": certified})
     return wrong
 
 
@@ -271,14 +221,8 @@ def _width(value: Epsilon) -> float | None:
 
 def _errors(values: list[Epsilon], truths: Sequence[float | None]) -> list[float | None]:
     """Return the relative errors as far as there are truths, None where either says nothing."""
-    errors = []
-    for value, truth in zip(values, truths, strict=False):
-        number = centre(value)
-        if number is None or not truth:
-            errors.append(None)
-        else:
-            errors.append(number / truth - 1)
-    return errors
+    pairs = zip(map(centre, values), truths, strict=False)
+    return [number / truth - 1 if number is not None and truth else None for number, truth in pairs]
 
 
 def _quantiles(values: Sequence[float | None]) -> dict[str, float] | None:
@@ -308,80 +252,56 @@ def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | No
     columns = [column[:subset] for column in grid.columns()[:3]]
     bounds = accounting.mu_bounds(*columns)
 
-    def our_mus() -> Any:
-        return accounting.mu_bounds(*columns)
-
     def their_mus() -> list[float | None]:
-        mus = []
-        for i in range(subset):
-            call = functools.partial(gdpnum_mu, *grid.run(i)[:3])
-            mus.append(clocks.attempt(call, CALL_LIMIT).value)
-        return mus
+        calls = [functools.partial(gdpnum_mu, *grid.run(i)[:3]) for i in range(subset)]
+        return [clocks.attempt(call, CALL_LIMIT).value for call in calls]
 
-    calls = {"gdpjax mu_bounds": our_mus, "gdpnum": their_mus}
-    times = clocks.in_turn(calls, repetitions)
-
-    ratios = []
-    for mu, upper in zip(their_mus(), bounds.upper, strict=True):
-        if mu is not None:
-            ratios.append(mu / float(upper))
+    calls = {"gdpjax mu_bounds": functools.partial(accounting.mu_bounds, *columns), "gdpnum": their_mus}
+    times = turns.in_turn(calls, repetitions)
+    pairs = zip(their_mus(), bounds.upper, strict=True)
+    ratios = [mu / float(upper) for mu, upper in pairs if mu is not None]
     if not ratios:
         return None
     widths = (bounds.upper - bounds.lower) / bounds.upper
     return {
         "per_second": {name: clocks.rates(subset, of_call) for name, of_call in times.items()},
         "relative_width": _quantiles([float(width) for width in widths]),
-        "gdpnum_over_certified_upper": {
-            "median": statistics.median(ratios),
-            "min": min(ratios),
-            "max": max(ratios),
-        },
+        "gdpnum_over_certified_upper": _extent(ratios),
     }
 
 
 def count_compilations(grid: Grid) -> dict[str, dict[str, int]]:
     """Count how often our functions compile for the grid in one call, again, and for one configuration, and others."""
     columns = grid.columns()
-    reversed_columns = tuple(column[::-1] for column in columns)
-    first_run = grid.run(0)
-    other_runs = [grid.run(i) for i in range(1, 10)]
-    counts = {}
-    for name in GRID_FUNCTIONS:
-        call = ours.FUNCTIONS[name].call
-        counts[name] = {
-            "first_call": _compiled_by(call, [columns]),
-            "other_values": _compiled_by(call, [reversed_columns]),
-            "one_alone": _compiled_by(call, [first_run]),
-            "others_alone": _compiled_by(call, other_runs),
-        }
+    calls: dict[str, list[Any]] = {
+        "first_call": [columns],
+        "other_values": [[column[::-1] for column in columns]],
+        "one_alone": [grid.run(0)],
+        "others_alone": [grid.run(i) for i in range(1, 10)],
+    }
+    counts: dict[str, dict[str, int]] = {name: {} for name in GRID_FUNCTIONS}
+    for name, of_function in counts.items():
+        for what, arguments in calls.items():
+            before = clocks.compilations()
+            for each in arguments:
+                ours.FUNCTIONS[name].call(*each)
+            of_function[what] = clocks.compilations() - before
     return counts
-
-
-def _compiled_by(call: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> int:
-    """Count the compilations of calls with these arguments."""
-    before = clocks.compilations()
-    for arguments in calls:
-        call(*arguments)
-    return clocks.compilations() - before
 
 
 def accuracy_of_ours(lower: Column, upper: Column, moments: Column) -> dict[str, Any]:
     """Return relative widths and errors of our numbers over the whole grid."""
     middle = 0.5 * (lower + upper)
     widths = (upper - lower) / upper
-    errors_of_moments = moments / middle - 1
+    errors = moments / middle - 1
     return {
-        "epsilon": {
-            "min": float(middle.min()),
-            "median": float(np.median(middle)),
-            "max": float(middle.max()),
-        },
+        "epsilon": _extent([float(each) for each in middle]),
         "epsilon_bounds": {
             "relative_width": _quantiles([float(width) for width in widths]),
             "wider_than_target": int(np.sum(widths > ours.WIDTH_TARGET)),
         },
         "moments_accountant_epsilon": {
-            "relative_error": _quantiles([float(error) for error in errors_of_moments]),
+            "relative_error": _quantiles([float(error) for error in errors]),
             "below_certified_lower": int(np.sum(moments < lower)),
         },
     }

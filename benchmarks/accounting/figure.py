@@ -3,15 +3,7 @@
 import pathlib
 from typing import Any, NamedTuple
 
-from benchmarks.writing import picture
-
-
-class Standing(NamedTuple):
-    """The style in which a kind of statement is drawn, and the meaning of its size."""
-
-    marker: str
-    colour: str
-    label: str
+from benchmarks.figures import picture
 
 
 class Point(NamedTuple):
@@ -21,33 +13,17 @@ class Point(NamedTuple):
     standing: str
     rate: float
     size: float
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is gdpjax."""
-        return self.name.startswith("gdpjax")
-
-
-class Offset(NamedTuple):
-    """The place of a label beside its point, in typographic points, and which end of it is there."""
-
-    right: float
-    up: float
-    across: str
-    along: str
+    is_ours: bool = False
 
 
 STANDINGS = {
-    "bracket": Standing("o", "#0b6e4f", "bracket: relative width"),
-    "upper": Standing("^", "#b5482f", "upper bound: relative excess"),
-    "estimate": Standing("s", "#4a5a8a", "estimate: relative error"),
+    "bracket": ("o", "#0b6e4f", "bracket: relative width"),
+    "upper": ("^", "#b5482f", "upper bound: relative excess"),
+    "estimate": ("s", "#4a5a8a", "estimate: relative error"),
 }
+"""The mark of a kind of statement, its colour, and the meaning of its size."""
 BATCHED = {"epsilon_bounds": "bracket", "moments_accountant_epsilon": "upper"}
 """Our functions on the whole grid, with what each states."""
-
-RIGHT = Offset(7, 0, "left", "center")
-LEFT = Offset(-7, 0, "right", "center")
-OUR_LABELS = {"bracket": RIGHT, "upper": Offset(0, 8, "right", "bottom")}
 CROWDED = (10, 100)
 """Among these rates the labels stand to the left."""
 CLOSE = 1.6
@@ -61,7 +37,7 @@ def points(result: dict[str, Any]) -> list[Point]:
         accuracy = result["accuracy"][name]
         size = accuracy.get("relative_width") or accuracy["relative_error"]
         rate = result["batched"]["per_second"][name]["median"]
-        found.append(Point(f"gdpjax {name}", standing, rate, size["median_size"]))
+        found.append(Point(f"gdpjax {name}", standing, rate, size["median_size"], is_ours=True))
     for name, measured in result["comparison"]["libraries"].items():
         standing = measured["standing"]
         size = measured["relative_width"] if standing == "bracket" else measured["relative_error"]
@@ -69,15 +45,6 @@ def points(result: dict[str, Any]) -> list[Point]:
             continue
         found.append(Point(name, standing, measured["per_second"], size["median_size"]))
     return found
-
-
-def bracket_curve(result: dict[str, Any]) -> list[tuple[float, float]]:
-    """Return rate and median relative width of our bracket in single calls, from the widest to the narrowest."""
-    curve = []
-    for name, measured in result["comparison"]["libraries"].items():
-        if name.startswith("gdpjax epsilon_bounds"):
-            curve.append((measured["per_second"], measured["relative_width"]["median_size"]))
-    return sorted(curve, key=lambda point: -point[1])
 
 
 def labels(found: list[Point]) -> list[Point]:
@@ -102,17 +69,19 @@ def _is_near(point: Point, other: Point) -> bool:
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
     """Write the picture; ImportError without matplotlib."""
     found = points(result)
+
+    # Our bracket in single calls, from the widest to the narrowest.
+    libraries = result["comparison"]["libraries"].items()
+    single = [at for name, at in libraries if name.startswith("gdpjax epsilon_bounds")]
+    curve = sorted(((at["relative_width"]["median_size"], at["per_second"]) for at in single), reverse=True)
     with picture(path, size=(7.0, 4.2)) as (figure, axes):
         for standing, (marker, colour, label) in STANDINGS.items():
-            rates = [point.rate for point in found if point.standing == standing]
-            sizes = [point.size for point in found if point.standing == standing]
+            of_standing = [point for point in found if point.standing == standing]
+            rates, sizes = [point.rate for point in of_standing], [point.size for point in of_standing]
             axes.scatter(rates, sizes, marker=marker, color=colour, s=42, label=label, zorder=3)
-
-        rates, widths = zip(*bracket_curve(result), strict=True)
-        colour = STANDINGS["bracket"].colour
-        axes.plot(
-            rates, widths, marker=".", color=colour, lw=1.0, label="gdpjax bracket, rtol 1e-2 to 1e-6, one a call"
-        )
+        widths, rates = zip(*curve, strict=True)
+        label = "gdpjax bracket, rtol 1e-2 to 1e-6, one a call"
+        axes.plot(rates, widths, marker=".", color=STANDINGS["bracket"][1], lw=1.0, label=label)
 
         for point in labels(found):
             _write_label(axes, point)
@@ -125,16 +94,20 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def _write_label(axes: Any, point: Point) -> None:
-    offset = LEFT if CROWDED[0] < point.rate < CROWDED[1] else RIGHT
-    if point.is_ours:
-        offset = OUR_LABELS[point.standing]
+    """Write the name to the right of a point, to the left where it is crowded, or above our point at the top."""
+    place = (7, 0), "left", "center"
+    if CROWDED[0] < point.rate < CROWDED[1]:
+        place = (-7, 0), "right", "center"
+    elif point.is_ours and point.standing == "upper":
+        place = (0, 8), "right", "bottom"
+    offset, across, along = place
     axes.annotate(
         point.name,
         (point.rate, point.size),
-        (offset.right, offset.up),
+        offset,
         textcoords="offset points",
-        ha=offset.across,
-        va=offset.along,
-        color=STANDINGS[point.standing].colour,
+        ha=across,
+        va=along,
+        color=STANDINGS[point.standing][1],
         weight="bold" if point.is_ours else "normal",
     )

@@ -1,11 +1,12 @@
 """The exact Gaussian functions: a million points a call beside the papers' formulas, and errors at 60 digits."""
 
+import functools
 import importlib
 import statistics
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks import clocks
+from benchmarks import clocks, turns
 from benchmarks.accounting import ours, paper
 from benchmarks.accounting.grid import Points, make_points
 
@@ -43,23 +44,23 @@ def _measure_function(name: str, function: ours.Function, points: Points, repeti
     after_second = clocks.compilations()
 
     # On whole arrays: ours, and the papers' formula where it takes arrays.
-    def our_call() -> Any:
-        return function.call(*columns)
-
-    calls: dict[str, Callable[[], Any]] = {"gdpjax": our_call}
+    calls: dict[str, Callable[[], Any]] = {"gdpjax": functools.partial(function.call, *columns)}
     formula = _whole_array_peers(points).get(name)
     if formula is not None:
         calls["paper"] = formula
         values["paper"] = formula()
-    times = clocks.in_turn(calls, repetitions)
+    times = turns.in_turn(calls, repetitions)
     rates = {library: clocks.rates(size, of_library) for library, of_library in times.items()}
 
-    # The peers that take one point a call.
+    # The peers that take one point a call, as many as are checked.
     for library, of_point in _one_by_one_peers(points).get(name, {}).items():
-        single = _singly(of_point, size)
-        values[library] = single.values
-        if single.rate:
-            rates[library] = single.rate
+        calls_of_points = [functools.partial(_number, of_point, i) for i in range(min(CHECKED, size))]
+        outcomes = [clocks.attempt(call, CALL_LIMIT) for call in calls_of_points]
+        values[library] = [outcome.value for outcome in outcomes]
+        seconds = [outcome.times.wall for outcome in outcomes if outcome.error is None]
+        if seconds:
+            ends = {"min": 1 / max(seconds), "max": 1 / min(seconds)}
+            rates[library] = {"median": 1 / statistics.mean(seconds), **ends, "repetitions": 1}
 
     errors = {library: _errors(name, points, of_library) for library, of_library in values.items()}
     return {
@@ -87,68 +88,30 @@ def _whole_array_peers(points: Points) -> dict[str, Callable[[], Any]]:
 
 def _one_by_one_peers(points: Points) -> dict[str, dict[str, OfPoint]]:
     """Return the peers that take one point a call, by function of ours and library."""
-
-    def paper_epsilon(i: int) -> float:
-        return paper.epsilon(points.delta[i], points.mu[i])
-
-    def paper_mu(i: int) -> float:
-        return paper.mu(points.epsilon[i], points.delta[i])
+    mu, epsilon, delta = points.mu, points.epsilon, points.delta
 
     # The others have the noise's standard deviation for 1 / mu.
-    def dp_accounting_epsilon(i: int) -> float:
-        library = importlib.import_module("dp_accounting")
-        return library.get_epsilon_gaussian(1 / points.mu[i], points.delta[i])
+    def dp_accounting(name: str) -> Callable[[float, float], float]:
+        return getattr(importlib.import_module("dp_accounting"), name)
 
-    def dp_accounting_mu(i: int) -> float:
-        library = importlib.import_module("dp_accounting")
-        return 1 / library.get_sigma_gaussian(points.epsilon[i], points.delta[i])
-
-    def autodp_epsilon(i: int) -> float:
-        library = importlib.import_module("autodp.dp_bank")
-        return library.get_eps_ana_gaussian(1 / points.mu[i], points.delta[i])
+    def autodp(i: int) -> float:
+        return importlib.import_module("autodp.dp_bank").get_eps_ana_gaussian(1 / mu[i], delta[i])
 
     return {
         "gdp_epsilon": {
-            "paper": paper_epsilon,
-            "dp_accounting": dp_accounting_epsilon,
-            "autodp": autodp_epsilon,
+            "paper": lambda i: paper.epsilon(delta[i], mu[i]),
+            "dp_accounting": lambda i: dp_accounting("get_epsilon_gaussian")(1 / mu[i], delta[i]),
+            "autodp": autodp,
         },
         "gdp_mu": {
-            "paper": paper_mu,
-            "dp_accounting": dp_accounting_mu,
+            "paper": lambda i: paper.mu(epsilon[i], delta[i]),
+            "dp_accounting": lambda i: 1 / dp_accounting("get_sigma_gaussian")(epsilon[i], delta[i]),
         },
     }
 
 
-class Single(NamedTuple):
-    """The results of calls for one point each.
-
-    Args:
-        rate: calls a second; None if all failed.
-        values: None where a call failed.
-    """
-
-    rate: dict[str, Any] | None
-    values: list[float | None]
-
-
-def _singly(of_point: OfPoint, size: int) -> Single:
-    """Call for one point after another, as many as are checked."""
-    outcomes = []
-    for i in range(min(CHECKED, size)):
-        outcomes.append(clocks.attempt(lambda i=i: float(of_point(i)), CALL_LIMIT))
-    values = [outcome.value for outcome in outcomes]
-
-    seconds = [outcome.times.wall for outcome in outcomes if outcome.error is None]
-    if not seconds:
-        return Single(None, values)
-    rate = {
-        "median": 1 / statistics.mean(seconds),
-        "min": 1 / max(seconds),
-        "max": 1 / min(seconds),
-        "repetitions": 1,
-    }
-    return Single(rate, values)
+def _number(of_point: OfPoint, i: int) -> float:
+    return float(of_point(i))
 
 
 # ---- Errors ----
@@ -161,16 +124,10 @@ def _errors(name: str, points: Points, values: Any) -> dict[str, Any] | None:
     except ImportError:
         return None
     checked = values[:CHECKED]
-    errors = []
     with mpmath.workdps(DIGITS):
-        for i, value in enumerate(checked):
-            if value is not None:
-                errors.append(_relative_error(mpmath, name, points, i, value))
-    return {
-        "max": max(errors, default=None),
-        "checked": len(errors),
-        "failed": len(checked) - len(errors),
-    }
+        pairs = enumerate(checked)
+        errors = [_relative_error(mpmath, name, points, i, value) for i, value in pairs if value is not None]
+    return {"max": max(errors, default=None), "checked": len(errors), "failed": len(checked) - len(errors)}
 
 
 def _relative_error(mp: Any, name: str, points: Points, i: int, value: float) -> float:

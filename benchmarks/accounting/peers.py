@@ -6,7 +6,6 @@ name here says.
 """
 
 import importlib
-import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,15 +39,6 @@ class Peer(NamedTuple):
     standing: str
     epsilon: Callable[[float, float, int, float], Epsilon]
     sweep: bool = True
-
-    def missing(self) -> str | None:
-        """Return why it cannot be imported, or None."""
-        try:
-            importlib.import_module(self.module)
-        except ImportError as failure:
-            return f"{type(failure).__name__}: {failure}"
-        logging.getLogger("absl").setLevel(logging.ERROR)
-        return None
 
 
 # ---- dp_accounting ----

@@ -2,74 +2,83 @@
 
 from typing import Any
 
-from benchmarks.tables import table
-from benchmarks.writing import bullets, document
+from benchmarks.accounting.figure import draw as draw
+from benchmarks.tables import bullets, document, named, paragraphs, table_of
 
-MEGABYTE = 1e6
-
-TARGET_COLUMNS = ("target", "wanted", "measured", "met")
-LIBRARY_COLUMNS = (
-    "library",
-    "standing",
-    "configurations/s",
-    "by processor time",
-    "our batched bounds are faster by",
-    "relative width, median",
-    "relative error, median",
-    "least and largest",
-    "against PRV, median",
-    "configurations",
-    "failed",
-    "wrong side",
-)
+TARGETS = """
+target | name
+wanted | target
+measured | measured
+met | met | yes
+"""
+LIBRARIES = """
+library | name
+standing | standing
+configurations/s | per_second
+by processor time | per_cpu_second
+our batched bounds are faster by | slower
+relative width, median | relative_width.median_size
+relative error, median | relative_error.median_size | .1e
+least and largest | relative_error | {min:+.1e} to {max:+.1e}
+against PRV, median | relative_error_against_prv.median_size
+configurations | configurations
+failed | failed
+wrong side | wrong
+"""
+WRONG_SIDES = """
+library | name
+noise_multiplier | noise_multiplier
+sampling_prob | sampling_prob
+num_steps | num_steps
+delta | delta
+side | side
+claimed | claimed | .6g
+certified | certified | [{:.6g}, {:.6g}]
+false is | false
+"""
+BATCHED = """
+function | name
+configurations/s | median
+range | range | {:,.0f} to {:,.0f}
+by processor time | per_cpu_second
+relative width or error, median | size.median_size
+largest | size.max_size
+compilations, first call | compilations.first_call
+other values | compilations.other_values
+one alone | compilations.one_alone
+others alone | compilations.others_alone
+"""
+EXACT = """
+function | function
+library | library
+points/s | rate.median
+gdpjax is faster by | slower
+largest relative error | max
+failed | failed
+compilations | compilations.first_call
+"""
+MU = """
+library | name
+configurations/s | median
+min | min
+max | max
+"""
+FRESH = """
+function | name
+first call, s | first_call.first_call_seconds
+import, s | first_call.import_seconds
+for | memory.size
+peak, MB | memory.peak_bytes | MB
+of these the call's, MB | added | MB
+compiled temporaries, MB | memory.compiled_temp_bytes | MB
+flops (a loop's body once) | memory.compiled_flops_loops_once
+"""
 LIBRARY_NOTE = (
     "Relative errors are of the estimate where there is one, else of the upper end, against the middle of our "
     "certified bracket, and against prv_accountant's estimate. A wrong side is an upper end below our lower end, "
     "or a lower end above our upper end."
 )
-WRONG_SIDE_COLUMNS = (
-    "library",
-    "noise_multiplier",
-    "sampling_prob",
-    "num_steps",
-    "delta",
-    "side",
-    "claimed",
-    "certified",
-    "false is",
-)
 WRONG_SIDE_NOTE = "Whose end is false is decided by the discretised bracket of the tests, which is neither's method."
-BATCHED_COLUMNS = (
-    "function",
-    "configurations/s",
-    "range",
-    "by processor time",
-    "relative width or error, median",
-    "largest",
-    "compilations, first call",
-    "other values",
-    "one alone",
-    "others alone",
-)
-EXACT_COLUMNS = (
-    "function",
-    "library",
-    "points/s",
-    "gdpjax is faster by",
-    "largest relative error",
-    "failed",
-    "compilations",
-)
-FRESH_COLUMNS = (
-    "function",
-    "first call, s",
-    "import, s",
-    "for",
-    "peak, MB",
-    "of these the call's, MB",
-    "compiled temporaries, MB",
-    "flops (a loop's body once)",
-)
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -85,7 +94,7 @@ def markdown(result: dict[str, Any]) -> str:
         "times are of these. Some go on over the rest of the grid, to find wrong sides.",
     ]
     sections = [
-        ("Targets", _targets(result["targets"])),
+        ("Targets", table_of(TARGETS, named(result["targets"]))),
         ("Epsilon: one configuration a call, every library in turn", _libraries(result)),
         ("Bounds on the wrong side of ours", _wrong_sides(result["comparison"]["libraries"])),
         ("Epsilon: the whole grid in one call", _batched(result)),
@@ -97,92 +106,36 @@ def markdown(result: dict[str, Any]) -> str:
     return document("Accounting, measured side by side", head, sections)
 
 
-def _targets(targets: dict[str, dict[str, Any]]) -> str:
-    rows = []
-    for name, numbers in targets.items():
-        rows.append((name, numbers["target"], numbers["measured"], "yes" if numbers["met"] else "NO"))
-    return table(TARGET_COLUMNS, rows)
-
-
 def _libraries(result: dict[str, Any]) -> str:
     """Return how fast and how far from ours every library is, and how it failed."""
     batched_rate = result["batched"]["per_second"]["epsilon_bounds"]["median"]
     rows, failures = [], []
-    for name, measured in result["comparison"]["libraries"].items():
-        width, error = measured["relative_width"], measured["relative_error"]
-        against_prv = measured["relative_error_against_prv"]
-        rows.append(
-            (
-                name,
-                measured["standing"],
-                measured["per_second"],
-                measured["per_cpu_second"],
-                batched_rate / measured["per_second"],
-                width and width["median_size"],
-                error and f"{error['median_size']:.1e}",
-                error and f"{error['min']:+.1e} to {error['max']:+.1e}",
-                against_prv and against_prv["median_size"],
-                measured["configurations"],
-                sum(measured["failures"].values()),
-                len(measured["wrong_side"]),
-            )
-        )
-        for reason, count in measured["failures"].items():
-            failures.append(f"- {name}: {count} times {reason}")
-
-    parts = [table(LIBRARY_COLUMNS, rows), LIBRARY_NOTE]
-    if failures:
-        parts.append("Failures:\n\n" + "\n".join(failures))
-    return "\n\n".join(parts)
+    for at in named(result["comparison"]["libraries"]):
+        failed = at["failures"]
+        derived = {"failed": sum(failed.values()), "wrong": len(at["wrong_side"])}
+        rows.append(at | derived | {"slower": batched_rate / at["per_second"]})
+        failures += [f"- {at['name']}: {count} times {reason}" for reason, count in failed.items()]
+    listed = "Failures:\n\n" + "\n".join(failures) if failures else ""
+    return paragraphs(table_of(LIBRARIES, rows), LIBRARY_NOTE, listed)
 
 
 def _wrong_sides(libraries: dict[str, Any]) -> str:
     """Return every end of another library that contradicts our bracket, and which of the two is false."""
     rows = []
     for name, measured in libraries.items():
-        for wrong in measured["wrong_side"]:
-            lower, upper = wrong["certified"]
-            rows.append(
-                (
-                    name,
-                    wrong["noise_multiplier"],
-                    wrong["sampling_prob"],
-                    wrong["num_steps"],
-                    wrong["delta"],
-                    wrong["side"],
-                    f"{wrong['claimed']:.6g}",
-                    f"[{lower:.6g}, {upper:.6g}]",
-                    wrong.get("false", "not judged"),
-                )
-            )
-    if not rows:
-        return "None."
-    return f"{table(WRONG_SIDE_COLUMNS, rows)}\n\n{WRONG_SIDE_NOTE}"
+        rows += [{"name": name, "false": "not judged", **wrong} for wrong in measured["wrong_side"]]
+    return paragraphs(table_of(WRONG_SIDES, rows), WRONG_SIDE_NOTE) if rows else "None."
 
 
 def _batched(result: dict[str, Any]) -> str:
     """Return our functions on the whole grid: rates, widths or errors, and compilations."""
-    batched, accuracy = result["batched"], result["accuracy"]
-    rows = []
-    for name, rate in batched["per_second"].items():
-        sizes = accuracy.get(name, {})
-        size = sizes.get("relative_width") or sizes.get("relative_error")
-        compilations = batched["compilations"][name]
-        rows.append(
-            (
-                name,
-                rate["median"],
-                f"{rate['min']:,.0f} to {rate['max']:,.0f}",
-                rate["per_cpu_second"],
-                size and size["median_size"],
-                size and size["max_size"],
-                compilations["first_call"],
-                compilations["other_values"],
-                compilations["one_alone"],
-                compilations["others_alone"],
-            )
-        )
-    return table(BATCHED_COLUMNS, rows)
+    rows = named(result["batched"]["per_second"])
+    for rate in rows:
+        sizes = result["accuracy"].get(rate["name"], {})
+        rate["size"] = sizes.get("relative_width") or sizes.get("relative_error")
+        rate["range"] = [rate["min"], rate["max"]]
+        rate["compilations"] = result["batched"]["compilations"][rate["name"]]
+    return table_of(BATCHED, rows)
 
 
 def _exact(functions: dict[str, Any]) -> str:
@@ -190,54 +143,32 @@ def _exact(functions: dict[str, Any]) -> str:
     rows = []
     for name, measured in functions.items():
         rates = measured["per_second"]
-        ours = rates["gdpjax"]["median"]
         for library, error in measured["relative_error"].items():
-            rate = rates[library]["median"] if library in rates else None
-            is_ours = library == "gdpjax"
-            rows.append(
-                (
-                    name,
-                    library,
-                    rate,
-                    rate and ours / rate,
-                    error and error["max"],
-                    error and error["failed"],
-                    measured["compilations"]["first_call"] if is_ours else None,
-                )
-            )
-    return table(EXACT_COLUMNS, rows)
+            row = {"function": name, "library": library, **(error or {})}
+            if library in rates:
+                slower = rates["gdpjax"]["median"] / rates[library]["median"]
+                row |= {"rate": rates[library], "slower": slower}
+            if library == "gdpjax":
+                row["compilations"] = measured["compilations"]
+            rows.append(row)
+    return table_of(EXACT, rows)
 
 
 def _mu(mu: dict[str, Any] | None) -> str:
     if mu is None:
         return ""
-    rows = [(name, rate["median"], rate["min"], rate["max"]) for name, rate in mu["per_second"].items()]
     ratio = mu["gdpnum_over_certified_upper"]
     note = (
         "gdpnum's mu holds outside the last 1e-10 of either error, ours except with probability 1e-10: its mu is "
         f"{ratio['median']:.3f} of our upper end in the median ({ratio['min']:.3f} to {ratio['max']:.3f}). "
         f"Our bracket is {mu['relative_width']['median_size']:.1e} wide in the median."
     )
-    return f"{table(('library', 'configurations/s', 'min', 'max'), rows)}\n\n{note}"
+    return paragraphs(table_of(MU, named(mu["per_second"])), note)
 
 
 def _fresh(functions: dict[str, Any]) -> str:
     """Return what a first call takes in a process of its own."""
-    rows = []
-    for name, measured in functions.items():
-        first_call, memory = measured["first_call"], measured["memory"]
-        peak, before = memory["peak_bytes"], memory["peak_bytes_before"]
-        temporaries = memory["compiled_temp_bytes"]
-        rows.append(
-            (
-                name,
-                first_call["first_call_seconds"],
-                first_call["import_seconds"],
-                memory["size"],
-                peak / MEGABYTE,
-                (peak - before) / MEGABYTE,
-                None if temporaries is None else temporaries / MEGABYTE,
-                memory["compiled_flops_loops_once"],
-            )
-        )
-    return table(FRESH_COLUMNS, rows)
+    rows = named(functions)
+    for row in rows:
+        row["added"] = row["memory"]["peak_bytes"] - row["memory"]["peak_bytes_before"]
+    return table_of(FRESH, rows)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.clipping.cases import AUTO, NO_PRIVACY
+from benchmarks.clipping.cases import AUTO, NO_PRIVACY, OPACUS_GHOST, TORCH_NO_PRIVACY
 from gdpjax import clipped_grad
 
 MICROBATCH_SIZES = (1, 4, 16, 64, 256)
@@ -29,41 +29,23 @@ class Contender(NamedTuple):
 
     Args:
         name: for the tables and the command line.
-        build: what gives the step.
-        module: what must be there.
+        build: what gives the step; None for those of `torch_steps`.
+        modules: what must be there.
         sized: whether it takes microbatch sizes.
         whole: whether it is tried without one.
     """
 
     name: str
-    build: Build
-    module: str = "jax"
+    build: Build | None
+    modules: tuple[str, ...] = ()
     sized: bool = False
     whole: bool = True
 
-    def sizes(self, batch_size: int) -> tuple[int | None, ...]:
+    def sizes(self, batch_size: int) -> list[int | None]:
         """Return the microbatch sizes to try, all divisors of the batch."""
-        sizes: list[int | None] = []
-        if self.whole:
-            sizes.append(None)
-        if self.sized:
-            for size in MICROBATCH_SIZES:
-                if size < batch_size and batch_size % size == 0:
-                    sizes.append(size)
-        return tuple(sizes)
-
-    def missing(self) -> str | None:
-        """Return why it cannot be imported, or None."""
-        return why_missing(self.module)
-
-
-def why_missing(module: str) -> str | None:
-    """Return why a module cannot be imported, or None if it can."""
-    try:
-        importlib.import_module(module)
-    except ImportError as failure:
-        return f"{type(failure).__name__}: {failure}"
-    return None
+        whole: list[int | None] = [None] if self.whole else []
+        sizes = MICROBATCH_SIZES if self.sized else ()
+        return whole + [size for size in sizes if size < batch_size and batch_size % size == 0]
 
 
 def _axes(frozen: tuple[Any, ...]) -> tuple[int | None, ...]:
@@ -151,13 +133,18 @@ def _optax(loss: Loss, clip_norm: float, size: int | None) -> Step:
 
 PLAIN_VMAP = "plain vmap"
 
-JAX_CONTENDERS = (
+TORCH = ("torch", "opacus")
+
+CONTENDERS = (
     Contender(NO_PRIVACY, _no_privacy),
     Contender(AUTO, _gdpjax("auto")),
     Contender("gdpjax ghost", _gdpjax("ghost"), sized=True),
     Contender("gdpjax microbatch", _gdpjax("microbatch"), sized=True, whole=False),
     Contender("gdpjax vmap", _gdpjax("vmap")),
     Contender(PLAIN_VMAP, _plain_vmap),
-    Contender("jax_privacy", _jax_privacy, "jax_privacy", sized=True),
-    Contender("optax.contrib", _optax, "optax.contrib"),
+    Contender("jax_privacy", _jax_privacy, ("jax_privacy",), sized=True),
+    Contender("optax.contrib", _optax, ("optax.contrib",)),
+    Contender(TORCH_NO_PRIVACY, None, TORCH),
+    Contender("Opacus hooks", None, TORCH),
+    Contender(OPACUS_GHOST, None, TORCH),
 )

@@ -22,7 +22,6 @@ class FlaxTransformer:
     heads: int = 4
     length: int = 64
     vocabulary: int = 5000
-    dtype: str = "float32"
 
     def module(self) -> "Decoder":
         """Return the flax module of these sizes."""
@@ -32,7 +31,6 @@ class FlaxTransformer:
             heads=self.heads,
             vocabulary=self.vocabulary,
             length=self.length,
-            dtype=jnp.dtype(self.dtype),
         )
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
@@ -60,13 +58,12 @@ class DecoderBlock(linen.Module):
 
     width: int
     heads: int
-    dtype: Any
 
     @linen.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         # Attention.
         normed = self._norm("norm0")(x)
-        attention = linen.MultiHeadDotProductAttention(self.heads, dtype=self.dtype, name="attention")
+        attention = linen.MultiHeadDotProductAttention(self.heads, name="attention")
         x = x + attention(normed, mask=mask)
 
         # The gelu network.
@@ -76,10 +73,10 @@ class DecoderBlock(linen.Module):
         return x + self._dense("down", self.width)(hidden)
 
     def _norm(self, name: str) -> linen.LayerNorm:
-        return linen.LayerNorm(dtype=self.dtype, name=name)
+        return linen.LayerNorm(name=name)
 
     def _dense(self, name: str, outputs: int) -> linen.Dense:
-        return linen.Dense(outputs, dtype=self.dtype, name=name)
+        return linen.Dense(outputs, name=name)
 
 
 class Decoder(linen.Module):
@@ -90,21 +87,20 @@ class Decoder(linen.Module):
     heads: int
     vocabulary: int
     length: int
-    dtype: Any
 
     @linen.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         # Tokens and places.
-        of_tokens = linen.Embed(self.vocabulary, self.width, dtype=self.dtype, name="tokens")
-        of_places = linen.Embed(self.length, self.width, dtype=self.dtype, name="positions")
+        of_tokens = linen.Embed(self.vocabulary, self.width, name="tokens")
+        of_places = linen.Embed(self.length, self.width, name="positions")
         x = of_tokens(tokens)
         x = x + of_places(jnp.arange(self.length))
 
         mask = linen.make_causal_mask(tokens)
         for number in range(self.depth):
-            block = DecoderBlock(self.width, self.heads, self.dtype, name=f"block_{number}")
+            block = DecoderBlock(self.width, self.heads, name=f"block_{number}")
             x = block(x, mask)
 
-        x = linen.LayerNorm(dtype=self.dtype, name="norm")(x)
-        head = linen.Dense(self.vocabulary, dtype=self.dtype, name="head")
+        x = linen.LayerNorm(name="norm")(x)
+        head = linen.Dense(self.vocabulary, name="head")
         return head(x)

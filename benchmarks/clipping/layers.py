@@ -86,9 +86,8 @@ def group_norm(params: Params, x: Image, groups: int) -> Image:
 def attention(
     qkv: Float[Array, "length three_widths"],
     heads: int,
-    causal: bool,
 ) -> Float[Array, "length width"]:
-    """Return the attention of queries, keys and values that stand side by side in the last axis."""
+    """Return the causal attention of queries, keys and values that stand side by side in the last axis."""
     length, three_widths = qkv.shape
     width = three_widths // 3
     head_width = width // heads
@@ -99,11 +98,10 @@ def attention(
     keys = keys.reshape(length, heads, head_width)
     values = values.reshape(length, heads, head_width)
 
-    # How much each position looks at each other one, and at none that follows it if the attention is causal.
+    # How much each position looks at each other one, and at none that follows it.
     scores = jnp.einsum("qhd,khd->hqk", queries, keys) * head_width**-0.5
-    if causal:
-        is_seen = jnp.tri(length, dtype=bool)
-        scores = jnp.where(is_seen, scores, MASKED)
+    is_seen = jnp.tri(length, dtype=bool)
+    scores = jnp.where(is_seen, scores, MASKED)
     weights = jax.nn.softmax(scores)
     mixed = jnp.einsum("hqk,khd->qhd", weights, values)
     return mixed.reshape(length, width)
@@ -113,24 +111,10 @@ def cross_entropy(
     logits: Float[Array, "*rows classes"],
     label: Int[Array, "*rows"],
 ) -> Float[Array, ""]:
-    """Return the mean over all but the last axis, in float32."""
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    """Return the mean over all but the last axis."""
+    log_probs = jax.nn.log_softmax(logits)
     log_prob_of_label = jnp.take_along_axis(log_probs, label[..., None], axis=-1)
     return -log_prob_of_label.mean()
-
-
-def cast(tree: Any, dtype: str) -> Any:
-    """Return the tree with its floating leaves in ``dtype``.
-
-    Parameters are kept in float32; a loss in another type begins by casting them.
-    """
-
-    def cast_leaf(leaf: Array) -> Array:
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf.astype(dtype)
-        return leaf
-
-    return jax.tree.map(cast_leaf, tree)
 
 
 def dense_params(rng: np.random.Generator, inputs: int, outputs: int, bias: bool = True) -> Params:

@@ -20,7 +20,6 @@ class MLP:
     """Dense layers with relu."""
 
     widths: tuple[int, ...] = (784, 1024, 1024, 10)
-    dtype: str = "float32"
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
         layers = []
@@ -29,7 +28,6 @@ class MLP:
         return {"layers": layers}, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        params, x = nn.cast((params, x), self.dtype)
         *hidden, last = params["layers"]
         for layer in hidden:
             x = jax.nn.relu(nn.dense(layer, x))
@@ -46,7 +44,6 @@ class CNN:
     """The MNIST network of arXiv:1911.11607."""
 
     channels: tuple[int, int] = (16, 32)
-    dtype: str = "float32"
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
         first, second = self.channels
@@ -59,8 +56,6 @@ class CNN:
         return params, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        params, x = nn.cast((params, x), self.dtype)
-
         # Two convolutions, each with relu and pooling.
         x = nn.conv(params["conv0"], x, 2, "SAME")
         x = nn.max_pool(jax.nn.relu(x))
@@ -92,7 +87,6 @@ class Transformer:
     vocabulary: int = 5000
     rank: int = 0
     tied: bool = False
-    dtype: str = "float32"
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
         base = {
@@ -111,7 +105,6 @@ class Transformer:
         return {"blocks": adapters}, (base,)
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array, *frozen: Any) -> jax.Array:
-        params, frozen = nn.cast((params, frozen), self.dtype)
         if self.rank:
             base = frozen[0]
             adapters = params["blocks"]
@@ -122,7 +115,7 @@ class Transformer:
         # Tokens and positions, then the blocks.
         x = base["tokens"]["embedding"][x] + base["positions"]["embedding"]
         for layer, lora in zip(base["blocks"], adapters, strict=True):
-            x = block(layer, x, self.heads, causal=True, lora=lora)
+            x = block(layer, x, self.heads, lora)
         x = nn.layer_norm(base["norm"], x)
 
         logits = self._logits(base, x)
@@ -146,7 +139,6 @@ class TextAverage:
     vocabulary: int = 10_000
     length: int = 256
     width: int = 16
-    dtype: str = "float32"
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
         params = {
@@ -157,7 +149,6 @@ class TextAverage:
         return params, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        params = nn.cast(params, self.dtype)
         words = params["tokens"]["embedding"][x]
         x = words.mean(0)
         x = jax.nn.relu(nn.dense(params["dense0"], x))
@@ -178,7 +169,6 @@ class ResNet:
     stem: int = 16
     groups: int = 8
     size: int = 32
-    dtype: str = "float32"
 
     def plan(self) -> list[tuple[int, int, int]]:
         """Return (inputs, outputs, stride) of each block."""
@@ -203,7 +193,6 @@ class ResNet:
         return params, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        params, x = nn.cast((params, x), self.dtype)
         x = nn.conv(params["stem"], x)
         for layer, (_, _, stride) in zip(params["blocks"], self.plan(), strict=True):
             x = residual_block(layer, x, stride, self.groups)
@@ -219,60 +208,14 @@ class ResNet:
         return images, _labels(rng, size, 10)
 
 
-@dataclasses.dataclass(frozen=True)
-class ViT:
-    """Vision transformer without a class token: the mean of the patches goes to the head."""
-
-    depth: int = 12
-    width: int = 384
-    heads: int = 6
-    patch: int = 16
-    size: int = 224
-    classes: int = 1000
-    dtype: str = "float32"
-
-    @property
-    def length(self) -> int:
-        """The number of patches."""
-        return (self.size // self.patch) ** 2
-
-    def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
-        params = {
-            "patches": nn.conv_params(rng, self.patch, 3, self.width, bias=True),
-            "positions": nn.embedding_params(rng, self.length, self.width),
-            "blocks": [block_params(rng, self.width) for _ in range(self.depth)],
-            "norm": nn.norm_params(self.width),
-            "head": nn.dense_params(rng, self.width, self.classes),
-        }
-        return params, ()
-
-    def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        params, x = nn.cast((params, x), self.dtype)
-
-        # A vector for each patch, with that of its position.
-        x = nn.conv(params["patches"], x, self.patch, "VALID")
-        x = x.reshape(self.length, self.width)
-        x = x + params["positions"]["embedding"]
-
-        for layer in params["blocks"]:
-            x = block(layer, x, self.heads, causal=False)
-        x = nn.layer_norm(params["norm"], x).mean(0)
-        logits = nn.dense(params["head"], x)
-        return nn.cross_entropy(logits, y)
-
-    def batch(self, rng: np.random.Generator, size: int) -> Batch:
-        images = _floats(rng, (size, self.size, self.size, 3))
-        return images, _labels(rng, size, self.classes)
-
-
-Model = MLP | CNN | Transformer | FlaxTransformer | TextAverage | ResNet | ViT
+Model = MLP | CNN | Transformer | FlaxTransformer | TextAverage | ResNet
 
 
 # ---- Blocks of transformers ----
 
 
-def block(params: Any, x: jax.Array, heads: int, causal: bool, lora: Any = None) -> jax.Array:
-    """Attention and a gelu network of four times the width, each after a norm and around a residual."""
+def block(params: Any, x: jax.Array, heads: int, lora: Any = None) -> jax.Array:
+    """Causal attention and a gelu network of four times the width, each after a norm and around a residual."""
 
     def project(name: str, inputs: jax.Array) -> jax.Array:
         if lora:
@@ -281,7 +224,7 @@ def block(params: Any, x: jax.Array, heads: int, causal: bool, lora: Any = None)
 
     # Attention.
     normed = nn.layer_norm(params["norm0"], x)
-    mixed = nn.attention(project("qkv", normed), heads, causal)
+    mixed = nn.attention(project("qkv", normed), heads)
     x = x + project("out", mixed)
 
     # The gelu network.

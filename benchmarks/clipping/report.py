@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from benchmarks.tables import table
-from benchmarks.writing import bullets, document, milliseconds, quartiles, setting, targets_table
+from benchmarks.clipping.figure import draw as draw
+from benchmarks.tables import bullets, document, named, paragraphs, refusals, setting, table_of, targets_table
 
-MIB = 2**20
 READING = (
     "A step is the gradient step alone, without noise and update: no privacy is the gradient of the mean loss of the "
     "batch, everybody else's the sum of the clipped per-example gradients, on the same parameters and data. Times are "
@@ -18,51 +17,31 @@ READING = (
 )
 
 
+CONTENDERS = """
+contender | name
+microbatch | microbatch_size
+step, ms | seconds.median | ms
+quartiles | seconds | quartiles
+/ no privacy | over_no_privacy.time
+/ torch | over_no_privacy.time_over_torch
+compile, s | compile_seconds
+temporaries, MiB | temp_bytes | MiB
+/ no privacy | over_no_privacy.temp_bytes
+GFLOP | flops | GFLOP
+relative error | error | .0e
+"""
+
+
 def markdown(result: dict[str, Any]) -> str:
-    sections = [("Targets", targets_table(result["targets"], "target (gdpjax auto)"))]
+    sections = [("Targets", targets_table(result, "target (gdpjax auto)"))]
     sections += [(at["title"], _contenders(at)) for at in result["models"].values()]
     sections += [("Contenders that are missing", bullets(result["missing"]))]
     return document("Clipped gradients, measured side by side", [setting(result), READING], sections)
 
 
 def _contenders(model: dict[str, Any]) -> str:
-    rows = [_row(name, at) for name, at in model["contenders"].items() if "seconds" in at]
-    columns = (
-        "contender",
-        "microbatch",
-        "step, ms",
-        "quartiles",
-        "/ no privacy",
-        "/ torch",
-        "compile, s",
-        "temporaries, MiB",
-        "/ no privacy",
-        "GFLOP",
-        "relative error",
-    )
+    rows = [at for at in named(model["contenders"]) if "seconds" in at]
+    for at in rows:
+        at["error"] = None if "no privacy" in at["name"] else at["relative_error"]
     parameters = f"{model['num_parameters']:,} trained parameters, clip norm {model['clip_norm']:g}."
-    refused = {
-        f"{name}, microbatch {size}" if size != "None" else name: reason
-        for name, at in model["contenders"].items()
-        for size, reason in at["refused"].items()
-    }
-    notes = ["Not available:\n\n" + bullets(refused)] if refused else []
-    return "\n\n".join([parameters, table(columns, rows), *notes])
-
-
-def _row(name: str, at: dict[str, Any]) -> tuple[Any, ...]:
-    seconds, over = at["seconds"], at["over_no_privacy"]
-    error = at["relative_error"]
-    return (
-        name,
-        at["microbatch_size"],
-        milliseconds(seconds["median"]),
-        quartiles(seconds),
-        over["time"],
-        over["time_over_torch"],
-        at["compile_seconds"],
-        None if at["temp_bytes"] is None else at["temp_bytes"] / MIB,
-        over["temp_bytes"],
-        None if at["flops"] is None else at["flops"] / 1e9,
-        None if error is None or "no privacy" in name else f"{error:.0e}",
-    )
+    return paragraphs(parameters, table_of(CONTENDERS, rows), refusals(model["contenders"]))

@@ -69,8 +69,8 @@ class LoRA(nn.Module):
         return self.base(x) + self.b(self.a(x))
 
 
-def attend(queries, keys, values, heads: int, causal: bool):
-    """Return the attention of ``[batch, length, width]`` queries, keys and values with several heads."""
+def attend(queries, keys, values, heads: int):
+    """Return the causal attention of ``[batch, length, width]`` queries, keys and values with several heads."""
     batch_size, length, width = queries.shape
     in_heads = (batch_size, length, heads, -1)
 
@@ -78,15 +78,14 @@ def attend(queries, keys, values, heads: int, causal: bool):
     queries = queries.reshape(in_heads).transpose(1, 2)
     keys = keys.reshape(in_heads).transpose(1, 2)
     values = values.reshape(in_heads).transpose(1, 2)
-    mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+    mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
     return mixed.transpose(1, 2).reshape(batch_size, length, width)
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, causal: bool, rank: int = 0):
+    def __init__(self, width: int, heads: int, rank: int):
         super().__init__()
         self.heads = heads
-        self.causal = causal
 
         def projection(outputs: int):
             if rank:
@@ -103,7 +102,7 @@ class Block(nn.Module):
     def forward(self, x):
         # Attention.
         queries, keys, values = self.qkv(self.norm0(x)).chunk(3, -1)
-        mixed = attend(queries, keys, values, self.heads, self.causal)
+        mixed = attend(queries, keys, values, self.heads)
         x = x + self.out(mixed)
 
         # The gelu network.
@@ -125,7 +124,7 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(model.length, model.width)
         self.blocks = nn.ModuleList()
         for _ in range(model.depth):
-            self.blocks.append(Block(model.width, model.heads, True, model.rank))
+            self.blocks.append(Block(model.width, model.heads, model.rank))
         self.norm = nn.LayerNorm(model.width)
         self.head = nn.Linear(model.width, model.vocabulary)
 
@@ -151,7 +150,7 @@ class Attention(nn.Module):
         queries = self.query(x)
         keys = self.key(x)
         values = self.value(x)
-        mixed = attend(queries, keys, values, self.heads, causal=True)
+        mixed = attend(queries, keys, values, self.heads)
         return self.out(mixed)
 
 
@@ -190,28 +189,6 @@ class FlaxTransformer(nn.Module):
             block = getattr(self, name)
             x = block(x)
         return self.head(self.norm(x))
-
-
-class ViT(nn.Module):
-    def __init__(self, model: models.ViT):
-        super().__init__()
-        self.patches = nn.Conv2d(3, model.width, model.patch, model.patch)
-        self.positions = nn.Embedding(model.length, model.width)
-        self.blocks = nn.ModuleList()
-        for _ in range(model.depth):
-            self.blocks.append(Block(model.width, model.heads, False))
-        self.norm = nn.LayerNorm(model.width)
-        self.head = nn.Linear(model.width, model.classes)
-
-    def forward(self, x):
-        # A vector for each patch, with that of its position.
-        x = self.patches(x)
-        x = x.flatten(2).transpose(1, 2)
-        x = x + self.positions(places(x))
-
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x).mean(1))
 
 
 # ---- Averages of words, and residual networks ----
@@ -278,7 +255,6 @@ MODULES = {
     FlaxSizes: FlaxTransformer,
     models.TextAverage: TextAverage,
     models.ResNet: ResNet,
-    models.ViT: ViT,
 }
 """The module of each JAX model."""
 

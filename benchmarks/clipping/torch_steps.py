@@ -52,8 +52,7 @@ def step(case: Case, data: tuple[Any, ...], name: str) -> TorchStep:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module = torch_models.build(case.model)
     torch_models.load(module, params, tuple(frozen))
-    dtype = getattr(torch, case.model.dtype)
-    module = module.to(device, dtype)
+    module = module.to(device)
 
     # The data, as torch takes them.
     x = torch.from_numpy(np.ascontiguousarray(x)).to(device)
@@ -61,8 +60,6 @@ def step(case: Case, data: tuple[Any, ...], name: str) -> TorchStep:
     y = y.long()
     if x.ndim == 4:
         x = torch_models.channels_first(x)
-    if x.is_floating_point():
-        x = x.to(dtype)
 
     # The step, and the attribute of each parameter that it leaves its result in.
     run, result = STEPS[name](module, case)

@@ -7,14 +7,14 @@ whose rows have p entries, of which it draws only those.
 """
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import clocks, turns
+from benchmarks import turns
+from benchmarks.harness import at_most
 from gdpjax import Sensitivity, privatize
 from gdpjax.correlated import (
     AbstractNoiseStrategy,
@@ -79,26 +79,18 @@ def measure(num_coordinates: int, repetitions: int, with_peer: bool) -> dict[str
             entries.append(_entry(name, transformation, num_coordinates))
     turns.take_turns(entries, repetitions)
 
+    by_name = {entry.name: entry for entry in entries}
     results: dict[str, Any] = {}
     for entry in entries:
-        base = next(each for each in entries if each.name == _base(entry.name))
-        pairs = zip(entry.times, base.times, strict=True)
-        ratios = [mine.cpu / other.cpu for mine, other in pairs]
-        seconds, processor = turns.spread(entry.seconds), _processor(entry)
+        base = by_name[_base(entry.name)]
+        over = entry.over(base)
         results[entry.name] = {
-            "seconds": seconds,
-            "processor_seconds": processor,
-            "over_independent": processor["median"] / _processor(base)["median"],
-            "over_independent_by_the_clock": seconds["median"] / turns.spread(base.seconds)["median"],
-            "over_independent_by_round": turns.spread(ratios),
-            **entry.facts,
+            "over_independent": over["processor"],
+            "over_independent_by_the_clock": over["time"],
+            "over_independent_by_round": turns.spread(turns.ratios(entry.processor_seconds, base.processor_seconds)),
+            **entry.result(),
         }
     return results
-
-
-def _processor(entry: turns.Entry) -> dict[str, Any]:
-    """Return the spread of the processor's seconds, which other processes of the machine disturb least."""
-    return turns.spread([each.cpu for each in entry.times])
 
 
 def _base(name: str) -> str:
@@ -151,41 +143,17 @@ def _entry(name: str, transformation: Any, num_coordinates: int) -> turns.Entry:
     def step(total: Any, state: Any) -> Any:
         return transformation.update(total, state, total)
 
-    watch = clocks.Stopwatch()
-    program = jax.jit(step, donate_argnums=(0, 1)).lower(total, state).compile()
-    compiling = watch.read().wall
-    memory: Any = program.memory_analysis()
-    facts = {
-        "compile_seconds": compiling,
-        "temp_bytes": getattr(memory, "temp_size_in_bytes", None),
-        "state_bytes": state_bytes,
-    }
-    call = _repeated(program, total, state)
-    call()
-    return turns.Entry(name, None, call, facts, clocks.time_call(call).wall)
-
-
-def _repeated(program: Any, total: Any, state: Any) -> Callable[[], Any]:
-    """Return a call that goes on with what the call before has left."""
-    values = [total, state]
-
-    def call() -> Any:
-        values[:] = jax.block_until_ready(program(*values))
-
-    return call
+    entry, _ = turns.compiled(name, step, total, state, carried=True)
+    del entry.facts["flops"]
+    entry.facts["state_bytes"] = state_bytes
+    return entry
 
 
 def targets(num_coordinates: int, results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what was aimed at, beside what was measured."""
     found = {}
     for name, most in MOST_TIMES.items():
-        at = results[name]
-        quartiles = at["over_independent_by_round"]
-        found[f"{num_coordinates:,} coordinates: {name} / independent"] = {
-            "target": most,
-            "measured": at["over_independent"],
-            "at_least": False,
-            "met": at["over_independent"] <= most,
-            "beside": f"{quartiles['q1']:.3g} to {quartiles['q3']:.3g} by round",
-        }
+        quartiles = "{q1:.3g} to {q3:.3g} by round".format(**results[name]["over_independent_by_round"])
+        target = at_most(most, results[name]["over_independent"], beside=quartiles)
+        found[f"{num_coordinates:,} coordinates: {name} / independent"] = target
     return found

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from benchmarks.tables import table
-from benchmarks.writing import bullets, document, milliseconds, quartiles, setting, targets_table
+from benchmarks.tables import bullets, document, named, paragraphs, setting, table_of, targets_table
 
-MIB = 2**20
 ERRORS = (
     "RMSE is the certified sensitivity times the root of the mean squared error of prefix sums, in units of the noise "
     "multiplier times the clip norm; all at the same privacy. An example takes part in at most k of n steps, at least "
@@ -25,96 +23,48 @@ OPTIMIZERS = (
 )
 
 
+FAMILIES = """
+n = {num_steps:,}, k = {count}, b = {separation:,} | family
+sensitivity | sensitivity
+RMSE | rmse | .4g
+of independent noise | of_independent
+seconds to find | seconds_to_find
+"""
+NOISE = """
+{size:,} coordinates | name
+ms | seconds.median | ms
+quartiles | seconds | quartiles
+over independent | over_independent
+by round | over_independent_by_round | {q1:.3g} to {q3:.3g}
+by the clock | over_independent_by_the_clock
+state MiB | state_bytes | MiB
+temporary MiB | temp_bytes | MiB
+compiles in s | compile_seconds
+"""
+OPTIMIZED = """
+family | family
+steps | num_steps | ,
+bands, buffers or epochs | size
+error | error
+takes part | participation
+loss | loss | .6g
+beside the peer's | beside
+seconds | seconds
+peer's seconds | peer.seconds
+times faster | times_faster
+"""
+
+
 def markdown(result: dict[str, Any]) -> str:
     """Return the whole document."""
-    errors = [_errors(run) for run in result["errors"]]
-    costs = [_costs(size, at) for size, at in result["costs"].items()]
+    errors = [table_of(FAMILIES, run["families"], **run["promise"]) for run in result["errors"]]
+    costs = [table_of(NOISE, named(at), size=int(size)) for size, at in result["costs"].items()]
+    optimized = [row | {"beside": f"{100 * (row['loss_ratio'] - 1):+.3f} %"} for row in result["optimizers"]]
     sections = [
-        ("Targets", targets_table(result["targets"], "target")),
-        ("Error by family", "\n\n".join([ERRORS, *errors])),
-        ("The noise of one step", "\n\n".join([COSTS, *costs])),
-        ("Optimisers", f"{OPTIMIZERS}\n\n{_optimizers(result['optimizers'])}"),
+        ("Targets", targets_table(result)),
+        ("Error by family", paragraphs(ERRORS, *errors)),
+        ("The noise of one step", paragraphs(COSTS, *costs)),
+        ("Optimisers", paragraphs(OPTIMIZERS, table_of(OPTIMIZED, optimized))),
         ("Missing", bullets(result["missing"])),
     ]
     return document("Correlated noise", [setting(result)], sections)
-
-
-def title_of(promise: dict[str, Any]) -> str:
-    """Return the size of a run in words."""
-    return f"n = {promise['num_steps']:,}, k = {promise['count']}, b = {promise['separation']:,}"
-
-
-def _errors(run: dict[str, Any]) -> str:
-    rows = [
-        (row["family"], row["sensitivity"], f"{row['rmse']:.4g}", row["of_independent"], row["seconds_to_find"])
-        for row in run["families"]
-    ]
-    columns = (title_of(run["promise"]), "sensitivity", "RMSE", "of independent noise", "seconds to find")
-    return table(columns, rows)
-
-
-def _costs(size: str, contenders: dict[str, Any]) -> str:
-    rows = []
-    for name, at in contenders.items():
-        temporary = at["temp_bytes"]
-        rows.append(
-            (
-                name,
-                milliseconds(at["seconds"]["median"]),
-                quartiles(at["seconds"]),
-                at["over_independent"],
-                _spread(at["over_independent_by_round"]),
-                at["over_independent_by_the_clock"],
-                at["state_bytes"] / MIB,
-                None if temporary is None else temporary / MIB,
-                at["compile_seconds"],
-            )
-        )
-    columns = (
-        f"{int(size):,} coordinates",
-        "ms",
-        "quartiles",
-        "over independent",
-        "by round",
-        "by the clock",
-        "state MiB",
-        "temporary MiB",
-        "compiles in s",
-    )
-    return table(columns, rows)
-
-
-def _spread(ratios: dict[str, Any]) -> str:
-    return f"{ratios['q1']:.3g} to {ratios['q3']:.3g}"
-
-
-def _optimizers(rows: list[dict[str, Any]]) -> str:
-    lines = []
-    for row in rows:
-        lines.append(
-            (
-                row["family"],
-                f"{row['num_steps']:,}",
-                row["size"],
-                row["error"],
-                row["participation"],
-                f"{row['loss']:.6g}",
-                f"{100 * (row['loss_ratio'] - 1):+.3f} %",
-                row["seconds"],
-                row["peer"]["seconds"],
-                row["times_faster"],
-            )
-        )
-    columns = (
-        "family",
-        "steps",
-        "bands, buffers or epochs",
-        "error",
-        "takes part",
-        "loss",
-        "beside the peer's",
-        "seconds",
-        "peer's seconds",
-        "times faster",
-    )
-    return table(columns, lines)

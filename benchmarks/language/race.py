@@ -1,32 +1,16 @@
 """Everybody's step, compiled, counted and timed in turns, beside what the model of the costs predicts."""
 
 import functools
-import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
-from benchmarks import clocks, turns
-from benchmarks.clipping.contenders import why_missing
+from benchmarks import turns
 from benchmarks.language.cases import Case
 from benchmarks.language.steps import NO_PRIVACY, Contender, Task
 from experiments.language.cost import StepCost, step_cost
 from gdpjax.clipping import product_flops
-
-LIMIT = 900.0
-"""Seconds after which a compilation or a step is given up."""
-
-
-def missing(chosen: Sequence[Contender]) -> dict[str, str]:
-    """Return the chosen contenders whose packages are not there, and why."""
-    found = {}
-    for contender in chosen:
-        for module in contender.modules:
-            reason = why_missing(module)
-            if reason:
-                found[contender.name] = reason
-    return found
 
 
 def run(
@@ -36,59 +20,61 @@ def run(
     repetitions: int,
     device_flops: float | None,
 ) -> dict[str, Any]:
-    """Return each contender's results by microbatch size, and why there is none for others."""
+    """Return what the case is, each contender's results by microbatch size, and why there is none for others."""
+    for size in sizes:
+        if size < 1 or case.num_units % size:
+            raise ValueError(f"expected microbatch sizes that divide the {case.num_units} units of a step, got {size}")
     task = Task(case)
     entries: list[turns.Entry] = []
     results: dict[str, Any] = {}
     for contender in chosen:
-        results[contender.name] = {"sizes": {}, "refused": {}}
-        for size in sizes:
-            prepare = functools.partial(_prepare, task, contender, size)
-            made = clocks.attempt(prepare, LIMIT)
-            if made.error:
-                results[contender.name]["refused"][str(size)] = made.error
-            else:
-                entries.append(made.value)
+        ready, refused = turns.try_sizes(sizes, functools.partial(_prepare, task, contender))
+        entries += ready
+        results[contender.name] = {"sizes": {}, "refused": refused}
     turns.take_turns(entries, repetitions)
 
     # Everybody beside the fastest step without privacy, and beside the model of the costs.
-    base = _fastest(entries, NO_PRIVACY)
+    base = turns.fastest(entries, NO_PRIVACY)
     strategies = {contender.name: contender.strategy for contender in chosen}
     for entry in entries:
         assert entry.microbatch_size is not None
-        predicted = _predicted(case, strategies[entry.name], entry.microbatch_size)
-        at = _result(case, entry, base, device_flops)
-        results[entry.name]["sizes"][str(entry.microbatch_size)] = at | {"predicted": predicted}
-    return results
-
-
-def _prepare(task: Task, contender: Contender, size: int) -> turns.Entry:
-    """Compile a step and take it once."""
-    function, arguments = contender.build(task, size)
-    jax.block_until_ready(arguments)
-    watch = clocks.Stopwatch()
-    traced = jax.jit(function).trace(*arguments)
-    program = traced.lower().compile()
-    compile_seconds = watch.read().wall
-    cost = program.cost_analysis() or {}
-    facts = {
-        "compile_seconds": compile_seconds,
-        "product_flops": product_flops(traced.jaxpr),
-        "xla_flops": cost.get("flops"),
-        "xla_bytes": _xla_bytes(program.memory_analysis()),
+        results[entry.name]["sizes"][str(entry.microbatch_size)] = {
+            "tokens_per_second": turns.spread([case.num_tokens / wall for wall in entry.seconds]),
+            "over_no_privacy": entry.over(base) if base else None,
+            "mfu": _cost(case, "microbatch", 1).mfu(entry.median, device_flops) if device_flops else None,
+            **entry.result(),
+            "predicted": _predicted(case, strategies[entry.name], entry.microbatch_size),
+        }
+    cost = step_cost(case.config, num_units=1, length=case.length, lora=case.lora)
+    return {
+        "title": case.title,
+        "num_parameters": case.config.num_params,
+        "num_trained": sum(part.num_trained for part in cost.parts),
+        "num_tokens": case.num_tokens,
+        "num_units": case.num_units,
+        "device_flops": device_flops,
+        "contenders": results,
     }
 
-    def call() -> Any:
-        return jax.block_until_ready(program(*arguments))
+
+def _prepare(task: Task, contender: Contender, size: int | None) -> turns.Entry:
+    """Compile a step and take it once."""
+    assert size is not None
+    function, arguments = contender.build(task, size)
+    jax.block_until_ready(arguments)
 
     # The device's peak is of the process so far: it is this program's where it has risen.
     before = _device_bytes()
-    watch = clocks.Stopwatch()
-    call()
-    seconds = watch.read().wall
+    entry, _ = turns.compiled(contender.name, function, *arguments, size=size)
     after = _device_bytes()
-    facts["device_bytes"] = _added(before, after)
-    return turns.Entry(contender.name, size, call, facts, seconds)
+    entry.facts = {
+        "compile_seconds": entry.facts["compile_seconds"],
+        "product_flops": product_flops(jax.make_jaxpr(function)(*arguments)),
+        "xla_flops": entry.facts["flops"],
+        "xla_bytes": _xla_bytes(entry.program.memory_analysis()),
+        "device_bytes": _added(before, after),
+    }
+    return entry
 
 
 def _xla_bytes(memory: Any) -> dict[str, int] | None:
@@ -124,38 +110,6 @@ def _added(before: dict[str, int] | None, after: dict[str, int] | None) -> dict[
     if before is None or after is None:
         return None
     return {"added": after["peak"] - before["in_use"], "is_upper_bound": after["peak"] == before["peak"]}
-
-
-def _fastest(entries: list[turns.Entry], name: str) -> turns.Entry | None:
-    """Return the entry of a contender with the least median."""
-    own = [entry for entry in entries if entry.name == name]
-    return min(own, key=lambda entry: statistics.median(entry.seconds), default=None)
-
-
-def _result(case: Case, entry: turns.Entry, base: turns.Entry | None, device_flops: float | None) -> dict[str, Any]:
-    """Return the times of one step.
-
-    ``over_no_privacy`` holds the ratio of medians to no privacy's fastest, and the spread round by round.
-    """
-    seconds = turns.spread(entry.seconds)
-    over = None
-    if base is not None:
-        by_round = [own / other for own, other in zip(entry.seconds, base.seconds, strict=True)]
-        over = {
-            "time": seconds["median"] / statistics.median(base.seconds),
-            "by_round": turns.spread(by_round),
-        }
-    mfu = None
-    if device_flops is not None:
-        mfu = _cost(case, "microbatch", 1).mfu(seconds["median"], device_flops)
-    return {
-        "seconds": seconds,
-        "processor_seconds": turns.spread([each.cpu for each in entry.times]),
-        "tokens_per_second": turns.spread([case.num_tokens / wall for wall in entry.seconds]),
-        "over_no_privacy": over,
-        "mfu": mfu,
-        **entry.facts,
-    }
 
 
 def _cost(case: Case, strategy: str, size: int) -> StepCost:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from benchmarks.tables import cell, table
-from benchmarks.writing import bullets, document, milliseconds, quartiles, setting
+from benchmarks.tables import bullets, cell, document, paragraphs, refusals, setting, table_of
 
 MIB = 2**20
 READING = (
@@ -26,6 +25,31 @@ COUNTS = (
 )
 
 
+TIMES = """
+step | name
+microbatch | size
+tokens/s | tokens_per_second.median
+ms | seconds.median | ms
+quartiles | seconds | quartiles
+/ no privacy | over_no_privacy.time | .3f
+round by round | over_no_privacy.by_round | {q1:.3f} to {q3:.3f}
+MFU | mfu | .1%
+compile, s | compile_seconds
+"""
+COUNTED = """
+step | name
+microbatch | size
+held, MiB | xla_bytes.held | MiB
+predicted | predicted.held_bytes | MiB
+temporaries, MiB | xla_bytes.temporaries | MiB
+device's peak, MiB | peak
+products, GFLOP | product_flops | GFLOP
+predicted | predicted.product_flops | GFLOP
+all operations, predicted | predicted.flops | GFLOP
+XLA's count, loops once | xla_flops | GFLOP
+"""
+
+
 def markdown(result: dict[str, Any]) -> str:
     sections = [
         *((at["title"], _case(at)) for at in result["cases"].values()),
@@ -42,91 +66,11 @@ def _case(at: dict[str, Any]) -> str:
         about += " No model flops utilisation: nobody said what the device can do (`--device-flops`)."
     else:
         about += f" The device is said to do {device_flops / 1e12:,.4g} TFLOP a second."
-
-    refused = {}
-    for name, contender in at["contenders"].items():
-        for size, reason in contender["refused"].items():
-            refused[f"{name}, microbatch {size}"] = reason
-    notes = ["Not available:\n\n" + bullets(refused)] if refused else []
-    return "\n\n".join([about, _times(at), _counts(at), *notes])
-
-
-def _rows(at: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Name, microbatch size and result of everything that was measured."""
     rows = []
     for name, contender in at["contenders"].items():
         for size, measured in contender["sizes"].items():
-            rows.append((name, size, measured))
-    return rows
-
-
-def _times(at: dict[str, Any]) -> str:
-    rows = []
-    for name, size, measured in _rows(at):
-        over = measured["over_no_privacy"]
-        ratio = by_round = None
-        if over is not None:
-            ratio = f"{over['time']:.3f}"
-            by_round = f"{over['by_round']['q1']:.3f} to {over['by_round']['q3']:.3f}"
-        rows.append(
-            (
-                name,
-                size,
-                measured["tokens_per_second"]["median"],
-                milliseconds(measured["seconds"]["median"]),
-                quartiles(measured["seconds"]),
-                ratio,
-                by_round,
-                None if measured["mfu"] is None else f"{100 * measured['mfu']:.1f}%",
-                measured["compile_seconds"],
-            )
-        )
-    columns = (
-        "step",
-        "microbatch",
-        "tokens/s",
-        "ms",
-        "quartiles",
-        "/ no privacy",
-        "round by round",
-        "MFU",
-        "compile, s",
-    )
-    return table(columns, rows)
-
-
-def _counts(at: dict[str, Any]) -> str:
-    rows = []
-    for name, size, measured in _rows(at):
-        predicted = measured["predicted"] or {}
-        xla = measured["xla_bytes"] or {}
-        rows.append(
-            (
-                name,
-                size,
-                _scaled(xla.get("held"), MIB),
-                _scaled(predicted.get("held_bytes"), MIB),
-                _scaled(xla.get("temporaries"), MIB),
-                _device(measured["device_bytes"]),
-                _scaled(measured["product_flops"], 1e9),
-                _scaled(predicted.get("product_flops"), 1e9),
-                _scaled(predicted.get("flops"), 1e9),
-                _scaled(measured["xla_flops"], 1e9),
-            )
-        )
-    columns = (
-        "step",
-        "microbatch",
-        "held, MiB",
-        "predicted",
-        "temporaries, MiB",
-        "device's peak, MiB",
-        "products, GFLOP",
-        "predicted",
-        "all operations, predicted",
-        "XLA's count, loops once",
-    )
-    return table(columns, rows)
+            rows.append({"name": name, "size": size, "peak": _device(measured["device_bytes"]), **measured})
+    return paragraphs(about, table_of(TIMES, rows), table_of(COUNTED, rows), refusals(at["contenders"]))
 
 
 def _device(measured: dict[str, Any] | None) -> str | None:
@@ -134,7 +78,3 @@ def _device(measured: dict[str, Any] | None) -> str | None:
         return None
     bound = "<= " if measured["is_upper_bound"] else ""
     return bound + cell(measured["added"] / MIB)
-
-
-def _scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit

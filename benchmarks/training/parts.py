@@ -6,7 +6,7 @@ and sums, adds the noise, updates the parameters, writes the ledger, and selects
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -116,33 +116,6 @@ def _race(calls: dict[str, Call], repetitions: int, base: str) -> dict[str, Any]
     """Compile all calls, time them in turns, and compare each with the one named ``base``."""
     entries = {}
     for name, (function, arguments) in calls.items():
-        entry, _ = turns.compiled(name, function, *arguments)
-        entries[name] = entry
+        entries[name], _ = turns.compiled(name, function, *arguments)
     turns.take_turns(list(entries.values()), repetitions)
-    return {name: _result(entry, entries[base]) for name, entry in entries.items()}
-
-
-def _result(entry: turns.Entry, base: turns.Entry) -> dict[str, Any]:
-    """Return times, and under ``over`` ratios of medians and the spread of the ratios round by round."""
-    seconds = turns.spread(entry.seconds)
-    processor = turns.spread(_processor_seconds(entry))
-    base_seconds = turns.spread(base.seconds)
-    base_processor = turns.spread(_processor_seconds(base))
-    return {
-        "seconds": seconds,
-        "processor_seconds": processor,
-        "over": {
-            "time": seconds["median"] / base_seconds["median"],
-            "processor": processor["median"] / base_processor["median"],
-            "by_round": turns.spread(_ratios(entry.seconds, base.seconds)),
-        },
-        **entry.facts,
-    }
-
-
-def _processor_seconds(entry: turns.Entry) -> list[float]:
-    return [times.cpu for times in entry.times]
-
-
-def _ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
-    return [value / base for value, base in zip(values, bases, strict=True)]
+    return {name: {**entry.result(), "over": entry.over(entries[base])} for name, entry in entries.items()}

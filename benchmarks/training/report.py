@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from benchmarks.tables import cell, table
+from benchmarks.tables import bullets, cell, document, named, paragraphs, refusals, setting, table_of, targets_table
+from benchmarks.training.figure import draw as draw
 from benchmarks.training.parts import CLIPPED, JAX_NORMAL, PRIVATE
-from benchmarks.writing import bullets, document, milliseconds, quartiles, setting, targets_table
 from gdpjax import Bounds
 
-MIB = 2**20
 READING = (
     "Times are medians over rounds that run everybody once, with quartiles; ratios are of these medians, beside the "
     "quartiles of the ratios round by round and the ratio of processor times, which say more on a machine that others "
@@ -31,10 +30,39 @@ TRAINING = (
 )
 
 
+PARTS = """
+ | name
+ms | seconds.median | ms
+quartiles | seconds | quartiles
+/ {base} | over.time | .3f
+round by round | over.by_round | {q1:.3f} to {q3:.3f}
+by processor time | over.processor | .3f
+compile, s | compile_seconds
+temporaries, MiB | temp_bytes | MiB
+MFLOP | flops | MFLOP
+"""
+TRAINERS = """
+training | name
+microbatch | microbatch_size
+steps/s | steps_per_second.median
+quartiles | quartiles | {} to {}
+the first is faster by | slower
+sampling probability | sampling_prob | .6f
+epsilon | bracket | .4f
+stated by | epsilon.by
+loss | loss | .3f
+ready, s | ready_seconds
+"""
+
+
 def markdown(result: dict[str, Any]) -> str:
+    noise = result["noise"]
     sections = [
-        ("Targets", targets_table(result["targets"], "target")),
-        (f"Noise: {result['noise']['num_coordinates']:,} coordinates in float32", _noise(result)),
+        ("Targets", targets_table(result)),
+        (
+            f"Noise: {noise['num_coordinates']:,} coordinates in float32",
+            paragraphs(_parts(noise["contenders"], JAX_NORMAL), KEPT if result["memory_kept"] else ""),
+        ),
         *((at["title"], _case(at)) for at in result["cases"].values()),
         ("Contenders that are missing", bullets(result["missing"])),
     ]
@@ -46,97 +74,34 @@ def percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f}%"
 
 
-def _noise(result: dict[str, Any]) -> str:
-    found = _parts(result["noise"]["contenders"], JAX_NORMAL)
-    return f"{found}\n\n{KEPT}" if result["memory_kept"] else found
-
-
 def _case(at: dict[str, Any]) -> str:
-    plan = at["plan"]
+    plan, parts = at["plan"], at["parts"]
     task = (
         f"{at['num_parameters']:,} parameters; noise multiplier {plan['noise_multiplier']:g}, clip norm "
         f"{plan['clip_norm']:g}, {plan['max_steps']:,} planned steps, delta {plan['delta']:g}, batches padded to "
         f"{plan['capacity']} rows."
     )
-    if at["parts"]:
-        over = at["parts"][PRIVATE]["over"]
+    if parts:
+        over = parts[PRIVATE]["over"]
         task += (
             f" Bookkeeping: {percent(over['time'])} of the clipped step by the clock (round by round "
             f"{percent(over['by_round']['q1'])} to {percent(over['by_round']['q3'])}), {percent(over['processor'])} "
             "by processor time."
         )
     race = f"{at['steps_per_turn']} steps a turn, from a loss of {at['first_loss']:.3f}:"
-    refused = {
-        f"{name}, microbatch {size}" if size != "None" else name: reason
-        for name, trainer in at["trainers"].items()
-        for size, reason in trainer["refused"].items()
-    }
-    notes = ["Not available:\n\n" + bullets(refused)] if refused else []
-    measured_parts = [_parts(at["parts"], CLIPPED)] if at["parts"] else []
-    return "\n\n".join([task, *measured_parts, race, _trainers(at), *notes])
+    measured_parts = _parts(parts, CLIPPED) if parts else ""
+    return paragraphs(task, measured_parts, race, _trainers(at["trainers"]), refusals(at["trainers"]))
 
 
 def _parts(parts: dict[str, Any], base: str) -> str:
-    rows = [
-        (
-            name,
-            milliseconds(at["seconds"]["median"]),
-            quartiles(at["seconds"]),
-            f"{at['over']['time']:.3f}",
-            f"{at['over']['by_round']['q1']:.3f} to {at['over']['by_round']['q3']:.3f}",
-            f"{at['over']['processor']:.3f}",
-            at["compile_seconds"],
-            None if at["temp_bytes"] is None else at["temp_bytes"] / MIB,
-            None if at["flops"] is None else at["flops"] / 1e6,
-        )
-        for name, at in parts.items()
-    ]
-    columns = (
-        "",
-        "ms",
-        "quartiles",
-        f"/ {base}",
-        "round by round",
-        "by processor time",
-        "compile, s",
-        "temporaries, MiB",
-        "MFLOP",
-    )
-    return table(columns, rows)
+    return table_of(PARTS, named(parts), base=base)
 
 
-def _trainers(case: dict[str, Any]) -> str:
-    rates = {name: at["steps_per_second"] for name, at in case["trainers"].items() if "seconds" in at}
-    ours = next(iter(rates.values()))["median"] if rates else None
-    rows = []
-    for name, rate in rates.items():
-        at = case["trainers"][name]
-        stated, lower = at["epsilon"], at["epsilon"].get("lower")
-        epsilon = None if stated["epsilon"] is None else f"{stated['epsilon']:.4f}"
-        rows.append(
-            (
-                name,
-                at["microbatch_size"],
-                rate["median"],
-                f"{cell(rate['q1'])} to {cell(rate['q3'])}",
-                ours and ours / rate["median"],
-                f"{at['sampling_prob']:.6f}",
-                epsilon if lower is None else f"{Bounds(lower, stated['epsilon']):.4f}",
-                stated["by"],
-                f"{at['loss']:.3f}",
-                at["ready_seconds"],
-            )
-        )
-    columns = (
-        "training",
-        "microbatch",
-        "steps/s",
-        "quartiles",
-        "the first is faster by",
-        "sampling probability",
-        "epsilon",
-        "stated by",
-        "loss",
-        "ready, s",
-    )
-    return table(columns, rows)
+def _trainers(trainers: dict[str, Any]) -> str:
+    rows = [at for at in named(trainers) if "seconds" in at]
+    for at in rows:
+        rate, stated = at["steps_per_second"], at["epsilon"]
+        at["quartiles"] = [cell(rate["q1"]), cell(rate["q3"])]
+        at["slower"] = rows[0]["steps_per_second"]["median"] / rate["median"]
+        at["bracket"] = Bounds(stated["lower"], stated["epsilon"]) if "lower" in stated else stated["epsilon"]
+    return table_of(TRAINERS, rows)
