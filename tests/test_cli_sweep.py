@@ -266,6 +266,17 @@ def test_another_grid_is_not_resumed(tmp_path, capsys, fake_accountant, change):
     assert output.read_bytes() == data
 
 
+def test_a_small_output_is_not_overwritten_by_another_grid(tmp_path, capsys, fake_accountant):
+    """Fewer rows than are computed together are compared, too."""
+    output = tmp_path / "out.csv"
+    run = ["--sampling-prob", "0.01", "--num-steps", "100", "--delta", "1e-5", "--output", output]
+    assert sweep("--noise-multiplier", "1:2:5", *run) == 0
+    data = output.read_bytes()
+    assert sweep("--noise-multiplier", "1:3:7", *run, "--resume") == 2
+    assert "is of another grid" in capsys.readouterr().err
+    assert output.read_bytes() == data
+
+
 def test_a_damaged_output_is_not_resumed(tmp_path, capsys, fake_accountant):
     output = tmp_path / "out.csv"
     assert sweep(*BIG, "--output", output) == 0

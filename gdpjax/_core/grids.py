@@ -11,7 +11,7 @@ def values_of(text: str, *, whole: bool = False) -> list[float]:
     """Return the values in "a,b,start:stop:count,start:stop:logcount", in that order, each once.
 
     ``start:stop:count`` is evenly spaced and ``start:stop:logcount`` evenly in the logarithm, both with their ends, in
-    12 digits: 0.3 reads better than 0.30000000000000004.
+    6 digits: 0.3 reads better than 0.30000000000000004.
 
     Args:
         text: numbers and ranges, separated by commas.
@@ -54,4 +54,4 @@ def _values_of_piece(piece: str, whole: bool) -> list[float]:
         raise ValueError("the ends of a range in the logarithm are above 0")
 
     spaced = (np.geomspace if is_logarithmic else np.linspace)(start, stop, count)
-    return [float(round(value)) if whole else float(f"{value:.12g}") for value in spaced]
+    return [float(round(value)) if whole else float(f"{value:.6g}") for value in spaced]

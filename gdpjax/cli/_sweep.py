@@ -240,7 +240,7 @@ def _start(
     num_kept = len(rows) if len(rows) == len(inputs) else len(rows) // piece * piece
     kept = rows[:num_kept]
     is_same = columns == header and len(rows) <= len(inputs)
-    for row, expected in zip(kept, inputs, strict=False):
+    for row, expected in zip(rows, inputs, strict=False):
         is_same = is_same and len(row) == len(header) and row[: len(expected)] == expected
     if not is_same or (found != work and num_kept < len(inputs)):
         raise ValueError(f"{found} is of another grid, or damaged; remove it, or choose another --output")

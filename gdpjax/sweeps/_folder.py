@@ -66,12 +66,12 @@ class CompiledProgram(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def only_here(folder: Path) -> Iterator[None]:
+def only_here(folder: Path, private: bool = False) -> Iterator[None]:
     """Keep other sweeps out of the folder, which is made if there is none.
 
     Two sweeps that continue in one folder would both run the trials that are left.
     """
-    records.make_folder(folder)
+    records.make_folder(folder, private)
     try:
         lock = lock_folder(folder)
     except FolderIsLocked as holder:

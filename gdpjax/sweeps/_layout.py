@@ -41,12 +41,14 @@ class Layout(msgspec.Struct, frozen=True):
       scores: names, in the order in which the user gave them.
       score: the one that decides.
       minimize: whether the smallest is the best.
+      private: whether scores are on held-out training data, without noise.
     """
 
     hyperparameters: dict[str, str]
     scores: list[str]
     score: str
     minimize: bool
+    private: bool = False
 
     @property
     def columns(self) -> dict[str, str]:
@@ -91,8 +93,9 @@ def layout_of(spec: Spec, trials: list[Trial], scores: tuple[str, ...]) -> Layou
     check_score(spec, scores)
     # A noise multiplier and its target have columns always, other hyperparameters if a trial has them.
     used = {"noise_multiplier", "epsilon"}.union(*(trial.settings for trial in trials))
+    held_out = spec.content.hold_out is not None
     columns = {name: kind.column for name, kind in spec.task.hyperparameters.items() if name in used}
-    return Layout(columns, list(scores), spec.content.score or scores[0], spec.content.minimize)
+    return Layout(columns, list(scores), spec.content.score or scores[0], spec.content.minimize, held_out)
 
 
 def label(name: str, units: bool = True) -> str:

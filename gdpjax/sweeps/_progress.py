@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MOST_ERRORS = 3
+PRIVATE_SCORES = "Scores are private: they are on held-out training data, without noise."
 
 
 class _Bars:
@@ -163,7 +164,10 @@ def print_summary(
 
     delta = rows[0]["delta"] if rows else None
     table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta!r})")
-    names = [name for name in varied(rows, layout) if name != "epsilon"]
+    # The noise of a target is told by the target.
+    names = varied(rows, layout)
+    if "epsilon" in names:
+        names = [name for name in names if name not in ("epsilon", "noise_multiplier")]
     for heading in ("epsilon at most", "certified", label(layout.score), *map(layout.label, names)):
         table.add_column(heading, justify="right")
     for target, best in best_by_target(configurations(rows, layout), layout):
@@ -175,7 +179,9 @@ def print_summary(
     console.print(f"{how_many_finished(len(rows), num_trials)}, {errors.total()} failed; {compilations(programs)}.")
     for error, times in errors.most_common(MOST_ERRORS):
         console.print(f"[yellow]{count(times, 'trial')} failed:[/] {escape(error)}", soft_wrap=True)
-    console.print("Choosing among trials costs privacy too: see the report, and what they were tested on.")
+    console.print("Choosing among trials costs privacy beyond the epsilon of one training: the report has how much.")
+    if layout.private:
+        console.print(PRIVATE_SCORES)
 
 
 def mean_and_spread(layout: Layout, configuration: Configuration) -> str:

@@ -286,15 +286,17 @@ class Reader:
         else:
             values = value if isinstance(value, list) else [value]
             if isinstance(value, str):
-                values = self._grid(field, value, kind)
+                values = self._grid(field, value, kind, content.search)
             choice = self._distinct(field, [self._number(field, each, kind) for each in values])
         if content.one_program and kind.whole and (isinstance(choice, Range) or len(choice) > 1):
             problem = f"one_program = true promises one compiled program, but each value of {kind.name} needs its own"
             self.fail(field, problem)
         return choice
 
-    def _grid(self, field: Field, text: str, kind: Hyperparameter) -> list[float]:
+    def _grid(self, field: Field, text: str, kind: Hyperparameter, search: str) -> list[float]:
         """Return the values of a text such as "0.5,1:100:log3", which `gdpjax sweep` reads in the same way."""
+        if search == "random" and ":" in text:
+            self.fail(field, f"a range of {kind.name} in a random search is {{ min = ..., max = ..., log = true }}")
         try:
             values = values_of(text, whole=kind.whole)
         except ValueError as error:

@@ -21,7 +21,7 @@ from gdpjax.sweeps._imports import ImportedTask
 from gdpjax.sweeps._keys import SEED_NOTICE
 from gdpjax.sweeps._layout import COSTS, Layout, layout_of
 from gdpjax.sweeps._plans import plan_of
-from gdpjax.sweeps._progress import SweepProgress, mean_and_spread, print_summary
+from gdpjax.sweeps._progress import PRIVATE_SCORES, SweepProgress, mean_and_spread, print_summary
 from gdpjax.sweeps._spec import SECTION, GivenTask, Spec, read_spec, spec_of_mapping
 from gdpjax.sweeps._summary import Configuration, best_within, configurations, count
 from gdpjax.sweeps._task import Examples, Task, load_examples
@@ -73,10 +73,11 @@ class SweepResult:
         found = self._best(epsilon)
         within = "" if epsilon is None else f" within a certified epsilon of {epsilon:g}"
         score = f"{self.layout.label(self.layout.score)} {mean_and_spread(self.layout, found)}"
-        given = {name: value for name, value in found.settings.items() if value is not None}
+        given = {name: value for name, value in found.settings.items() if value is not None and name != "epsilon"}
         settings = [f"{self.layout.label(name)} {self.layout.text(name, value)}" for name, value in given.items()]
         upper = rounded(found.epsilon_upper, 4, "up")
-        return f"The best{within}: {score}, at epsilon {upper} for ONE training, with {', '.join(settings)}."
+        sentence = f"The best{within}: {score}, at epsilon {upper} for ONE training, with {', '.join(settings)}."
+        return f"{sentence} {PRIVATE_SCORES}" if self.layout.private else sentence
 
     def _best(self, epsilon: float | None) -> Configuration:
         budget = math.inf if epsilon is None else check_number("epsilon", epsilon, POSITIVE)
@@ -172,12 +173,13 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
         console.print(f"[bold yellow]{SEED_NOTICE}")
 
     with SweepProgress(console, layout) as progress:
-        progress.log(f"planning {count(len(trials), 'trial')}")
+        drawn = spec.content.num_configurations
+        progress.log(f"planning {count(len(trials), 'trial')}" + (f" of {drawn} that were drawn" if drawn else ""))
         planned = plan_trials(spec, trials, examples.num_examples, progress.on_plans)
         keys = _run.distinct_keys(planned, root)
         backend = backend_for(spec.task, examples, progress)
         try:
-            with folders.only_here(folder):
+            with folders.only_here(folder, layout.private):
                 if not resume:
                     folders.begin(folder, root, spec, examples, layout, len(trials), digest)
                 on_record = folders.read_rows(folder, layout)

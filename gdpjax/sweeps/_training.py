@@ -19,7 +19,7 @@ from gdpjax.sweeps._errors import RunInterrupted, UserError
 from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
 from gdpjax.sweeps._layout import check_score, label
 from gdpjax.sweeps._plans import Cost, cost_of, epoch_end, plan_of
-from gdpjax.sweeps._progress import TrainingProgress
+from gdpjax.sweeps._progress import PRIVATE_SCORES, TrainingProgress
 from gdpjax.sweeps._spec import SECTION, Spec
 from gdpjax.sweeps._sweep import as_console, as_spec, check_programs
 from gdpjax.sweeps._task import Examples, Task, load_examples, with_place
@@ -44,7 +44,7 @@ class TrainingResult:
       plan: the plan of the training; publish ``plan.statement()``.
       epochs: as planned.
       state: the final `gdpjax.training.State`; the parameters may be released.
-      history: the public record of every epoch.
+      history: the record of every epoch, public if ``scored_on`` is.
       cost: of the steps in the ledger.
       seeded: whether it can be repeated, and is not private against anybody who knows the seed.
       scores: of the final model, not of the best epoch.
@@ -225,7 +225,7 @@ class Recorder:
         """Write the configuration; killed after that, the run is started by resuming it."""
         if (self.out / records.CONFIG).exists() or has_run(self.out):
             raise UserError(f"{self.out} already holds a run: add --resume to continue it, or choose another --out")
-        records.make_folder(self.out)
+        records.make_folder(self.out, private=self.scored_on != PUBLIC)
         folders.write_spec(self.out, self.spec)
         records.write_json(self.out / records.CONFIG, self.about | {"plan": json.loads(self.plan.to_json())})
 
@@ -333,3 +333,5 @@ def print_training(console: "Console", result: TrainingResult) -> None:
     console.print(table)
     console.print(f"Files: {result.out}", soft_wrap=True)
     console.print("Those named NOT_FOR_RELEASE are outside epsilon: keep them private.")
+    if result.scored_on != PUBLIC:
+        console.print(PRIVATE_SCORES)

@@ -163,7 +163,7 @@ def identity(trial: Trial, diagnostics: bool = True) -> dict[str, Any]:
 
 
 def keys_of(trial: Trial, root: jax.Array) -> Keys:
-    """Return a trial's own keys: those of `train` where it has a seed, else of the sweep's key, number and settings.
+    """Return a trial's own keys: those of `train` with its row where it has a seed, else of the sweep's key and number.
 
     A trial that is run again with other settings has other noise: with the same, the difference would have none.
     """

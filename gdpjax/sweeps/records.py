@@ -167,10 +167,12 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder where there is none; UserError where it cannot be made."""
+def make_folder(folder: Path, private: bool = False) -> None:
+    """Make a folder where there is none, for its owner alone if it is ``private``; UserError if it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if private:
+            folder.chmod(0o700)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
 

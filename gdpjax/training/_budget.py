@@ -172,7 +172,8 @@ class Budget:
       path: a JSON file that holds the budget, made if it is not there: what was charged survives the process, and two
         processes cannot spend the same part. Each charge locks the file ``path`` + ".lock" beside it, reads the budget,
         and replaces it in one step; a file system without locks is warned of. A copy of the file is another budget.
-        Without a path the budget is this object.
+        Make the file once, and use `open` elsewhere: where there is no file, a new budget begins. Without a path the
+        budget is this object.
 
     Returns:
       A budget. Standing: certified, an upper end for real arithmetic.
@@ -235,6 +236,11 @@ class Budget:
         budget._path = path
         return budget
 
+    def __reduce__(self) -> Any:
+        raise ValueError(
+            "a copy of a budget could be spent as well; give the other process its file, Budget.open(path)"
+        )
+
     def __repr__(self) -> str:
         terms = self._whole
         return f"Budget(epsilon={terms.epsilon}, delta={terms.delta}, unit={terms.unit!r}, path={self._path})"
@@ -276,7 +282,7 @@ class Budget:
           ValueError: it does not fit, or is for another unit, relation or delta; nothing is charged then.
           RuntimeError: other processes held the file for a minute.
         """
-        with self._locked():
+        with self._locked() as is_ours:
             rest = self.rest()
             upper = rest.upper(given)
             if not upper <= rest.epsilon:
@@ -285,6 +291,9 @@ class Budget:
                     f"{rest.delta:g}, above the budget's {rest.epsilon}. Nothing was charged; find the noise for what "
                     "is left by budget.rest()"
                 )
+            # Who deletes the lock lets another process in.
+            if not is_ours() or self.spent != rest.spent:
+                raise RuntimeError(f"the lock of {self._path} was taken away; nothing was charged, try again")
             self._keep(Ledger((*rest.spent, *rest.events_of(given))))
 
     def statement(self) -> str:
@@ -294,52 +303,60 @@ class Budget:
         Taken together, all releases under this budget are (epsilon, delta)-differentially private with epsilon <= 1.0
         and delta = 1e-06, where neighbouring data sets differ by adding or removing one patient (ADD_OR_REMOVE_ONE),
         and where kind, noise and number of steps of every release were fixed without looking at the results of earlier
-        ones.
-        Released: nothing.
+        ones. This is for real arithmetic, and for noise without a largest value.
+        Charged: nothing.
         """
         terms = self._whole
         total = (
             "Taken together, all releases under this budget are (epsilon, delta)-differentially private with epsilon "
             f"<= {terms.epsilon} and delta = {terms.delta}, where neighbouring data sets "
             f"{neighbours_differ(terms.neighboring_relation, terms.unit)}, and where kind, noise and number of steps "
-            "of every release were fixed without looking at the results of earlier ones."
+            "of every release were fixed without looking at the results of earlier ones. This is for real arithmetic, "
+            "and for noise without a largest value."
         )
-        return f"{total}\n{self.spent.statement(unit=terms.unit, delta=terms.delta)}"
+        spent = self.spent.statement(unit=terms.unit, delta=terms.delta).replace("Released:", "Charged:", 1)
+        return f"{total}\n{spent}"
 
     # The file.
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep other threads, and other processes if there is a file, from charging meanwhile."""
+    def _locked(self) -> Iterator[Callable[[], bool]]:
+        """Keep other threads, and processes if there is a file, from charging; yields whether that is still so."""
         with self._guard:
             if self._path is None:
-                yield
+                yield lambda: True
                 return
             lock = _lock_of(self._path)
             try:
-                yield
+                yield lock.is_in_place
             finally:
                 lock.close()
 
     def _read(self) -> Ledger:
         """Return what the file says was charged; ValueError if it is of another budget."""
         assert self._path is not None
+        # What is read now is no older than what is known here.
+        known = self._spent
         kept = _terms_of(self._path)
         terms = dataclasses.replace(kept, spent=Ledger())
         if terms != self._whole:
             raise ValueError(f"{self._path} holds another budget: expected {self._whole}, got {terms}")
+        if kept.spent[: len(known)] != known:
+            raise ValueError(f"{self._path} was made anew, or is an older copy: charges are missing; restore the file")
+        self._spent = kept.spent
         return kept.spent
 
     def _keep(self, spent: Ledger) -> None:
-        """Make ``spent`` what was charged."""
-        self._spent = spent
+        """Make ``spent`` what was charged, in the file first."""
         if self._path is None:
+            self._spent = spent
             return
         content = {"gdpjax_budget": FORMAT_VERSION, **dataclasses.asdict(self._whole)}
         content["neighboring_relation"] = self._whole.neighboring_relation.value
         content["spent"] = json.loads(spent.to_json())
         content["sha256"] = _checksum(content)
         write_atomically(self._path, json.dumps(content, indent=2) + "\n")
+        self._spent = spent
 
 
 def _terms_of(path: Path) -> Rest:

@@ -208,6 +208,8 @@ def test_hold_out_scores_on_training_data_that_nothing_is_trained_on(unusual):
     assert row["sampling_prob"] == pytest.approx(8 / 48), "the plan is for what is trained on"
     page = re.sub(r"\s+", " ", unusual.report.read_text())
     assert "held out; they are private" in page
+    assert unusual.folder.stat().st_mode & 0o077 == 0, "for the owner alone"
+    assert "Scores are private" in unusual.best_in_words()
     assert "neither number covers publishing a score, or choosing by one" in page
 
 

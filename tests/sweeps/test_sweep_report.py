@@ -146,7 +146,7 @@ def test_the_command(large, capsys):
     assert cli.main(["sweep-report", str(large)]) == 0
     said = capsys.readouterr().out
     assert "1000 of 1000 trials finished, 10 failed; 1 compilation for 1 shape" in said
-    assert "costs privacy too" in said
+    assert "costs privacy beyond" in said
 
 
 LAYOUT = Layout(

@@ -1,5 +1,6 @@
 """A budget is never exceeded, by one process or two, and what is found for the rest of it fits and is tight."""
 
+import copy
 import itertools
 import json
 import math
@@ -247,6 +248,41 @@ def test_a_damaged_file_is_refused(tmp_path):
         budget.spend(LaplaceMechanism(0.1))
 
 
+def test_a_budget_is_not_spent_in_a_copy(tmp_path):
+    """An older copy of the file, a file that was made anew, and a copy of the object are refused."""
+    path = tmp_path / "budget.json"
+    budget = Budget(**TOTAL, path=path)
+    old = path.read_text()
+    budget.spend(LaplaceMechanism(0.1))
+    path.write_text(old)
+    with pytest.raises(ValueError, match="charges are missing"):
+        budget.spend(LaplaceMechanism(0.1))
+    path.unlink()
+    Budget(**TOTAL, path=path)
+    with pytest.raises(ValueError, match="charges are missing"):
+        budget.rest()
+    with pytest.raises(ValueError, match="a copy of a budget"):
+        copy.copy(Budget(**TOTAL))
+
+
+def test_a_lock_that_is_taken_away_loses_no_charge(tmp_path, monkeypatch):
+    """Who deletes the lock in the middle of a charge lets another one in, and the first is told."""
+    path = tmp_path / "budget.json"
+    budget = Budget(**TOTAL, path=path)
+    events_of = type(budget.rest()).events_of
+
+    def interrupted(self, given):
+        monkeypatch.undo()
+        path.with_name("budget.json.lock").unlink()
+        Budget.open(path).spend(LaplaceMechanism(0.1))
+        return events_of(self, given)
+
+    monkeypatch.setattr(type(budget.rest()), "events_of", interrupted)
+    with pytest.raises(RuntimeError, match="nothing was charged"):
+        budget.spend(LaplaceMechanism(0.2))
+    assert [event.describe() for event in Budget.open(path).spent] == ["Laplace release, epsilon 0.1"]
+
+
 SPENDER = """
 import sys
 from gdpjax import Budget
@@ -289,5 +325,5 @@ def test_the_statement_can_be_quoted(three_parts):
     total, charged = three_parts[0].statement().splitlines()
     assert "epsilon <= 1.0 and delta = 1e-06, where" in total
     assert "adding or removing one patient (ADD_OR_REMOVE_ONE), and where kind, noise" in total
-    assert charged.startswith("Released: Gaussian release, noise multiplier")
+    assert charged.startswith("Charged: Gaussian release, noise multiplier")
     assert "epsilon <= 1 (the best epsilon lies in [0.99" in charged
