@@ -18,7 +18,7 @@ def values_of(text: str, *, whole: bool = False) -> list[float]:
         whole: whether the values of ranges are rounded to whole numbers.
 
     Returns:
-        finite numbers, at most 10^6 of them.
+        the numbers, at most 10^6 of a range; those that stand alone as they are written.
 
     Raises:
         ValueError: a text of another form.
