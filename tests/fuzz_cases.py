@@ -615,18 +615,17 @@ def _auditing_cases() -> dict[str, Case]:
         ),
         "black_box_scores": case(auditing.black_box_scores, np.ones(3), np.ones(3)),
         "coordinate_canaries": case(auditing.coordinate_canaries, KEY, 2, PARAMS, 1.0),
-        "count_correct": case(auditing.count_correct, SCORES, COINS, 8, KEY),
-        "epsilon_from_errors": case(auditing.epsilon_from_errors, 0.1, 0.1, 1e-3),
-        "error_rate_upper": case(auditing.error_rate_upper, 3, 10, confidence=0.9),
-        "error_region": case(auditing.error_region, 3, 10, 2, 10, confidence=0.9),
+        "ErrorRegion": case(auditing.ErrorRegion, 0.1, 0.1),
+        "ErrorRegion.from_counts": case(auditing.ErrorRegion.from_counts, 3, 10, 2, 10, confidence=0.9),
+        "RightGuesses": case(auditing.RightGuesses, 8, 10, 20),
+        "RightGuesses.count": case(auditing.RightGuesses.count, SCORES, COINS, 8, KEY),
+        "RightGuesses.epsilon": case(auditing.RightGuesses(8, 10, 20).epsilon, 1e-3, confidence=0.9),
+        "RightGuesses.mu": case(auditing.RightGuesses(8, 10, 20).mu, confidence=0.9),
+        "RightGuesses.p_value": case(auditing.RightGuesses(8, 10, 20).p_value, 1.0, 1e-3),
+        "RightGuesses.refutes": case(auditing.RightGuesses(8, 10, 20).refutes, GAUSSIAN, confidence=0.9),
         "flip_coins": case(auditing.flip_coins, KEY, 3),
         "gradient_canaries": case(auditing.gradient_canaries, KEY, 2, PARAMS, 1.0),
         "mislabel": case(auditing.mislabel, KEY, np.arange(3), 3),
-        "mu_from_errors": case(auditing.mu_from_errors, 0.1, 0.1),
-        "one_run_epsilon": case(auditing.one_run_epsilon, 8, 10, 20, delta=1e-3, confidence=0.9),
-        "one_run_mu": case(auditing.one_run_mu, 8, 10, 20, confidence=0.9),
-        "one_run_p_value": case(auditing.one_run_p_value, 8, 10, 20, epsilon=1.0, delta=1e-3),
-        "one_run_refutes": case(auditing.one_run_refutes, GAUSSIAN, 8, 10, 20, confidence=0.9),
         "out_of_distribution": case(auditing.out_of_distribution, KEY, 2, (3,), 0.0, 1.0),
         "white_box_scores": case(auditing.white_box_scores, np.ones(3), np.ones((2, 3))),
         "with_gradient_canaries": case(
@@ -909,7 +908,6 @@ def _figure() -> Any:
 
 # Records of results, which hold what they are given.
 RECORDS = {
-    "InstallationAudit",
     "AbstractBatches",
     "AbstractClipRule",
     "AbstractFactor",
@@ -933,17 +931,13 @@ RECORDS = {
     "Report",
     "Data",
     "EpsilonCurves",
-    "ErrorRegion",
     "FrequencyEstimate",
     "Groups",
     "Identity",
     "Info",
-    "ManyRunsAudit",
-    "OneRunAudit",
     "Batch",
     "Run",
     "State",
-    "StepAudit",
     "TradeoffCurves",
     "Training",
     "NeighboringRelation",
@@ -956,8 +950,6 @@ RECORDS = {
 BETWEEN_LAYERS = {
     "audit_installation",
     "clip_rows",
-    "step_checks",
-    "worst_cases",
 }
 # Readers of files and switches of the process, which have tests of their own.
 OF_FILES = {

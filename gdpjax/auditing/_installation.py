@@ -88,7 +88,7 @@ def audit_installation(
             worst cases, and half to the checks.
 
     Returns:
-        an `InstallationAudit`; its bounds on epsilon and mu are empirical lower. ``print`` shows it as tables.
+        An `InstallationAudit`: ``sound``, ``cases`` and ``checks`` by name, ``to_json()``; its bounds on epsilon and mu are empirical lower. ``print`` shows it as tables.
 
     Raises:
         ValueError: a number outside its range, or too few releases.
