@@ -835,7 +835,6 @@ def _training_cases() -> dict[str, Case]:
             is_padding=np.zeros(plan().capacity, bool),
         ),
         "batch_source": case(training.batch_source, plan(), state(), 4),
-        "check_status": case(training.check_status, state()),
         "group_by_user": case(
             training.group_by_user,
             np.array([1, 2, 1]),
@@ -843,7 +842,6 @@ def _training_cases() -> dict[str, Case]:
             max_per_user=2,
             key=KEY,
         ),
-        "num_steps_done": case(training.num_steps_done, state()),
         "start_run": case(
             training.start_run,
             "/nonexistent/run",
@@ -929,17 +927,12 @@ RECORDS = {
     "ClippedGrad",
     "Curve",
     "Report",
-    "Data",
     "EpsilonCurves",
     "FrequencyEstimate",
     "Groups",
     "Identity",
-    "Info",
     "Batch",
-    "Run",
-    "State",
     "TradeoffCurves",
-    "Training",
     "NeighboringRelation",
     "Examples",
     "Model",
@@ -953,8 +946,6 @@ BETWEEN_LAYERS = {
 }
 # Readers of files and switches of the process, which have tests of their own.
 OF_FILES = {
-    "has_run",
-    "num_steps_kept",
     "use_compilation_cache",
     "register_primitive",
 }

@@ -19,7 +19,7 @@ from experiments.data import Dataset
 from experiments.errors import UserError
 from experiments.models.scores import initial_params, make_scores
 from gdpjax.sweeps import records
-from gdpjax.training import FINISHED, Data, private_training
+from gdpjax.training import Data, private_training
 
 TRIALS = "trials.jsonl"
 
@@ -138,7 +138,7 @@ def _program(
         params = initial_params(model, dataset.example, init_key)
         state = training.init(params, run_key)
         state, _ = training.run_steps(state, data, plan.num_steps)
-        return state.params, state.status
+        return state.params, state.finished
 
     together = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)))
 
@@ -146,8 +146,8 @@ def _program(
         noise_multipliers = jnp.asarray(noise, jnp.float32)
         rates = jnp.asarray([trial.learning_rate for trial in trials])
         keys = jnp.stack([_key_of(trial) for trial in trials])
-        params, status = together(noise_multipliers, rates, keys, data)
-        if np.any(np.asarray(status) != FINISHED):
+        params, finished = together(noise_multipliers, rates, keys, data)
+        if not np.all(np.asarray(finished)):
             raise UserError("a batch was above the capacity of its plan; run again with another number of seeds")
 
         # One model after the other on the test data.

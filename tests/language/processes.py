@@ -44,10 +44,7 @@ def main(count: int, index: int, folder: Path, die: bool, lora: LoraConfig | Non
     noise = flat(state.params)
 
     data = training.place(*units(16), sharding=everywhere)
-    if has_run(folder):
-        run = resume_run(folder, training, params, data, scan=False)
-    else:
-        run = start_run(folder, training, params, data, key=jax.random.key(11), scan=False)
+    run = start_run(folder, training, params, data, key=jax.random.key(11), resume=True, scan=False)
     began, lost = run.step, run.num_lost
 
     def on_step(done: int) -> None:
@@ -103,7 +100,7 @@ if __name__ == "__main__":
     from experiments.language.lora import LoraConfig
     from experiments.language.model import init_params
     from experiments.language.sharding import mesh_of, spread
-    from gdpjax.training import has_run, resume_run, start_run
+    from gdpjax.training import start_run
 
     MODEL = dataclasses.replace(
         PRESETS["tiny"],
