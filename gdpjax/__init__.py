@@ -26,7 +26,6 @@ from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax._core.version import VERSION
 from gdpjax.clipping import (
     AutoS,
-    ClipInfo,
     Flat,
     Normalize,
     PerGroup,
@@ -71,7 +70,6 @@ __all__ = [
     "AutoS",
     "Bounds",
     "Budget",
-    "ClipInfo",
     "Event",
     "Flat",
     "IndependentGaussian",

@@ -257,7 +257,6 @@ def _clipping_cases() -> dict[str, Case]:
         "PerGroup": case(gdpjax.PerGroup, {"w": "a", "b": "a"}, {"a": 1.0}),
         "PerLeaf": case(gdpjax.PerLeaf, 1.0),
         "Sensitivity": case(gdpjax.Sensitivity, 1.0, True),
-        "product_flops": case(clipping.product_flops, jax.make_jaxpr(jnp.sin)(1.0)),
         "average_augmentations": case(
             _called(gdpjax.average_augmentations, PARAMS, X),
             augmented_loss,
@@ -441,8 +440,6 @@ def _correlated_cases() -> dict[str, Case]:
         "FixedEpochs": case(correlated.FixedEpochs, 2),
         "MinSep": case(correlated.MinSep, 2, 3),
         "check_batches": case(_first(correlated.check_batches), [[0], [1]], correlated.MinSep(2, 1), 4),
-        "to_document": case(correlated.to_document, correlated.MinSep(2, 3)),
-        "from_document": case(correlated.from_document, {"type": "FixedEpochs", "num_epochs": 2}),
         "MomentumSGD": case(correlated.MomentumSGD, 0.9, 0.01),
         "bisr": case(correlated.bisr, 3, 0.9, 0.01),
         "lambda_cgd": case(correlated.lambda_cgd, 0.5),
@@ -684,12 +681,6 @@ def _mechanisms_cases() -> dict[str, Case]:
 
 def _plotting_cases() -> dict[str, Case]:
     return {
-        "approximate_dp_tradeoff": case(
-            plotting.approximate_dp_tradeoff,
-            np.array([0.1, 0.5]),
-            1.0,
-            1e-3,
-        ),
         "epsilon_curves": case(plotting.epsilon_curves, *RUN, 1e-3, num_points=8, log=False),
         "plot_epsilon": case(plotting.plot_epsilon, _epsilon_curves(), log=False),
         "plot_score": case(plotting.plot_score, [{"epsilon_upper": 1.0, "accuracy": 0.5}], names=["run"], delta=1e-3),
@@ -719,9 +710,6 @@ def _sampling_cases() -> dict[str, Case]:
         "Shuffled.sample": case(sampling.Shuffled(20, 4, epochs=2).sample, KEY, 5, num_valid=10),
         "CyclicPoisson": case(sampling.CyclicPoisson, 20, 4, 3, num_groups=2),
         "CyclicPoisson.sample": case(sampling.CyclicPoisson(20, 4, 3, num_groups=2).sample, KEY, 5, num_valid=10),
-        "choose_capacity": case(sampling.choose_capacity, 20, 0.1, 3, 1e-9),
-        "dyadic_probability": case(sampling.dyadic_probability, 0.1),
-        "overflow_probability": case(sampling.overflow_probability, 20, 0.1, 3, 10),
         "poisson_sample": case(sampling.poisson_sample, KEY, 20, 0.1, 16, num_valid=10),
     }
 
@@ -743,13 +731,14 @@ def _tradeoff_cases() -> dict[str, Case]:
         "compose": case(tradeoff.compose, GAUSSIAN, GAUSSIAN, times=2),
         "delta": case(tradeoff.delta, GAUSSIAN, 1.0),
         "epsilon": case(tradeoff.epsilon, GAUSSIAN, 1e-3),
-        "from_probabilities": case(
-            tradeoff.from_probabilities,
+        "PiecewiseLinear.from_probabilities": case(
+            tradeoff.PiecewiseLinear.from_probabilities,
             np.array([0.4, 0.6]),
             np.array([0.6, 0.4]),
         ),
         "group": case(tradeoff.group, GAUSSIAN, 2),
         "subsample": case(tradeoff.subsample, GAUSSIAN, 0.1),
+        "symmetrize": case(tradeoff.symmetrize, LAPLACE),
     }
 
 
@@ -856,14 +845,6 @@ def _training_cases() -> dict[str, Case]:
     }
 
 
-def _functional_cases() -> dict[str, Case]:
-    result = {}
-    for name in ("inverse", "symmetrize"):
-        functional = getattr(tradeoff, name)
-        result[name] = case(functional, LAPLACE)
-    return result
-
-
 def cases() -> dict[str, Case]:
     """Return every case by the name of its entry point."""
     return {
@@ -880,23 +861,17 @@ def cases() -> dict[str, Case]:
         **_sampling_cases(),
         **_tradeoff_cases(),
         **_training_cases(),
-        **_functional_cases(),
     }
 
 
 @functools.cache
 def _epsilon_curves() -> Any:
-    ones = np.ones(2)
-    num_steps = np.arange(1, 3)
-    return plotting.EpsilonCurves(num_steps, 1e-3, gdpjax.Bounds(ones, ones), ones, ones, ones)
+    return plotting.epsilon_curves(*RUN, 1e-3, num_points=8)
 
 
 @functools.cache
 def _tradeoff_curves() -> Any:
-    alpha = np.array([0.2, 0.8])
-    curve = gdpjax.Bounds(np.array([0.7, 0.1]), np.array([0.8, 0.2]))
-    epsilon = gdpjax.Bounds(1.0, 1.1)
-    return plotting.TradeoffCurves(alpha, curve, alpha, alpha, alpha, epsilon, 1e-3, 0.5, 0.5)
+    return plotting.tradeoff_curves(*RUN, 1e-3, num_points=8)
 
 
 @functools.cache
@@ -908,7 +883,6 @@ def _figure() -> Any:
 RECORDS = {
     "AbstractBatches",
     "AbstractClipRule",
-    "AbstractFactor",
     "AbstractNoiseStrategy",
     "AbstractParticipation",
     "AbstractPrimitive",
@@ -921,28 +895,17 @@ RECORDS = {
     "Sparse",
     "BatchOverflowError",
     "Bounds",
-    "CertifiedCurve",
     "CheckpointError",
-    "ClipInfo",
-    "ClippedGrad",
-    "Curve",
-    "Report",
-    "EpsilonCurves",
-    "FrequencyEstimate",
     "Groups",
     "Identity",
     "Batch",
-    "TradeoffCurves",
     "NeighboringRelation",
     "Examples",
     "Model",
-    "SweepResult",
-    "TrainingResult",
 }
 # Called by the layers above with arguments that they have checked.
 BETWEEN_LAYERS = {
     "audit_installation",
-    "clip_rows",
 }
 # Readers of files and switches of the process, which have tests of their own.
 OF_FILES = {

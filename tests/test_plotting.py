@@ -34,23 +34,6 @@ def steps():
     return plotting.epsilon_curves(*MNIST_RUN, 1e-5, num_points=12)
 
 
-def test_approximate_dp_curve_by_hand():
-    """For epsilon = log 2 and delta = 0.1 the curve is max(0, 0.9 - 2 a, (0.9 - a) / 2), with a kink at 0.3."""
-    alpha = np.array([0.0, 0.1, 0.2, 0.5, 0.95, 1.0])
-    expected = [0.9, 0.7, 0.5, 0.2, 0.0, 0.0]
-    curve = plotting.approximate_dp_tradeoff(alpha, np.log(2), 0.1)
-    np.testing.assert_allclose(curve, expected, atol=1e-15)
-    without_epsilon = plotting.approximate_dp_tradeoff(alpha, np.inf, 0.1)
-    assert without_epsilon.tolist() == [0.9, 0, 0, 0, 0, 0]
-
-    with pytest.raises(ValueError, match="must be"):
-        plotting.approximate_dp_tradeoff(alpha=1.1, epsilon=1, delta=0.1)
-    with pytest.raises(ValueError, match="must be"):
-        plotting.approximate_dp_tradeoff(alpha=1, epsilon=-1, delta=0.1)
-    with pytest.raises(ValueError, match="delta must be"):
-        plotting.approximate_dp_tradeoff(0.5, 1.0, np.nan)
-
-
 def test_tradeoff_curves_are_where_their_standing_puts_them(tradeoff):
     """Bounds are in their order, certified curves are below the upper one, and the CLT is what it is."""
     alpha = tradeoff.alpha
@@ -283,11 +266,12 @@ def test_scores_that_cannot_share_a_picture_are_refused(tmp_path):
             plotting.plot_score(*arguments, **options)
 
 
-def test_infinite_bounds_are_left_open():
+def test_infinite_bounds_are_left_open(steps):
     """A line ends where its bound becomes infinite, and the axes reach to the largest finite one."""
     bound = np.array([1.0, np.inf])
     num_steps = np.array([1.0, 2.0])
-    curves = plotting.EpsilonCurves(num_steps, 1e-5, Bounds(np.ones(2), bound), bound, bound, bound)
+    curves = steps._replace(num_steps=num_steps, certified=Bounds(np.ones(2), bound), moments_accountant=bound)
+    curves = curves._replace(moments_accountant_classic=bound, clt=bound)
     figure = plotting.plot_epsilon(curves)
     assert figure.axes[0].get_ylim()[1] < 1.1
     assert_nothing_is_cut(figure)
@@ -386,11 +370,9 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, steps):
 DRAW = """
 import sys
 import types
-import numpy as np
-from gdpjax import Bounds, plotting
+from gdpjax import plotting
 
-x = np.array([1.0, 2.0])
-curves = plotting.EpsilonCurves(x, 1e-5, Bounds(x, x), x, x, x)
+curves = plotting.epsilon_curves(1.0, 0.01, 2, 1e-5, num_points=8)
 plotting.save_figure(plotting.plot_epsilon(curves), sys.argv[1])
 assert 'matplotlib.pyplot' not in sys.modules
 """

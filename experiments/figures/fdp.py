@@ -23,7 +23,6 @@ from gdpjax.tradeoff import (
     central_limit,
     compose,
     delta,
-    inverse,
     subsample,
 )
 
@@ -136,7 +135,7 @@ def _subsampling() -> Figure:
     prob = 0.35
     sampled = subsample(base, prob)
     removed = sampled.one_direction
-    added = inverse(removed)
+    added = removed.inverse()
     _draw_curve(axes, sampled, linewidth=3, alpha=0.4, label="$C_p(f)$")
     _draw_curve(axes, removed, label="$f_p$ (remove)")
     _draw_curve(axes, added, label="$f_p^{-1}$ (add)")

@@ -107,7 +107,7 @@ def tradeoff_curves(
     return TradeoffCurves(
         alpha=alpha,
         curve=curve.tradeoff(alpha),
-        approximate_dp=approximate_dp_tradeoff(alpha, epsilon.upper, delta),
+        approximate_dp=np.asarray(ApproximateDP(epsilon.upper, delta)(alpha)),
         gaussian_certified=(1 - FAILURE) * Gaussian(mu_upper)(inside),
         gaussian_clt=None if mu_clt is None else Gaussian(mu_clt)(alpha),
         epsilon=epsilon,
@@ -179,30 +179,6 @@ def epsilon_curves(
         moments_accountant_classic=moments_accountant_epsilon(*run, conversion="classic"),
         clt=clt_epsilon(*run),
     )
-
-
-def approximate_dp_tradeoff(alpha: Any, epsilon: float, delta: float) -> np.ndarray:
-    """Return the trade-off curve that (epsilon, delta)-DP is.
-
-    Formula: f(alpha) = max(0, 1 - delta - e^epsilon alpha, e^{-epsilon} (1 - delta - alpha)).
-
-    Args:
-        alpha: type I errors in [0, 1], any shape.
-        epsilon: at least 0, in nats; inf allowed.
-        delta: in [0, 1].
-
-    Returns:
-        f(alpha), of the shape of alpha; exact.
-
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference: Wasserman and Zhou, arXiv:0811.2501; Dong, Roth and Su, arXiv:1905.02383, Proposition 2.5.
-
-    >>> print(approximate_dp_tradeoff([0.0, 0.25, 1.0], 0.0, 0.5))
-    [0.5  0.25 0.  ]
-    """
-    return np.asarray(ApproximateDP(epsilon, delta)(alpha))
 
 
 def _check_run(noise_multiplier: Any, sampling_prob: Any, num_steps: Any) -> None:

@@ -11,7 +11,9 @@ from gdpjax.sampling._host import HostBatches as HostBatches
 from gdpjax.sampling._host import IndexBatch as IndexBatch
 from gdpjax.sampling._padding import padded as padded
 from gdpjax.sampling._poisson import Poisson, PoissonNumbers, poisson_sample
-from gdpjax.sampling._probability import choose_capacity, dyadic_probability, overflow_probability
+from gdpjax.sampling._probability import choose_capacity as choose_capacity
+from gdpjax.sampling._probability import dyadic_probability as dyadic_probability
+from gdpjax.sampling._probability import overflow_probability as overflow_probability
 from gdpjax.sampling._promised import Promised
 from gdpjax.sampling._shuffled import Shuffled
 from gdpjax.sampling._truncated import TruncatedPoisson
@@ -29,8 +31,5 @@ __all__ = [
     "Shuffled",
     "TruncatedPoisson",
     "WithoutReplacement",
-    "choose_capacity",
-    "dyadic_probability",
-    "overflow_probability",
     "poisson_sample",
 ]
