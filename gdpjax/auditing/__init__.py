@@ -12,7 +12,6 @@ Read in the order `_canaries`, `_one_run_epsilon`, `_one_run_tradeoff`, `_right_
 # What is imported under an alias is for tests, and not public.
 from gdpjax.auditing._canaries import (
     black_box_scores,
-    coordinate_canaries,
     flip_coins,
     gradient_canaries,
     mislabel,
@@ -36,7 +35,6 @@ __all__ = [
     "audit_one_run",
     "audit_step",
     "black_box_scores",
-    "coordinate_canaries",
     "flip_coins",
     "gradient_canaries",
     "mislabel",

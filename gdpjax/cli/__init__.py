@@ -19,8 +19,6 @@ from gdpjax.cli import _account, _audit, _convert, _plot, _report_card, _sweep, 
 from gdpjax.cli._options import Parser
 from gdpjax.cli._progress import Progress
 
-__all__ = ["main"]
-
 CLOSED_PIPE = 141
 """What a shell reports of a program that the signal of a closed pipe ended."""
 

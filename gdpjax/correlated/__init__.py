@@ -4,7 +4,8 @@
 from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
-from gdpjax.correlated._check_batches import ParticipationError, check_batches
+from gdpjax.correlated._check_batches import ParticipationError
+from gdpjax.correlated._check_batches import check_batches as check_batches
 from gdpjax.correlated._dense import Dense
 from gdpjax.correlated._documents import from_document as from_document
 from gdpjax.correlated._documents import to_document as to_document
@@ -31,7 +32,6 @@ __all__ = [
     "PrefixSum",
     "SingleParticipation",
     "bisr",
-    "check_batches",
     "lambda_cgd",
     "optimize_banded_inverse",
     "optimize_banded_toeplitz",

@@ -4,12 +4,11 @@
 from gdpjax.sampling._abstract import AbstractBatches
 from gdpjax.sampling._abstract import padded_capacity as padded_capacity
 from gdpjax.sampling._allocation import RandomAllocation
-from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._batch import Batch as Batch
 from gdpjax.sampling._cyclic import CyclicPoisson
 from gdpjax.sampling._host import BatchOverflowError
 from gdpjax.sampling._host import HostBatches as HostBatches
 from gdpjax.sampling._host import IndexBatch as IndexBatch
-from gdpjax.sampling._padding import padded as padded
 from gdpjax.sampling._poisson import Poisson, PoissonNumbers, poisson_sample
 from gdpjax.sampling._probability import choose_capacity as choose_capacity
 from gdpjax.sampling._probability import dyadic_probability as dyadic_probability
@@ -21,7 +20,6 @@ from gdpjax.sampling._without_replacement import WithoutReplacement
 
 __all__ = [
     "AbstractBatches",
-    "Batch",
     "BatchOverflowError",
     "CyclicPoisson",
     "Poisson",

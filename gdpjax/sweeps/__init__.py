@@ -17,7 +17,8 @@ Packages of the extra ``sweeps`` are imported when a sweep begins, not with this
 """
 
 # What is imported under an alias is for the other parts of the library, and not public.
-from gdpjax.sweeps._errors import RunInterrupted, UserError
+from gdpjax.sweeps._errors import RunInterrupted as RunInterrupted
+from gdpjax.sweeps._errors import UserError as UserError
 from gdpjax.sweeps._imports import ImportedTask as ImportedTask
 from gdpjax.sweeps._spec import Reader as Reader
 from gdpjax.sweeps._spec import Spec as Spec
@@ -34,9 +35,7 @@ from gdpjax.sweeps._training import train
 __all__ = [
     "Examples",
     "Model",
-    "RunInterrupted",
     "Task",
-    "UserError",
     "report_sweep",
     "run_sweep",
     "train",
