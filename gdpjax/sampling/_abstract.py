@@ -119,7 +119,7 @@ class AbstractBatches(abc.ABC):
 
     def padded(self, included: Array) -> Batch:
         """Return the `Batch` of the marked rows, bool[num_examples]; it is all padding where they do not fit."""
-        return padded(included, self.capacity)
+        return padded(included, check_count("capacity", self.capacity))
 
     @abc.abstractmethod
     def step_event(self, neighboring_relation: NeighboringRelation | None = None) -> StepEvent:
