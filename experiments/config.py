@@ -172,10 +172,6 @@ class LanguageConfig:
     """Train all weights, or low-rank adapters over a frozen base in bfloat16."""
     rank: int = 8
     """Rank of the adapters."""
-    alpha: float = 16.0
-    """Scale of the adapters: alpha / rank."""
-    targets: str = "layers/attention/(query|value)"
-    """Regular expression for the paths of the weights that get adapters."""
     epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
     """One private training for each."""
     delta: float = 1e-5
@@ -194,9 +190,9 @@ class LanguageConfig:
     """Units whose gradients are computed at a time. Default: as many as fit the memory, and 8 on a processor."""
     device_gb: float | None = None
     """Memory that a step may take, in 10^9 bytes. Default: nine tenths of the device's, where that is known."""
-    mesh: str | None = None
-    """Devices that share the units of a batch and the weights: data=8; or data=4,model=2, which cuts the weights along
-    heads and hidden units, too. Default: one device."""
+    devices: int | None = None
+    """Devices that share the units of a batch and the weights. Their number has to divide the capacity of a batch.
+    Default: one device."""
     seed: int | None = None
     """Makes a run reproducible, and NOT private against those who know it. Default: the system's entropy."""
     out: Path = Path("runs/language")
@@ -222,10 +218,6 @@ class LanguageCostConfig:
     """Train all weights, or low-rank adapters over a frozen base in bfloat16."""
     rank: int = 8
     """Rank of the adapters."""
-    targets: str = "layers/attention/(query|value)"
-    """Regular expression for the paths of the weights that get adapters."""
-    parts: bool = False
-    """Print the operations of each part of the model, too."""
 
 
 @dataclasses.dataclass(frozen=True)

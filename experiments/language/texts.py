@@ -1,7 +1,6 @@
 """The texts of one command: public, private, held out, as tokens and as units."""
 
 import dataclasses
-from pathlib import Path
 
 import jax
 
@@ -46,9 +45,7 @@ class Texts:
 
 def max_units(config: LanguageConfig) -> int:
     """Return the public bound on the number of private units."""
-    if config.max_units is not None:
-        return config.max_units
-    known = KNOWN_MAX_UNITS.get((config.private, config.unit))
+    known = config.max_units or KNOWN_MAX_UNITS.get((config.private, config.unit))
     if known is None:
         raise UserError(
             f"give --max-units, a public bound on the number of {config.unit}s: how many there are is private"
@@ -56,20 +53,24 @@ def max_units(config: LanguageConfig) -> int:
     return known
 
 
-def read_texts(config: LanguageConfig, settings: Settings, vocab_size: int, folder: Path) -> Texts:
+def read_texts(config: LanguageConfig, settings: Settings, vocab_size: int) -> Texts:
     """Read the texts, train or load the tokenizer, and pack.
 
-    The tokenizer is trained on public text and kept in ``folder``. Nothing about the private text is printed.
+    The tokenizer is trained on public text and kept in ``config.out``. Nothing about the private text is printed.
     """
-    public = _public(config)
-    tokenizer = _tokenizer(config, public, vocab_size, folder)
+    path = config.tokenizer or config.out / TOKENIZER
+    public = None
+    if config.checkpoint is None:
+        public = load_public() if config.public is None else read_text(config.public, "public")
+        if not path.is_file():
+            train_tokenizer(public, vocab_size).save(path)
+    tokenizer = Tokenizer.load(path)
     if tokenizer.vocab_size > vocab_size:
         # A token without an embedding makes its unit's gradient NaN, and gdpjax leaves such a unit out, silently.
         raise UserError(
             f"expected a tokenizer of at most the {vocab_size} tokens of the model, got {tokenizer.vocab_size}: "
             "--tokenizer is not the one of --checkpoint"
         )
-    private, evaluation = _private(config)
 
     def packed(corpus: Corpus) -> Units:
         return pack_units(
@@ -79,39 +80,12 @@ def read_texts(config: LanguageConfig, settings: Settings, vocab_size: int, fold
             sequences_per_unit=settings.sequences_per_unit,
         )
 
-    units = packed(private)
-    if evaluation is not None:
-        return Texts(tokenizer, public, units, packed(evaluation), private.name, evaluation.name)
+    if config.private == "imdb":
+        private, evaluation = load_imdb()
+        return Texts(tokenizer, public, packed(private), packed(evaluation), private.name, evaluation.name)
+    private = load_stand_in(config.private) if config.private in STAND_INS else read_text(config.private)
+
     # The split is by unit and by each unit's own content: no user is on both sides.
-    train, held_out = split_units(units, HELD_OUT, jax.random.key(0))
+    train, held_out = split_units(packed(private), HELD_OUT, jax.random.key(0))
     held_out_name = f"about a tenth of the {config.unit}s of {private.name}, not trained on"
     return Texts(tokenizer, public, train, held_out, private.name, held_out_name)
-
-
-def _public(config: LanguageConfig) -> Corpus | None:
-    """Return the public text, or None where published weights and their tokenizer need none."""
-    if config.checkpoint is not None:
-        return None
-    return load_public() if config.public is None else read_text(config.public, standing="public")
-
-
-def _private(config: LanguageConfig) -> tuple[Corpus, Corpus | None]:
-    """Return the private text, and text to measure with where that is another one."""
-    if config.private in STAND_INS:
-        return load_stand_in(config.private), None
-    if config.private == "imdb":
-        imdb = load_imdb()
-        return imdb.private, imdb.evaluation
-    return read_text(config.private), None
-
-
-def _tokenizer(config: LanguageConfig, public: Corpus | None, vocab_size: int, folder: Path) -> Tokenizer:
-    if public is None:
-        assert config.tokenizer is not None  # _check of the command: published weights come with it
-        return Tokenizer.load(config.tokenizer)
-    path = folder / TOKENIZER
-    if path.is_file():
-        return Tokenizer.load(path)
-    tokenizer = train_tokenizer(public, vocab_size)
-    tokenizer.save(path)
-    return tokenizer

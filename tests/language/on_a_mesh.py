@@ -31,10 +31,9 @@ MODEL = dataclasses.replace(
     compute_dtype="float32",
 )
 MESHES = {
-    "fsdp": ((8, 1), "Auto"),
-    "fsdp and tensor": ((4, 2), "Auto"),
-    "four devices": ((2, 2), "Auto"),
-    "explicit": ((4, 2), "Explicit"),
+    "eight": (8, "Auto"),
+    "four": (4, "Auto"),
+    "explicit": (8, "Explicit"),
 }
 STEPS = 4
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -60,8 +59,7 @@ def placed(shape, kind, training, rows):
     params = init_params(MODEL, jax.random.key(1))
     if shape is None:
         return params, training.place(*rows)
-    devices = jax.devices()[: shape[0] * shape[1]]
-    mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType[kind],) * 2, devices=devices)
+    mesh = jax.make_mesh((shape,), ("data",), axis_types=(AxisType[kind],), devices=jax.devices()[:shape])
     return spread(params, mesh), training.place(*rows, sharding=NamedSharding(mesh, PartitionSpec()))
 
 
@@ -142,7 +140,7 @@ def main():
             "num_params": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
             "sent": sent(shape, kind),
         }
-    moves = {"on one": ("fsdp and tensor", None), "on four": ("explicit", (2, 2))}
+    moves = {"on one": ("eight", None), "on four": ("explicit", 4)}
     for name, (first, second) in moves.items():
         with tempfile.TemporaryDirectory() as folder:
             report[name] = resumed_elsewhere(Path(folder) / "run", MESHES[first], second)

@@ -29,9 +29,8 @@ def main(count: int, index: int, folder: Path, die: bool, lora: LoraConfig | Non
     tuning = Finetuning(MODEL, plan, learning_rate=1e-2, lora=lora)
     training = tuning.training()
 
-    # Processes share each weight along "data", and the two devices of a process along "model". The weights of the
-    # other processes are wrong, and must not be used.
-    mesh = mesh_of({"data": count, "model": 2})
+    # All devices share each weight. The weights of the other processes are wrong, and must not be used.
+    mesh = mesh_of(2 * count)
     weights = init_params(MODEL, jax.random.key(1 + index))
     params = spread(tuning.initial(weights, jax.random.key(5 + index)), mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
