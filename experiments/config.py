@@ -4,13 +4,10 @@
 """
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Literal
 
 import tyro
-
-from experiments.errors import UserError
 
 DatasetName = Literal["digits", "mnist", "adult", "imdb", "movielens", "mnist_scattering", "imdb_words"]
 ModelName = Literal["mlp", "paper_cnn", "paper_mlp", "paper_text", "paper_recommender", "linear", "factors"]
@@ -102,14 +99,6 @@ class FdpFiguresConfig:
 
     output: Path = Path("docs/figures")
     """Folder of the SVG files."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientsFigureConfig:
-    """Draw the figure of docs/theory/gradients.md."""
-
-    output: Path = Path("docs/figures")
-    """Folder of the SVG file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,9 +242,7 @@ class SweepReportConfig:
 class ReproduceConfig:
     """Repeat the experiments of arXiv:1911.11607 on the full data. Interrupted, the same command goes on."""
 
-    what: tyro.conf.Positional[
-        Literal["mnist", "adult", "imdb", "movielens", "figure4", "all", "imdb-clipping", "figures"]
-    ]
+    what: tyro.conf.Positional[ReproduceName]
     """figure4 trains the runs of the paper's figure 4; imdb-clipping shows why IMDb was published higher; figures draws
     all figures from the result files."""
     runs: Path = Path("runs/reproduce")
@@ -334,30 +321,6 @@ PRESETS: dict[str, TrainConfig] = {
         optimizer=OptimizerConfig("adam", learning_rate=0.1, batch_size=2048, epochs=16),
     ),
 }
-
-
-def _require(condition: bool, name: str, expected: str, got: object) -> None:
-    if not condition:
-        raise UserError(f"{name} must be {expected}, got {got}")
-
-
-def validate(config: TrainConfig) -> None:
-    """Refuse a configuration that cannot be run, before anything is loaded. Comparisons are written to reject NaN."""
-    privacy, optimizer, run = config.privacy, config.optimizer, config.run
-    _require(config.data.dataset in PRESETS, "dataset", f"one of {', '.join(PRESETS)}", repr(config.data.dataset))
-    for name, value in (
-        ("noise_multiplier", privacy.noise_multiplier),
-        ("l2_clip_norm", privacy.l2_clip_norm),
-        ("learning_rate", optimizer.learning_rate),
-    ):
-        _require(0 < value < math.inf, name, "a finite number > 0", value)
-    _require(0 < privacy.delta < 1, "delta", "strictly between 0 and 1", privacy.delta)
-    _require(optimizer.epochs >= 1, "epochs", "a whole number >= 1", optimizer.epochs)
-    _require(optimizer.batch_size >= 1, "batch_size", "a whole number >= 1", optimizer.batch_size)
-    if run.seed is not None:
-        _require(0 <= run.seed < 2**32, "seed", "a whole number in [0, 2**32)", run.seed)
-    if run.resume and run.out is None:
-        raise UserError("--resume needs --out: the folder of the run to continue")
 
 
 def identity(config: TrainConfig) -> dict[str, object]:

@@ -125,7 +125,7 @@ def _program(
     dataset: Dataset,
 ) -> Callable[[Sequence[Trial], Sequence[float]], list[float]]:
     """Return the function from trainings and their noise multipliers to their accuracies."""
-    model = models.build(task.model, dataset.example, dataset.num_classes)
+    model = models.build(task.model, dataset.num_classes)
     loss = models.example_loss(model)
     any_training = private_training(plan, loss, optax.sgd(1.0))
     data = any_training.place(dataset.train_inputs, dataset.train_labels)

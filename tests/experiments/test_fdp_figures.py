@@ -19,11 +19,6 @@ def test_every_figure_is_drawn(tmp_path, monkeypatch, capsys):
     assert len(list(tmp_path.glob("*.svg"))) == 6
 
 
-def test_the_figure_of_the_gradient_engine_is_drawn(tmp_path):
-    assert cli.main(["gradients-figure", "--output", str(tmp_path)]) == 0
-    assert "diag" in (tmp_path / "gradients.svg").read_text()
-
-
 def test_the_figure_of_correlated_noise_is_drawn(tmp_path):
     assert cli.main(["correlated-figure", "--output", str(tmp_path)]) == 0
     assert (tmp_path / "correlated_noise.png").stat().st_size > 10_000

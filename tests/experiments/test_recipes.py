@@ -158,7 +158,7 @@ def test_the_cache_is_where_downloads_are(tmp_path, monkeypatch):
 
 def test_linear_is_logistic_regression():
     """The linear model begins at zero, where its gradient is that of multinomial logistic regression."""
-    model = models.build("linear", jax.ShapeDtypeStruct((5,), jnp.float32), 3)
+    model = models.build("linear", 3)
     x = jnp.arange(5.0)
     y = jnp.int32(1)
     params = jax.jit(model.init)(jax.random.key(0), x)["params"]

@@ -313,7 +313,7 @@ def test_every_committed_result_is_of_these_settings():
 @pytest.mark.parametrize("added", [True, False])
 def test_clipping_before_equal_words_are_added_leaves_too_long_gradients(added):
     """One way of clipping is `clipped_grad`, and the other exceeds the clip norm."""
-    model = models.build("paper_text", jax.ShapeDtypeStruct((256,), jnp.int32), 2)
+    model = models.build("paper_text", 2)
     drawn = np.random.default_rng(1).integers(1, 9_999, (5, 256))
     words = np.where(np.arange(256) < 200, 0, drawn).astype(np.int32)
     labels, padding = np.array([0, 1, 1, 0, 1]), np.arange(5) == 4
