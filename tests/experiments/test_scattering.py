@@ -5,7 +5,6 @@ import pytest
 
 from experiments.data import scattering as scattering_module
 from experiments.data.scattering import MARGIN, NUM_ANGLES, scattering, wavelet, windows
-from experiments.errors import UserError
 
 SIZE = 12
 NUM_SCALES = 2
@@ -141,10 +140,3 @@ def test_windows_are_averages_centred_on_their_blocks():
     np.testing.assert_allclose(average.sum(axis=1), 1)
     np.testing.assert_allclose(average, average[::-1, ::-1])
     assert average.argmax(axis=1).tolist() == [MARGIN + 3, MARGIN + 10, MARGIN + 17, MARGIN + 24]
-
-
-def test_images_that_are_not_square_are_refused():
-    """An image with sides of different lengths is refused, and the message names its shape."""
-    images = np.zeros((1, 8, 12))
-    with pytest.raises(UserError, match=r"square images \[N, size, size\], got shape \(1, 8, 12\)"):
-        scattering(images, 2)
