@@ -118,10 +118,6 @@ class CorrelatedConfig:
     cores."""
     seeds: int = 5
     """Trainings of each method at each epsilon, with the settings that were chosen on held-out training data."""
-    quick: bool = False
-    """One epoch, two learning rates and two epsilons, to see it run; the results are not for comparison."""
-    width: int = 32
-    """Trainings that are one program, at most; a crash loses those."""
     runs: Path = Path("runs/correlated")
     """Folder of what was trained; a training on record is not run again."""
     results: Path = Path("benchmarks/results")
@@ -146,7 +142,7 @@ class LanguageConfig:
     baseline: bool = True
     """Train without privacy, too, to compare. --no-baseline leaves that out."""
     private: str = "scipy"
-    """Text to fine-tune on: scipy or optax (docstrings that stand in for private text), imdb (needs GDPJAX_DATA), or a
+    """Text to fine-tune on: scipy or optax (docstrings that stand in for private text), or a
     .jsonl or .txt file, or a folder of them; see docs/language.md. A line of a .jsonl file is {"text": ..., "user":
     ...}."""
     public: Path | None = None

@@ -54,11 +54,11 @@ UNITS_ON_A_PROCESSOR = 8
 """Units that are taken at a time on several devices, and where a device does not say how much memory it has."""
 
 NOTES = """\
-Perplexity: exp of the mean cross entropy of a token, on {held_out}. Epsilon: certified, at delta = {delta:g}, of adding
-or removing one {unit}, for one training with its settings fixed beforehand; whoever releases several of these models
-composes them. Not covered by any epsilon, and not for release where its text is private: this table with its
-perplexities, and everything of a training without privacy, of which there is no sample here. Private text: {private};
-of each {unit} at most {tokens} tokens are used. {base}."""
+Perplexity: exp of the mean cross entropy of a token, on about a tenth of the {unit}s, not trained on. Epsilon:
+certified, at delta = {delta:g}, of adding or removing one {unit}, for one training with its settings fixed beforehand;
+whoever releases several of these models composes them. Not covered by any epsilon, and not for release where its text
+is private: this table with its perplexities, and everything of a training without privacy, of which there is no sample
+here. Private text: {private}; of each {unit} at most {tokens} tokens are used. {base}."""
 
 Line = Callable[[str, int], Callable[[int], None]]
 """Adds a line to the progress bar, for so many steps, and returns what moves it."""
@@ -282,7 +282,6 @@ def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings,
         cells.append((name, measured, epsilon, noise, steps))
     head = ("model", "perplexity", "epsilon", "noise multiplier", "steps")
     notes = NOTES.format(
-        held_out=texts.held_out_name,
         delta=config.delta,
         unit=config.unit,
         private=texts.private_name,

@@ -6,12 +6,11 @@
 A `Corpus` carries its standing along. What may only be done with public text (training a tokenizer, choosing a length,
 pre-training without noise) asks for it and refuses private text, so that no step outside epsilon reads it by mistake.
 
-Four sources:
+Three sources:
 
 * `load_public`: Python's language reference and the docstrings of installed packages. Always there, offline.
 * `load_stand_in`: docstrings of a package that `load_public` leaves out, a module playing the part of a user. It is
   public in truth, and stands in for private text where runs are tried and tested.
-* `load_imdb`: film reviews.
 * `read_text`: the user's own files.
 """
 
@@ -28,10 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 
-from experiments.data.files import ENVIRONMENT_VARIABLE, find
-from experiments.data.imdb import PREPARED, START
 from experiments.errors import UserError
 
 Standing = Literal["public", "private", "evaluation"]
@@ -49,8 +45,6 @@ LEFT_OUT = frozenset(
 """Folders that are not read: tests, copies of other packages, and what documents a stand-in (``jax.scipy``)."""
 MIN_WORDS = 8
 """A docstring with fewer words is no document."""
-RARE_WORD = "_"
-"""What is written for a word of IMDb that is not among the 20,000 most frequent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,45 +187,6 @@ def _version(package: str) -> str:
         return f"python {'.'.join(str(number) for number in sys.version_info[:3])}"
     distribution = {"sklearn": "scikit-learn"}.get(package, package)
     return f"{package} {importlib.metadata.version(distribution)}"
-
-
-# IMDb
-
-
-def load_imdb() -> tuple[Corpus, Corpus]:
-    """Return 25,000 film reviews to train on privately, and 25,000 to measure with; the unit is the review.
-
-    The text is approximate: the words of each review in lower case, without punctuation, ``_`` for a word that is not
-    among the 20,000 most frequent. The training reviews are private. The test reviews are the evaluation, taken as
-    public as everywhere in these experiments; nothing may be learned from them. Who wrote a review is not known, so no
-    statement about users can be made.
-
-    Raises:
-      UserError: no ``imdb_tokens20k.npz`` in the folder of GDPJAX_DATA. Keras' ``imdb.npz`` has no words; the original
-        folder of reviews, one text file each, can be read with `read_text`.
-    """
-    prepared = find(PREPARED)
-    if prepared is None:
-        raise UserError(
-            f"IMDb as text needs {next(iter(PREPARED.sha256))} in the folder that {ENVIRONMENT_VARIABLE} names; a "
-            "folder of reviews, a text file each, can be read as your own text"
-        )
-    return read_imdb(prepared[0])
-
-
-def read_imdb(path: Path) -> tuple[Corpus, Corpus]:
-    """From the array of word numbers, which holds the list of words too."""
-    with np.load(path) as arrays:
-        # A word's number is its rank (from 1 on) plus 3; of the numbers below, 2 stands for a rare word.
-        words = np.array(["", "", RARE_WORD, "", *str(arrays["words"]).split("\n")], dtype=object)
-        reviews = np.split(arrays["tokens"], np.cumsum(arrays["lengths"])[:-1])
-        is_test = arrays["is_test"].astype(bool)
-    texts = np.array([" ".join(words[review[review != START]]) for review in reviews], dtype=object)
-    source = "prepared from the Large Movie Review Dataset (Maas et al., 2011), words only"
-    return (
-        Corpus("IMDb, training reviews", tuple(texts[~is_test]), None, "private", source),
-        Corpus("IMDb, test reviews", tuple(texts[is_test]), None, "evaluation", source),
-    )
 
 
 # The user's own files

@@ -8,17 +8,16 @@ from experiments.config import LanguageConfig
 from experiments.errors import UserError
 from experiments.language.packing import Units, pack_units, split_units
 from experiments.language.presets import Settings
-from experiments.language.text import STAND_INS, Corpus, load_imdb, load_public, load_stand_in, read_text
+from experiments.language.text import STAND_INS, Corpus, load_public, load_stand_in, read_text
 from experiments.language.tokenizer import Tokenizer, tokenize, train_tokenizer
 
 TOKENIZER = "tokenizer.json"
 HELD_OUT = 0.1
-"""The part of the private units that perplexity is measured on, where no other text is given for it."""
+"""The part of the private units that perplexity is measured on."""
 
 KNOWN_MAX_UNITS = {
     ("scipy", "document"): 4_000,
     ("scipy", "user"): 500,
-    ("imdb", "document"): 25_000,
 }
 """Public bounds on the number of units of the texts that come with these experiments."""
 
@@ -30,17 +29,16 @@ class Texts:
     Attributes:
       tokenizer: trained on public text, or published.
       public: text for the tokenizer and for pre-training; None where published weights take their place.
+      private_name: for the table.
       train: private units that are trained on.
-      held_out: units that perplexity is measured on; none of them is trained on.
-      private_name, held_out_name: for the table.
+      held_out: private units that perplexity is measured on; none of them is trained on.
     """
 
     tokenizer: Tokenizer
     public: Corpus | None
+    private_name: str
     train: Units
     held_out: Units
-    private_name: str
-    held_out_name: str
 
 
 def max_units(config: LanguageConfig) -> int:
@@ -72,20 +70,15 @@ def read_texts(config: LanguageConfig, settings: Settings, vocab_size: int) -> T
             "--tokenizer is not the one of --checkpoint"
         )
 
-    def packed(corpus: Corpus) -> Units:
-        return pack_units(
-            tokenize(corpus, tokenizer),
-            unit=config.unit,
-            length=settings.length,
-            sequences_per_unit=settings.sequences_per_unit,
-        )
-
-    if config.private == "imdb":
-        private, evaluation = load_imdb()
-        return Texts(tokenizer, public, packed(private), packed(evaluation), private.name, evaluation.name)
     private = load_stand_in(config.private) if config.private in STAND_INS else read_text(config.private)
 
+    units = pack_units(
+        tokenize(private, tokenizer),
+        unit=config.unit,
+        length=settings.length,
+        sequences_per_unit=settings.sequences_per_unit,
+    )
+
     # The split is by unit and by each unit's own content: no user is on both sides.
-    train, held_out = split_units(packed(private), HELD_OUT, jax.random.key(0))
-    held_out_name = f"about a tenth of the {config.unit}s of {private.name}, not trained on"
-    return Texts(tokenizer, public, train, held_out, private.name, held_out_name)
+    train, held_out = split_units(units, HELD_OUT, jax.random.key(0))
+    return Texts(tokenizer, public, private.name, train, held_out)

@@ -163,14 +163,6 @@ def test_a_damaged_result_file_is_refused_before_anything_runs(tiny, tmp_path, c
     assert f"{path} is damaged" in capsys.readouterr().err
 
 
-def test_rows_that_are_not_there_are_refused(tiny, tmp_path, capsys):
-    """A row that an experiment does not have is refused, and so are rows of all experiments."""
-    assert reproduce(tmp_path, "--rows", "wide") == 2
-    assert "has no rows wide; it has short, long" in capsys.readouterr().err
-    assert cli.main(["reproduce", "all", "--rows", "short"]) == 2
-    assert "give --rows with one experiment" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, monkeypatch):
     """A training that is cut and resumed has the figures of one that is not."""
@@ -206,7 +198,6 @@ def test_a_folder_with_another_configuration_is_refused_before_anything_runs(tin
     monkeypatch.setattr(command.runs, "train_missing", lambda *args: pytest.fail("trained"))
     assert reproduce(tmp_path) == 2
     assert "learning_rate: 9.0 then, 0.5 now" in capsys.readouterr().err
-    assert reproduce(tmp_path, "--seeds", "0") == 2
 
 
 def test_scores_of_grades():

@@ -1,14 +1,10 @@
 """Corpora: what is public is public, whose documents are whose, and files that are not what they should be."""
 
 import doctest
-import hashlib
 import json
 
-import numpy as np
 import pytest
 
-from experiments.data import imdb as imdb_files
-from experiments.data.files import Source
 from experiments.errors import UserError
 from experiments.language import packing, text, tokenizer
 from experiments.language.text import Corpus, read_text
@@ -67,42 +63,6 @@ def test_what_needs_public_text_refuses_other_text(standing):
 def test_a_private_corpus_is_described_without_counts():
     corpus = Corpus("c", ("a b c",) * 1234, None, "private", "here")
     assert corpus.describe() == "c (private; here)"
-
-
-# IMDb
-
-
-@pytest.fixture
-def imdb(tmp_path, monkeypatch):
-    """600 reviews in a file like the prepared one: words a, b, c, d; the last 200 are the test reviews."""
-    rng = np.random.default_rng(0)
-    reviews = [np.r_[1, rng.choice([2, 4, 5, 6, 7], rng.integers(5, 12))] for _ in range(600)]
-    np.savez(
-        tmp_path / "imdb_tokens20k.npz",
-        tokens=np.concatenate(reviews).astype(np.uint16),
-        lengths=np.array([len(review) for review in reviews], np.int32),
-        is_test=(np.arange(600) >= 400).astype(np.uint8),
-        words=np.array("a\nb\nc\nd"),
-    )
-    checksum = hashlib.sha256((tmp_path / "imdb_tokens20k.npz").read_bytes()).hexdigest()
-    monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
-    monkeypatch.setattr(text, "PREPARED", Source("IMDb", {"imdb_tokens20k.npz": checksum}, "imdb", ()))
-    assert imdb_files.FIRST == 3
-    letters = np.array(["", "", "_", "", "a", "b", "c", "d"])
-    return [" ".join(letters[review[1:]]) for review in reviews]
-
-
-def test_imdb_reviews_are_their_words_and_the_test_part_is_for_measuring_only(imdb):
-    private, evaluation = text.load_imdb()
-    assert list(private.documents) == imdb[:400]
-    assert list(evaluation.documents) == imdb[400:]
-    assert (private.standing, evaluation.standing, private.users) == ("private", "evaluation", None)
-
-
-def test_imdb_without_its_file_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=r"needs imdb_tokens20k.npz in the folder that GDPJAX_DATA names"):
-        text.load_imdb()
 
 
 # Files of one's own
