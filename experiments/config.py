@@ -171,10 +171,8 @@ class LanguageConfig:
     for the memory planned for it ends the run."""
     scale_then_privatize: bool = False
     """Clip and noise in the coordinates in which Adam takes its steps (arXiv:2507.01129), at the same epsilon."""
-    microbatch_size: int | None = None
-    """Units whose gradients are computed at a time. Default: as many as fit the memory, and 8 on a processor."""
-    device_gb: float | None = None
-    """Memory that a step may take, in 10^9 bytes. Default: nine tenths of the device's, where that is known."""
+    microbatch_size: int = 8
+    """Units whose gradients are computed at a time: ``language-cost`` says how many fit a device."""
     devices: int | None = None
     """Devices that share the units of a batch and the weights. Their number has to divide the capacity of a batch.
     Default: one device."""

@@ -24,7 +24,7 @@ def load_adult() -> Dataset:
     import sklearn.datasets
 
     (path,) = fetch(Source("Adult", SHA256, "adult", MIRRORS))
-    sparse, signs = sklearn.datasets.load_svmlight_file(str(path), n_features=NUM_FEATURES, dtype=np.float32)[:2]
+    sparse, signs = sklearn.datasets.load_svmlight_file(str(path), n_features=NUM_FEATURES)[:2]
     features = np.asarray(sparse.toarray(), np.float32)
     labels = (signs > 0).astype(np.int32)
     return Dataset(features[:NUM_TRAIN], labels[:NUM_TRAIN], features[NUM_TRAIN:], labels[NUM_TRAIN:])

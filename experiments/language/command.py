@@ -39,7 +39,7 @@ from gdpjax.sampling import Poisson, TruncatedPoisson
 from gdpjax.sweeps import records
 from gdpjax.sweeps.parts import SEED_NOTICE, make_keys
 from gdpjax.sweeps.rounding import upper
-from gdpjax.training import CheckpointError, Data, start_run
+from gdpjax.training import CheckpointError, start_run
 
 WEIGHTS, FIGURES, STATEMENT, TABLE = "weights.safetensors", "figures.json", "statement.txt", "table.md"
 NOT_PRIVATE = "without privacy"
@@ -50,8 +50,6 @@ OWN_SETTINGS = ("batch_size", "length", "epochs")
 """Settings of the preset that a command may give itself."""
 STEPS_AT_ONCE = 10
 """Steps between two checkpoints."""
-UNITS_ON_A_PROCESSOR = 8
-"""Units that are taken at a time on several devices, and where a device does not say how much memory it has."""
 
 NOTES = """\
 Perplexity: exp of the mean cross entropy of a token, on about a tenth of the {unit}s, not trained on. Epsilon:
@@ -167,7 +165,7 @@ def _described(config: LanguageConfig, settings: Settings) -> dict[str, Any]:
     """Return what all trainings of a folder have in common, on whatever devices."""
     described = dataclasses.asdict(config) | {"settings": dataclasses.asdict(settings)}
     # What was given in place of the preset's settings is in those; a baseline may be asked for later.
-    for name in ("epsilons", "out", "devices", "device_gb", "baseline", *OWN_SETTINGS):
+    for name in ("epsilons", "out", "devices", "microbatch_size", "baseline", *OWN_SETTINGS):
         del described[name]
     return json.loads(json.dumps(described, default=str))
 
@@ -222,8 +220,8 @@ def _row(
         mesh = mesh_of(config.devices)
         initial = spread(initial, mesh)
         sharding = NamedSharding(mesh, PartitionSpec())
-    data = tuning.training().place(*texts.train.arrays, sharding=sharding)
-    training = _fitted(tuning, initial, data, config).training()
+    training = tuning.training()
+    data = training.place(*texts.train.arrays, sharding=sharding)
     key = key_of(config, settings, name)
     run = start_run(folder, training, initial, data, key=key, scan=False, resume=True)
     statement = training.statement()
@@ -246,22 +244,6 @@ def _row(
     figures.num_lost = run.num_lost
     records.write_atomically(folder / FIGURES, msgspec.json.encode(figures), mode)
     return figures
-
-
-def _fitted(tuning: Finetuning, initial: Params, data: Data, config: LanguageConfig) -> Finetuning:
-    """Return the training with a microbatch that fits the memory: ``device_gb``, or nine tenths of the device's."""
-    if config.microbatch_size is not None:
-        return tuning
-    stats = jax.local_devices()[0].memory_stats() or {}
-    memory_bytes = 0.9 * stats.get("bytes_limit", 0) if config.device_gb is None else 1e9 * config.device_gb
-    if not memory_bytes or config.devices is not None:
-        # A processor is not quicker with more, and trying sizes out would take longer than a small model's training.
-        return dataclasses.replace(tuning, microbatch_size=UNITS_ON_A_PROCESSOR)
-
-    # A run holds more than a step does: the state of its last checkpoint, and the weights that it began with.
-    state = jax.eval_shape(tuning.training().init, initial, jax.random.key(0))
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state, initial)))
-    return tuning.fitted(initial, data, max(1.0, memory_bytes - held))
 
 
 def _judged(model: ModelConfig, weights: Params, texts: Texts, settings: Settings, epsilon: float | None) -> Figures:

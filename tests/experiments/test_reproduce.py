@@ -255,18 +255,6 @@ def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch
     assert len(lines) == 1 + 2 * 2 * len(accountant_grid.PROB)
 
 
-def test_equal_cost_takes_the_last_epoch_within_the_cheapest_run():
-    """Accuracies at one epsilon are those of the last epochs that it pays for."""
-    rows = {row["name"]: row for row in made_up("figure4")["rows"]}
-    for row in rows.values():  # the run of the moments accountant's noise costs half as much an epoch
-        for epoch in row["runs"][0]["epochs"]:
-            epoch["epsilon_upper"] *= 0.5 if row["name"] == "sigma1.3-epochs20" else 1.0
-    found = figures.at_equal_cost(rows, 20)
-    assert found == {"epsilon": 1.0, "MA": 0.97 - 0.3 / 20, "CLT": 0.97 - 0.3 / 10, "certified": 0.97 - 0.3 / 10}
-    del rows["sigma1.06-epochs20"]
-    assert figures.at_equal_cost(rows, 20) == {}
-
-
 def test_intervals_are_rounded_outwards():
     """Rounded to the nearest, [5.637995, 5.641118] would become [5.638, 5.641], which is not true."""
     assert rounding.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
