@@ -39,7 +39,12 @@ def perplexity(config: ModelConfig, params: Params, units: Units) -> float:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _total_loss(config: ModelConfig, params: Params, tokens: Array, segment_ids: Array) -> Float[Array, ""]:
+def _total_loss(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "rows length"],
+    segment_ids: Int[Array, "rows length"],
+) -> Float[Array, ""]:
     """Return the sum of the losses of all targets of some sequences."""
     return sequence_loss(config, params, tokens, segment_ids, divisor=1.0)
 
@@ -55,16 +60,26 @@ def sample_of(
 ) -> str:
     """Return a text that the model makes of a public prompt. It is post-processing of the parameters."""
     begun = np.concatenate([[tokenizer.begin], tokenizer.encode(prompt)])
-    text = np.zeros(min(len(begun) + num_tokens, config.max_length), np.int32)
+    length = min(len(begun) + num_tokens, config.max_length)
+    text = np.zeros(length, np.int32)
     text[: len(begun)] = begun
-    made = np.asarray(continued(config, params, jnp.asarray(text), len(begun), key))[len(begun) :]
+    text = np.asarray(continued(config, params, jnp.asarray(text), len(begun), key))
+
+    # A text is over where its end is drawn.
+    made = text[len(begun) :]
     ends = np.flatnonzero(made == tokenizer.end)
-    return prompt + tokenizer.decode(made[: ends[0]] if len(ends) else made)
+    if len(ends):
+        made = made[: ends[0]]
+    return prompt + tokenizer.decode(made)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def continued(
-    config: ModelConfig, params: Params, text: Int[Array, " length"], begun: int, key: PRNGKeyArray
+    config: ModelConfig,
+    params: Params,
+    text: Int[Array, " length"],
+    begun: int,
+    key: PRNGKeyArray,
 ) -> Int[Array, " length"]:
     """Return a text whose tokens from the position ``begun`` on are drawn, each given those before it.
 
@@ -74,8 +89,10 @@ def continued(
 
     def add_token(number: Array, text: Array) -> Array:
         values = logits(config, params, text)[number - 1]
-        smallest_kept = jax.lax.top_k(values, min(TOP_K, config.vocab_size))[0][-1]
-        kept = jnp.where(values >= smallest_kept, values, -jnp.inf)
-        return text.at[number].set(jax.random.categorical(jax.random.fold_in(key, number), kept / TEMPERATURE))
+        largest, _ = jax.lax.top_k(values, min(TOP_K, config.vocab_size))
+        kept = jnp.where(values >= largest[-1], values, -jnp.inf)
+        own_key = jax.random.fold_in(key, number)
+        token = jax.random.categorical(own_key, kept / TEMPERATURE)
+        return text.at[number].set(token)
 
     return jax.lax.fori_loop(begun, text.shape[0], add_token, text)

@@ -59,10 +59,12 @@ def init_params(config: ModelConfig, key: PRNGKeyArray) -> dict[str, Any]:
     for path, shape in config.weight_shapes.items():
         shapes[f"layers/{path}/kernel"] = (config.num_layers, *shape)
     params = {}
-    for (path, shape), own_key in zip(shapes.items(), jax.random.split(key, len(shapes)), strict=True):
-        adds = any(name in path for name in _INTO_THE_STREAM)
-        stddev = _INITIAL_STDDEV / math.sqrt(2 * config.num_layers) if adds else _INITIAL_STDDEV
-        params[path] = stddev * jax.random.normal(own_key, shape)
+    keys = jax.random.split(key, len(shapes))
+    for number, (path, shape) in enumerate(shapes.items()):
+        stddev = _INITIAL_STDDEV
+        if any(name in path for name in _INTO_THE_STREAM):
+            stddev = stddev / math.sqrt(2 * config.num_layers)
+        params[path] = stddev * jax.random.normal(keys[number], shape)
 
     # The scales of norms, of which Gemma keeps the distance from 1.
     initial = jnp.zeros if config.is_gemma else jnp.ones
@@ -114,12 +116,14 @@ def logits(
     scale = 0.0 if lora is None else lora.scale
 
     def through_layer(x: Array, layer: Params) -> tuple[Array, None]:
-        x = x + _attention(config, layer["attention"], _norm(config, layer["attention_norm"], x), angles, mask, scale)
+        normed = _norm(config, layer["attention_norm"], x)
+        x = x + _attention(config, layer["attention"], normed, angles, mask, scale)
         normed = _norm(config, layer["feed_forward_norm"], x)
         return x + _feed_forward(config, layer["feed_forward"], normed, scale), None
 
     # A loop keeps the compiler from undoing this, so nothing more is needed to prevent it.
-    x, _ = jax.lax.scan(jax.checkpoint(through_layer, prevent_cse=False), x, params["layers"])
+    recomputed = jax.checkpoint(through_layer, prevent_cse=False)
+    x, _ = jax.lax.scan(recomputed, x, params["layers"])
     x = _norm(config, params["final_norm"], x)
     if config.tied_head:
         values = jnp.einsum("...d,vd->...v", x, table.astype(dtype), preferred_element_type=jnp.float32)
@@ -163,7 +167,11 @@ def sequence_loss(
     return unit_loss(losses, is_target, divisor)
 
 
-def _norm(config: ModelConfig, norm: Params, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+def _norm(
+    config: ModelConfig,
+    norm: Params,
+    x: Float[Array, "*batch width"],
+) -> Float[Array, "*batch width"]:
     """Return x / sqrt(mean(x^2) + epsilon) times a weight for each channel, computed in float32."""
     wide = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
@@ -174,13 +182,23 @@ def _norm(config: ModelConfig, norm: Params, x: Float[Array, "*batch width"]) ->
     return (normalized * scale).astype(x.dtype)
 
 
-def _product(weight: Params, x: Float[Array, "*batch inputs"], scale: float, dtype: Any = None) -> Array:
+def _product(
+    weight: Params,
+    x: Float[Array, "*batch inputs"],
+    scale: float,
+    dtype: Any = None,
+) -> Float[Array, "*batch outputs"]:
     """Return x W, and scale (x A) B of an adapter, in the type of x or in a wider one."""
-    y = jnp.matmul(x, weight["kernel"].astype(x.dtype), preferred_element_type=dtype)
+    kernel = weight["kernel"].astype(x.dtype)
+    y = jnp.matmul(x, kernel, preferred_element_type=dtype)
     if "lora_a" not in weight:
         return y
-    low_rank = scale * jnp.matmul(x, weight["lora_a"].astype(x.dtype))
-    return y + jnp.matmul(low_rank, weight["lora_b"].astype(x.dtype), preferred_element_type=dtype)
+
+    # The adapter's part.
+    a = weight["lora_a"].astype(x.dtype)
+    b = weight["lora_b"].astype(x.dtype)
+    low_rank = scale * jnp.matmul(x, a)
+    return y + jnp.matmul(low_rank, b, preferred_element_type=dtype)
 
 
 def _attention(
@@ -194,46 +212,62 @@ def _attention(
     """Return causal attention, in which several heads of queries share a head of keys and values."""
 
     def in_heads(name: str) -> Float[Array, "batch length heads head_width"]:
-        return _product(weights[name], x, scale).reshape(*x.shape[:-1], -1, config.head_width)
+        channels = _product(weights[name], x, scale)
+        return channels.reshape(*x.shape[:-1], -1, config.head_width)
 
     # Queries and keys know their positions by their angles; values do not. Softmax of the products is in float32.
     queries = _rotated(in_heads("query"), angles)
     keys = _rotated(in_heads("key"), angles)
     mixed = jax.nn.dot_product_attention(queries, keys, in_heads("value"), mask=mask)
-    return _product(weights["output"], mixed.reshape(*x.shape[:-1], -1), scale)
+    joined_heads = mixed.reshape(*x.shape[:-1], -1)
+    return _product(weights["output"], joined_heads, scale)
 
 
-def _feed_forward(config: ModelConfig, weights: Params, x: Array, scale: float) -> Array:
+def _feed_forward(
+    config: ModelConfig,
+    weights: Params,
+    x: Float[Array, "*batch width"],
+    scale: float,
+) -> Float[Array, "*batch width"]:
     """Return down(activation(gate(x)) * up(x))."""
     gate = _product(weights["gate"], x, scale)
-    gate = jax.nn.gelu(gate, approximate=True) if config.is_gemma else jax.nn.silu(gate)
-    return _product(weights["down"], gate * _product(weights["up"], x, scale), scale)
+    up = _product(weights["up"], x, scale)
+    activated = jax.nn.gelu(gate, approximate=True) if config.is_gemma else jax.nn.silu(gate)
+    return _product(weights["down"], activated * up, scale)
 
 
 def rotary_frequencies(config: ModelConfig) -> Float[Array, " half"]:
     """Return the angles by which one position turns each pair of channels, in radians; see `RotaryScaling`."""
     half = config.head_width // 2
-    frequencies = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    exponents = jnp.arange(half, dtype=jnp.float32) / half
+    frequencies = config.rope_theta**-exponents
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
 
     # How much of a frequency stays: all where it turns often within the original length, nothing where it turns rarely.
     turns = scaling.original_max_length * frequencies / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    low = scaling.low_freq_factor
+    high = scaling.high_freq_factor
     kept = jnp.clip((turns - low) / (high - low), 0, 1)
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
 def _rotated(
-    x: Float[Array, "batch length heads width"], angles: Float[Array, "length half"]
+    x: Float[Array, "batch length heads width"],
+    angles: Float[Array, "length half"],
 ) -> Float[Array, "batch length heads width"]:
     """Turn pairs of channels by the angles of their positions, in float32, all heads alike.
 
     Channel i of the first half of a head is paired with channel i of the second half, as in published Llama weights of
     the format of Hugging Face. Products of a query and a key then depend on the distance of their positions alone.
     """
-    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+    cos = jnp.cos(angles)[:, None, :]
+    sin = jnp.sin(angles)[:, None, :]
+
+    # The rotation of each pair (first, second).
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+    turned = jnp.concatenate([turned_first, turned_second], axis=-1)
     return turned.astype(x.dtype)

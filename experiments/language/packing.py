@@ -101,7 +101,9 @@ def pack_units(corpus: TokenizedCorpus, *, unit: UnitKind, length: int, sequence
     """
     if unit == "document":
         members = [[document] for document in corpus.documents]
-        identities = [np.asarray(document, "<i4").tobytes() for document in corpus.documents]
+        identities = []
+        for document in corpus.documents:
+            identities.append(np.asarray(document, "<i4").tobytes())
     elif corpus.users is None:
         raise UserError(f"{corpus.name} does not say whose its documents are: name users, or protect documents")
     else:
@@ -111,7 +113,8 @@ def pack_units(corpus: TokenizedCorpus, *, unit: UnitKind, length: int, sequence
         members = list(by_user.values())
         identities = [user.encode("utf-8", "surrogatepass") for user in by_user]
     shape = (len(members), sequences_per_unit, length)
-    tokens, segment_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    tokens = np.zeros(shape, np.int32)
+    segment_ids = np.zeros(shape, np.int32)
     for row, documents in enumerate(members):
         own_tokens, own_segments = _fill(documents, length)
         num_kept = min(len(own_tokens), sequences_per_unit)

@@ -118,14 +118,6 @@ def test_mnist_download_falls_back_to_the_second_mirror_and_is_cached(no_folder,
     assert len(data.load("mnist").train_labels) == 20
 
 
-def test_mnist_download_of_a_damaged_file_names_it(no_folder, monkeypatch, fake_files, mirror):
-    served, address = mirror
-    write(served, fake_files | {"train-labels-idx1-ubyte.gz": b"damaged"})
-    monkeypatch.setattr(mnist, "MIRRORS", (address,))
-    with pytest.raises(UserError, match=r"train-labels-idx1-ubyte\.gz.*set GDPJAX_DATA"):
-        data.load("mnist")
-
-
 def test_mnist_without_folder_or_network_says_both_ways(no_folder, monkeypatch):
     monkeypatch.setattr(mnist, "MIRRORS", ("http://127.0.0.1:9/", "http://127.0.0.1:9/again/"))
     with pytest.raises(UserError, match=r"set GDPJAX_DATA.*or leave it unset and allow the download"):

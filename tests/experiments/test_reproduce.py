@@ -153,16 +153,6 @@ def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
     assert long["runs"][0]["steps_per_second"] == 5.0
 
 
-def test_a_damaged_result_file_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
-    """A result file that cannot be read is refused by name, and nothing is trained."""
-    monkeypatch.setattr(runs, "run_quietly", lambda *_: pytest.fail("trained"))
-    path = tmp_path / "results" / "reproduce_adult.json"
-    path.parent.mkdir()
-    path.write_text('{"rows": [')
-    assert reproduce(tmp_path) == 2
-    assert f"{path} is damaged" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, monkeypatch):
     """A training that is cut and resumed has the figures of one that is not."""

@@ -10,8 +10,8 @@ import pytest
 
 import gdpjax
 from experiments.language import model
-from experiments.language.config import PRESETS, ModelConfig, RotaryScaling
-from experiments.language.model import param_shapes, rotary_frequencies
+from experiments.language.config import PRESETS, ModelConfig
+from experiments.language.model import param_shapes
 
 SMALL = ModelConfig(
     vocab_size=61,
@@ -191,35 +191,6 @@ def test_a_unit_without_tokens_adds_nothing(params):
     assert sequence_loss(SMALL, params, tokens, nothing) == 0
     for leaf in jax.tree.leaves(gradient(SMALL, params, tokens, nothing)):
         np.testing.assert_array_equal(leaf, 0)
-
-
-def test_a_token_out_of_range_gives_nan_and_not_another_token(params):
-    """A token that is not in the vocabulary makes the logits NaN."""
-    tokens = tokens_of(LENGTH)
-    tokens[3] = SMALL.vocab_size
-    assert np.isnan(logits(SMALL, params, tokens)).any()
-
-
-def test_scaled_rotary_frequencies():
-    """Long waves are made eight times as long, short ones are left, and between them the factor goes over smoothly."""
-    scaling = RotaryScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192)
-    plain_config = dataclasses.replace(SMALL, head_width=64, rope_theta=500_000.0)
-    scaled_config = dataclasses.replace(plain_config, rope_scaling=scaling)
-    frequencies = np.asarray(rotary_frequencies(plain_config), np.float64)
-    scaled = np.asarray(rotary_frequencies(scaled_config))
-
-    # The published definition, in wave lengths.
-    expected = []
-    for frequency in frequencies:
-        wave_length = 2 * np.pi / frequency
-        if wave_length < 8192 / 4:
-            expected.append(frequency)
-        elif wave_length > 8192:
-            expected.append(frequency / 8)
-        else:
-            smooth = (8192 / wave_length - 1) / 3
-            expected.append((1 - smooth) * frequency / 8 + smooth * frequency)
-    np.testing.assert_allclose(scaled, expected, rtol=1e-5)
 
 
 # Private gradients.

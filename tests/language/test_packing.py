@@ -215,15 +215,6 @@ def test_the_split_has_about_the_fraction():
     assert not identities_of(train) & identities_of(held_out)
 
 
-def test_equal_documents_are_on_one_side():
-    """Copies of one document are all trained on, or all held out."""
-    document = np.arange(5, dtype=np.int32)
-    corpus = TokenizedCorpus("copies", (document,) * 30, None, "private")
-    units = pack_units(corpus, unit="document", length=5)
-    train, held_out = split_units(units, 0.5, KEY)
-    assert sorted([len(train), len(held_out)]) == [0, 30]
-
-
 # The loss, and training
 
 
