@@ -144,8 +144,8 @@ class StepCost:
         ...     adapters = step_cost(PRESETS[name], num_units=1024, length=1024, lora=LoraConfig(rank=16))
         ...     print(f"{name:4} {full.peak_bytes / 1e9:5.1f} GB, {adapters.peak_bytes / 1e9:4.1f} GB")
         124M   3.5 GB,  0.8 GB
-        1B    30.8 GB,  3.3 GB
-        7B   188.7 GB, 15.8 GB
+        1B    30.8 GB,  4.5 GB
+        7B   188.7 GB, 27.2 GB
         """
         return max(self.gradient_bytes, self.update_bytes)
 

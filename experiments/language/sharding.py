@@ -65,8 +65,8 @@ def shardings(params: Params, mesh: Mesh) -> Params:
     An axis of a weight is only cut into equal parts: where it does not divide, the weight is whole on every device.
 
     >>> shapes = {"layers": {"attention": {"query": {"kernel": jax.ShapeDtypeStruct((4, 64, 32), "float32")}}}}
-    >>> shardings(shapes, mesh_of(1))["layers"]["attention"]["query"]["kernel"].spec
-    PartitionSpec(None, 'data', None)
+    >>> tuple(shardings(shapes, mesh_of(1))["layers"]["attention"]["query"]["kernel"].spec)
+    (None, 'data', None)
     """
 
     def of_leaf(path: Any, leaf: Any) -> NamedSharding:
