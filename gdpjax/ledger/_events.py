@@ -662,7 +662,8 @@ class _WholeDataEvent:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what `describe` says as cells of a table, each a label and a text."""
-        return [("scheme", self._kind), *self._numbers(), ("releases", f"{self.num_steps:.0f}")]
+        numbers = [(f"{label}, each", value) for label, value in self._numbers()]
+        return [("scheme", self._kind), *numbers, ("releases", f"{self.num_steps:.0f}")]
 
     def describe(self) -> str:
         """Return what was released as a clause of a report."""
