@@ -685,12 +685,6 @@ def _mechanisms_cases() -> dict[str, Case]:
 
 def _plotting_cases() -> dict[str, Case]:
     return {
-        "approximate_dp_tradeoff": case(
-            plotting.approximate_dp_tradeoff,
-            np.array([0.1, 0.5]),
-            1.0,
-            1e-3,
-        ),
         "epsilon_curves": case(plotting.epsilon_curves, *RUN, 1e-3, num_points=8, log=False),
         "plot_epsilon": case(plotting.plot_epsilon, _epsilon_curves(), log=False),
         "plot_score": case(plotting.plot_score, [{"epsilon_upper": 1.0, "accuracy": 0.5}], names=["run"], delta=1e-3),

@@ -149,7 +149,7 @@ def test_one_run_in_every_form(card):
     assert text.count("  estimate\n") == 2
     assert card.to_markdown().count("\n|---|---|---|\n") == 1
     latex = card.to_latex()
-    assert [r"\begin{tabular}{lrl}", r"\toprule"] == [row for row in latex.splitlines() if row[0] != "%"][:2]
+    assert [row for row in latex.splitlines() if row[0] != "%"][:2] == [r"\begin{tabular}{lrl}", r"\toprule"]
     assert latex.endswith("\\bottomrule\n\\end{tabular}")
 
     document = json.loads(card.to_json(), parse_constant=pytest.fail)

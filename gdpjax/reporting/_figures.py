@@ -16,13 +16,13 @@ COMPARISON = "certified comparison"
 
 _EPSILON = (
     "Epsilon, delta: whatever is released, its probability is at most e^epsilon times that under a neighbouring data "
-    "set, plus delta."
+    "set, plus delta. Delta should be well below 1 / size of the data."
 )
 _MU = (
     "Mu: to tell two neighbouring data sets apart is at least as hard as to tell a draw of the normal law N(0, 1) from "
     "one of N(mu, 1), except with the probability of failure."
 )
-_REGRET = "Regret: by how much mu exaggerates the error rates of attacks, at most; near 0, mu says all."
+_REGRET = "Regret: by how much mu overstates, at most, how well attacks do; near 0, mu alone describes the run."
 _ATTACKS = (
     "An attack guesses which of two neighbouring data sets was used, such as whether a person is in it. Its true and "
     "false positive rates (TPR, FPR) are how often it says yes, rightly and wrongly; membership advantage: the largest "
