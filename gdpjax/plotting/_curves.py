@@ -109,8 +109,9 @@ def tradeoff_curves(
     """
     run: Any = noise_multiplier
     if not isinstance(run, CertifiedCurve | Ledger | AnyEvent):
-        _check_run(noise_multiplier, sampling_prob, num_steps)
-        run = Event(noise_multiplier, sampling_prob, num_steps)
+        numbers: Any = run, sampling_prob, num_steps
+        _check_run(*numbers)
+        run = Event(*numbers)
     elif sampling_prob is not None or num_steps is not None:
         raise ValueError("after a curve or a Ledger only delta follows: tradeoff_curves(curve, delta=...)")
     curve = run if isinstance(run, CertifiedCurve) else certified(run)

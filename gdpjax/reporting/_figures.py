@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from gdpjax._core.types import FAILURE, Bounds
 from gdpjax.accounting import gdp_epsilon, moments_accountant_epsilon
-from gdpjax.plotting._curves import limiting_mu
+from gdpjax.plotting import limiting_mu
 from gdpjax.reporting._runs import Described
 
 CERTIFIED = "certified"
@@ -78,9 +78,7 @@ def figures_of(run: Described, deltas: tuple[float, ...]) -> list[Figure]:
     excess, no_excess = _excess(epsilon, clt), no_limit or "the CLT's epsilon is infinite"
     return [
         *figures,
-        Figure(
-            "epsilon_moments_accountant", f"moments epsilon at {delta:g}", moments, UPPER_BOUND, _MOMENTS, unknown
-        ),
+        Figure("epsilon_moments_accountant", f"moments epsilon at {delta:g}", moments, UPPER_BOUND, _MOMENTS, unknown),
         Figure("mu_clt", "CLT estimate of mu", limit, ESTIMATE, _CLT, no_limit),
         Figure("epsilon_clt", "CLT estimate of epsilon", clt, ESTIMATE, _CLT, no_limit),
         Figure("clt_understates_by", "epsilon less the CLT's", excess, COMPARISON, _CLT, no_excess),

@@ -22,7 +22,7 @@ _BESIDE = _ALONE | {CERTIFIED: "certified, upper", COMPARISON: "certified, lower
 _MEANINGS = {
     "given": "Given: what was done, as whoever ran it states it. The noise multiplier is the standard deviation of the "
     "noise over the largest change that one unit can make. Poisson: every row joins each batch independently, with the "
-    "sampling probability. Overflow is the probability, a part of delta, that some batch had more rows than its memory, "
+    "sampling probability. Overflow: the probability, a part of delta, that some batch had more rows than its memory, "
     "at which a run that announces it stops.",
     "certified": "Certified: proved by computation. The truth is between the two ends, which are rounded outwards. "
     "Quote the upper one.",
