@@ -545,8 +545,8 @@ class CorrelatedGaussianEvent(_Steps):
         made = "" if self.attains_bound else "; lower ends are 0: the sensitivity is a bound, or steps are missing"
         return (
             f"Gaussian steps with correlated noise, one release: noise multiplier {self.noise_multiplier:.6g}, "
-            f"{self.num_steps} of {self.planned_steps} steps, each example in at most {self.max_participations}, at least "
-            f"{self.min_separation} apart{made}"
+            f"{self.num_steps} of {self.planned_steps} steps, each example in at most {self.max_participations}, "
+            f"at least {self.min_separation} apart{made}"
         )
 
 
