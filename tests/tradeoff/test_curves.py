@@ -102,6 +102,13 @@ def test_laplace_is_that_of_thirty_digits():
             assert value == pytest.approx(float(exact), rel=1e-13)
 
 
+def test_approximate_dp_by_hand():
+    """For epsilon = log 2 and delta = 0.1 the curve is max(0, 0.9 - 2 a, (0.9 - a) / 2), with a kink at 0.3."""
+    alpha = np.array([0.0, 0.1, 0.2, 0.5, 0.95, 1.0])
+    np.testing.assert_allclose(ApproximateDP(np.log(2), 0.1)(alpha), [0.9, 0.7, 0.5, 0.2, 0.0, 0.0], atol=1e-15)
+    assert ApproximateDP(np.inf, 0.1)(alpha).tolist() == [0.9, 0, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_axioms(name):
     """A trade-off curve is non-increasing, convex, below 1 - alpha, and 0 at the end."""
