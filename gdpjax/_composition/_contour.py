@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._composition._bounded_losses import complex_expm1
-from gdpjax._composition._characteristic_function import Contour, RunOnLine
+from gdpjax._composition._characteristic_function import Contour, RunOnLine, last_frequency
 from gdpjax._composition._moments import UNIT_ROUNDOFF
 from gdpjax._core.types import Array
 
@@ -137,8 +137,7 @@ def make_sums(names: tuple[str, ...], data: RunOnLine, contour: Contour, origin:
     term_rounding = phase + UNIT_ROUNDOFF * (80.0 + (kernel_exponent + num_terms))
     error = measure * data.error + modulus * term_rounding
 
-    # The tail starts at one term fewer than was summed, in case the comparison with the cutoff rounded the other way.
-    last = np.maximum(np.sum(inside, axis=-1) - 2.0, 0.5) * spacing
+    last = last_frequency(t, contour)
     z = theta + 1j * t
     terms = np.zeros((2, len(names), *t.shape[:-1], num_rows * _ROW), complex)
     errors = np.zeros((len(names), *t.shape[:-1]))
@@ -146,7 +145,7 @@ def make_sums(names: tuple[str, ...], data: RunOnLine, contour: Contour, origin:
         value, scale = kernel(name, z, eta)
         terms[0, i, ..., :num_terms_inside] = value * turned
         terms[1, i, ..., :num_terms_inside] = -1j * t * terms[0, i, ..., :num_terms_inside]
-        tail = _exp(log_tail(name, contour, last))
+        tail = _exp(log_tail(name, contour, last) + data.log_beyond)
         rounding = np.sum(scale * error, axis=-1) * (1.0 + 1e-9)
         errors[i] = rounding + tail
     return TrapezoidSums(spacing, terms.reshape(*terms.shape[:-1], num_rows, _ROW), errors)
