@@ -31,7 +31,7 @@ from gdpjax._core.types import Array
 
 LEAST_EPSILON = 1e-3
 """Below it the width of a bracket on epsilon is relative to this."""
-_COARSE_PANELS = 8
+_COARSE_PANELS = 4
 _LOG_WINDOW_SHARE = np.log(1e-6)
 """log of the share of delta that windows may lose."""
 LOG_ANY_DELTA = -650.0

@@ -128,9 +128,9 @@ def applies(run: RunDescription) -> bool:
     return all(step.sampling_prob < 1.0 and step.sign > 0 for step in run.steps)
 
 
-def is_rare(run: RunDescription) -> bool:
+def is_rare(run: RunDescription) -> Array:
     """Return whether the run is one of Poisson steps alone, with the example hardly ever in a batch."""
-    return not run.replaces_one and chance_of_leaking(run) < _RARE_CHANCE
+    return np.logical_and(chance_of_leaking(run) < _RARE_CHANCE, not run.replaces_one)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
