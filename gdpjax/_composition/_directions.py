@@ -320,9 +320,7 @@ def direction_epsilon(run: RunDescription, log_delta: Array, run_lower: Array, t
 
     # The width was relative to `LEAST_EPSILON` so far. Next to zero try again relative to a smaller one.
     is_tiny = is_rare & (bracket.estimate < _contour_choice.LEAST_EPSILON) & search.is_wide(bracket, target_width)
-    bracket = where_asked(
-        is_tiny, _ordinary_epsilon, search, bracket, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON
-    )
+    bracket = where_asked(is_tiny, _ordinary_epsilon, search, bracket, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
 
     # What else there is.
     is_wide = ~is_rare & search.is_wide(bracket, RARE_LAST_WIDTH)
@@ -412,7 +410,9 @@ def _ordinary_try(search: EpsilonSearch, bracket: EstimatedBounds, i: int, least
     return _narrowed(bracket, Bounds(lower, upper), estimate)
 
 
-def _plan_of_try(_: RunDescription, search: EpsilonSearch, bracket: EstimatedBounds, i: int, least: float) -> ContourPlan:
+def _plan_of_try(
+    _: RunDescription, search: EpsilonSearch, bracket: EstimatedBounds, i: int, least: float
+) -> ContourPlan:
     """Return the plan of the ordinary try of this number."""
     # The gap to an epsilon that is known to be larger allows for a coarse contour.
     slack = 0.5 * (search.run_lower / np.maximum(bracket.estimate, 1e-300) - 1.0)

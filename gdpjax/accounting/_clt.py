@@ -143,9 +143,7 @@ def clt_epsilon(
 
 
 @float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
-def _clt_epsilon(
-    noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, sampling: str
-) -> Array:
+def _clt_epsilon(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, sampling: str) -> Array:
     factors = {"poisson": poisson_factor, "uniform": _uniform_factor}
     factor_function = factors[check_choice("sampling", sampling, tuple(factors))]
     factor = factor_function(1 / noise_multiplier)

@@ -255,7 +255,7 @@ def test_moments_fall_with_the_frequency(direction):
 
 
 def test_frequencies_beyond_the_cutoff_are_bounded():
-    """Every |M(theta + it) / M(theta)| beyond the cutoff is at most what is said, and that is little after 200 steps."""
+    """Every |M(theta + it) / M(theta)| beyond the cutoff is at most what is said, little after 200 steps."""
     run = reference.run(1.0, 0.02, 200, "remove")
     windows = _contour_choice.choose_windows(run, np.log(1e-5))
     contour = planned_contour(run, windows, 1.0, np.log(1e-5), 1e-3)
