@@ -188,7 +188,7 @@ def on_lines(run: RunDescription, plan: ContourPlan, ask: Callable[..., Any], *k
     """
     if not run.apart:
         return ask(_evaluated(run, plan), *known)
-    _, first, line = np.unique(run.lines, return_index=True, return_inverse=True)
+    first, line = run.first_and_line
     counts = _characteristic_function.num_frequencies(taken(plan.contour, first))
     order = np.argsort(-counts)
     answers, places = [], []

@@ -127,8 +127,8 @@ def _chernoff_upper(line: PlannedLine) -> Array:
 def _estimate(line: PlannedLine, start: Array) -> tuple[Array, Array]:
     """Return where the mean of the two sums, without error terms, crosses delta, and whether the search converged.
 
-    The answer is a shift from plan.epsilon, sought by Newton's method from ``start``. A step to where the (smaller) error
-    of the upper sum drowns the value is taken back, and the next one is shorter.
+    The answer is a shift from plan.epsilon, sought by Newton's method from ``start``. A step to where the (smaller)
+    error of the upper sum drowns the value is taken back, and the next one is shorter.
     """
     data, plan, sums = line.data, line.plan, line.sums
     theta = plan.contour.theta

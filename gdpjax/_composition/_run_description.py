@@ -52,6 +52,12 @@ class RunDescription:
         """Return the phases of subsampled Gaussian steps, of which there are some, side by side."""
         return side_by_side(self.steps)
 
+    @property
+    def first_and_line(self) -> tuple[Array, Array]:
+        """Return the first of the runs side by side on each line, and the line of each run, counted from 0."""
+        _, first, line = np.unique(np.asarray(self.lines), return_index=True, return_inverse=True)
+        return first, line
+
     def towards(self, sign: float) -> "RunDescription":
         """Return the run in the direction "remove" (+1) or "add" (-1), one of its `signs`."""
         steps = tuple(dataclasses.replace(step, sign=1.0 if step.replaced else sign) for step in self.steps)
@@ -60,8 +66,7 @@ class RunDescription:
 
     def taken(self, rows: Array) -> "RunDescription":
         """Return some of the runs side by side."""
-        assert self.lines is not None
-        some = RunDescription(tuple(self.steps[row] for row in rows), lines=self.lines[rows])
+        some = RunDescription(tuple(self.steps[row] for row in rows), lines=np.asarray(self.lines)[rows])
         some.__dict__["side_by_side"] = self.side_by_side.taken(rows)
         return some
 
@@ -113,7 +118,7 @@ def per_line(run: RunDescription, ask: Callable[..., Any], *known: Any) -> Any:
     """Return ask(run, *known), where of runs side by side only the first of each line is asked about."""
     if not run.apart:
         return ask(run, *known)
-    _, first, line = np.unique(run.lines, return_index=True, return_inverse=True)
+    first, line = run.first_and_line
     return taken(ask(*taken((run, *known), first)), line)
 
 
