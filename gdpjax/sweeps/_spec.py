@@ -134,7 +134,7 @@ class Source:
         try:
             return convert_document(value, kind, "")
         except DocumentError as error:
-            place = (*field, *re.findall(r"\w+", error.field))
+            place = (*field, *re.findall(r"[A-Za-z_]\w*", error.field))
             words = re.sub(r"`([a-z |]+)`", _in_words, error.problem).replace("object missing required field", "needs")
             self.fail(*place, problem=f"{place[-1]}: {words}")
 
@@ -258,8 +258,10 @@ def _choice(source: Source, value: Any, kind: Hyperparameter, content: Content) 
     if isinstance(value, dict):
         value = _range(source, value, kind, is_random)
     if isinstance(value, str):
-        with source.at(*field):
+        try:
             value = values_of(value, whole=kind.whole)
+        except ValueError as error:
+            source.fail(*field, problem=f"{kind.name}: {error}")
         value = [int(each) if kind.whole and each.is_integer() else each for each in value]
     if not isinstance(value, Range):
         with source.at(*field):

@@ -8,7 +8,7 @@ import gdpjax
 from experiments.config import PRESETS
 from experiments.errors import UserError
 from experiments.train.tasks import numbers_of
-from gdpjax.sweeps._plans import epoch_end, plan_of
+from gdpjax.sweeps import plan_of
 
 
 def make_plan(config, num_examples):
@@ -23,7 +23,7 @@ def mnist_plan():
 
 
 def test_the_papers_number_of_steps(mnist_plan):
-    assert mnist_plan.num_steps == epoch_end(numbers_of(PRESETS["mnist"]), 60_000, 15) == 3516
+    assert mnist_plan.num_steps == 3516
     assert mnist_plan.expected_batch_size == 256
     assert mnist_plan.sampling_prob == gdpjax.sampling.dyadic_probability(256 / 60_000)
     assert mnist_plan.num_examples_is_public

@@ -1,28 +1,23 @@
 """Chunks run on any backend: the logic is tested with one that does nothing, and with a cluster that loses a node."""
 
 import concurrent.futures
-import contextlib
 import functools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
+import numpy as np
 import pytest
 
 from experiments import cli
 from experiments.errors import UserError
-from gdpjax.sweeps import _folder, _ray, _run, _sweep, _worker
-from gdpjax.sweeps._run import ChunkLost, Limits, chunks_of, run_trials
-from gdpjax.sweeps._trials import list_trials, plan_trials
-from gdpjax.sweeps._worker import Outcome, Result, Worker
+from gdpjax.sweeps import _folder, _ray, _sweep, _worker, list_trials, plan_trials
 from tests.sweeps import on_ray, sweeps
-from tests.sweeps.sweeps import SEVERAL, SMALL, THOUSAND, examples_of, run_small, spec_of, sweep_of
+from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, run_small, spec_of, sweep_of
 
 TWO_SHAPES = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3]\n"
 
@@ -42,8 +37,8 @@ class Fake:
         if error is not None:
             future.set_exception(error)
         else:
-            outcomes = [Outcome(trial, {"test_accuracy": 0.5}) for trial in chunk.trials]
-            future.set_result(Result(outcomes, None))
+            rows = [_worker.row_of(trial, {"test_accuracy": 0.5}) for trial in chunk.trials]
+            future.set_result(_worker.Result(rows, None))
         return future
 
 
@@ -57,19 +52,23 @@ class Silent:
     def on_chunks(self, description):
         pass
 
+    def on_steps(self, done, total):
+        pass
+
     def on_chunk(self, rows):
         self.rows += rows
 
 
 @functools.cache
 def plans(text):
-    return plan_trials(None, list_trials(spec_of(text)), 64)
+    spec = spec_of(text)
+    return plan_trials(spec, list_trials(spec), 64)
 
 
 def rows_of(folder):
     """Return the rows of sweeps of these tests."""
     layout = None
-    if not (folder / _folder.SWEEP).is_file():
+    if not (folder / "sweep.json").is_file():
         layout = sweep_of(folder, plans(TWO_SHAPES)).layout
     return sweeps.rows_of(folder, layout)
 
@@ -82,14 +81,18 @@ def numbers_of_trials(backend):
 def run(folder, backend, done=()):
     observer = Silent()
     folder.mkdir(exist_ok=True)
-    on_record = [{"trial": number} for number in done]
-    run_trials(sweep_of(folder, plans(TWO_SHAPES)), on_record, backend, observer)
+    sweep = sweep_of(folder, plans(TWO_SHAPES))
+    if done:
+        _folder.write_part(
+            folder, [_worker.row_of(trial) for trial in sweep.trials if trial.number in done], sweep.layout
+        )
+    _sweep.run_trials(sweep, backend, observer)
     return observer
 
 
 def test_chunks_have_one_shape_and_every_trial_is_in_one(tmp_path):
     """The trials of a chunk have one number of steps, and all trials are on record."""
-    backend = Fake(Limits(2, 10**9))
+    backend = Fake(_worker.Limits(2, 10**9))
     observer = run(tmp_path, backend)
     assert len(observer.rows) == 6
     assert numbers_of_trials(backend) == [[0, 2], [4], [1, 3], [5]]
@@ -100,7 +103,7 @@ def test_chunks_have_one_shape_and_every_trial_is_in_one(tmp_path):
 
 def test_what_is_done_is_not_submitted(tmp_path):
     """Trials that are on record are in no chunk."""
-    backend = Fake(Limits(8, 10**9))
+    backend = Fake(_worker.Limits(8, 10**9))
     run(tmp_path, backend, done=[0, 1, 5])
     assert numbers_of_trials(backend) == [[2, 4], [3]]
 
@@ -112,8 +115,8 @@ def test_what_is_done_is_not_submitted(tmp_path):
 def test_chunks_fill_the_places(count, width, slots, expected):
     """Trials are spread evenly over the places, in chunks as wide as the limit allows."""
     (trial,) = plans(SMALL)
-    keys = {0: tuple(jax.random.split(jax.random.key(0)))}
-    chunks = list(chunks_of((8, 8.0), [trial] * count, keys, Limits(width, 10**9, slots)))
+    keys = {0: np.zeros((2, 2), np.uint32)}
+    chunks = list(_sweep.chunks_of((8, 8.0), [trial] * count, keys, _worker.Limits(width, 10**9, slots)))
     assert [len(chunk.trials) for chunk in chunks] == expected
     assert {chunk.width for chunk in chunks} == {max(expected)}
 
@@ -128,7 +131,7 @@ def test_a_chunk_takes_its_keys_along(tmp_path):
 
 def keys_by_trial(folder, width):
     """Run a sweep in chunks of some width, and return the words of each trial's keys."""
-    backend = Fake(Limits(width, 10**9))
+    backend = Fake(_worker.Limits(width, 10**9))
     run(folder, backend)
     keys = {}
     for chunk in backend.chunks:
@@ -142,10 +145,10 @@ def test_a_chunk_that_kills_its_workers_is_the_failure_of_its_trials(tmp_path):
 
     def lose_second_shape(chunk):
         if chunk.trials[0].number == 1:
-            return ChunkLost("4 workers died of it")
+            return _worker.ChunkLost("4 workers died of it")
         return None
 
-    run(tmp_path, Fake(Limits(8, 10**9), lose_second_shape))
+    run(tmp_path, Fake(_worker.Limits(8, 10**9), lose_second_shape))
     errors = [row["error"] for row in rows_of(tmp_path)]
     assert errors == [None, "ChunkLost: 4 workers died of it"] * 3
 
@@ -159,27 +162,27 @@ def test_an_error_of_the_cluster_is_nobodys_result(tmp_path):
         return None
 
     with pytest.raises(RuntimeError, match="no such cluster"):
-        run(tmp_path, Fake(Limits(2, 10**9), fail_at_fourth))
+        run(tmp_path, Fake(_worker.Limits(2, 10**9), fail_at_fourth))
     on_record = {row["trial"] for row in rows_of(tmp_path)}
     assert 4 not in on_record
 
-    run(tmp_path, Fake(Limits(2, 10**9)), done=on_record)
+    run(tmp_path, Fake(_worker.Limits(2, 10**9)))
     assert [row["trial"] for row in rows_of(tmp_path)] == list(range(6))
 
 
 def test_large_programs_run_one_at_a_time(monkeypatch, small_digits):
     """A program above its share of the memory has all of it, alone."""
     (trial,) = plans(SMALL)
-    keys = {0: tuple(jax.random.split(jax.random.key(0)))}
-    (chunk,) = chunks_of((8, 8.0), [trial], keys, Limits(1, 100))
-    worker = Worker(spec_of(SMALL).task, examples_of(small_digits), 100, slots=2)
+    keys = {0: np.zeros((2, 2), np.uint32)}
+    (chunk,) = _sweep.chunks_of((8, 8.0), [trial], keys, _worker.Limits(1, 100))
+    worker = _worker.Worker(spec_of(SMALL).task, examples_of(small_digits), 100, slots=2)
     was_alone = []
 
     def outcomes(*_):
         was_alone.append(worker._alone.locked())
-        return [Outcome(trial, error="x")]
+        return [_worker.row_of(trial, error="x")]
 
-    monkeypatch.setattr(_worker, "_outcomes", outcomes)
+    monkeypatch.setattr(_worker, "_train", outcomes)
     monkeypatch.setattr(_worker, "described_program", lambda chunk, program: None)
 
     # Each of the two slots has a share of 50 bytes.
@@ -230,12 +233,12 @@ def test_a_node_with_other_versions_is_refused(small_digits):
 
 def test_local_places(monkeypatch):
     """The width is divided among the processor's slots, and no slot is without a trial."""
-    monkeypatch.setattr(_run, "num_slots", lambda: 4)
-    backend = _sweep.backend_of("local", 32, 4.0, None, None)(None, None, None)
-    assert backend.limits == Limits(8, 4 * 10**9, 4)
+    monkeypatch.setattr(_sweep, "num_slots", lambda: 4)
+    backend = _sweep.backend_of("local", 32, 4.0, None)(None, None, Silent())
+    assert backend.limits == _worker.Limits(8, 4 * 10**9, 4)
     backend.close()
 
-    backend = _sweep.backend_of("local", 2, 4.0, None, None)(None, None, None)
+    backend = _sweep.backend_of("local", 2, 4.0, None)(None, None, Silent())
     assert backend.limits.width == 1
     assert backend.limits.slots == 2
     backend.close()
@@ -299,48 +302,3 @@ def test_killed_on_a_cluster_and_resumed_loses_and_repeats_nothing(tmp_path, sma
         assert said == "chunk 2\n" * num_chunks_left, "what was on record is not done again"
         cluster.communicate(timeout=60)
     assert timeless(rows_of(folder)) == timeless(rows_of(tmp_path / "local"))
-
-
-def busy_workers():
-    """Return the processes that run a chunk for Ray on this machine."""
-    found = []
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if b"ray::_run_chunk" in command.read_bytes():
-                found.append(int(command.parent.name))
-    return found
-
-
-@pytest.mark.slow
-def test_a_thousand_trials_survive_a_killed_worker_and_a_killed_driver(tmp_path, small_digits):
-    """On two workers, one of which is killed in the middle, as the driver is later, the rows are those without Ray."""
-    run_small(THOUSAND, small_digits, tmp_path / "local", backend_for=sweeps.local(32, slots=2))
-    folder = tmp_path / "ray"
-    with ray_process("cluster", 2) as cluster:
-        address = cluster.stdout.readline().strip()
-        with ray_process("begin", folder, address, 32) as killed:
-            num_chunks = 0
-            is_worker_killed = False
-            while num_chunks < 9:
-                # Ray says in between that a worker died.
-                num_chunks += next(killed.stdout).startswith("chunk")
-                if num_chunks == 3 and not is_worker_killed:
-                    os.kill(busy_workers()[0], signal.SIGKILL)
-                    is_worker_killed = True
-            killed.kill()
-            killed.communicate()
-        num_kept = len(rows_of(folder))
-        assert 9 * 31 <= num_kept < 1000, "killed in the middle"
-        with ray_process("resume", folder, address, 32) as resumed:
-            _, complaints = resumed.communicate(timeout=540)
-        assert resumed.returncode == 0, complaints[-4000:]
-        cluster.communicate(timeout=60)
-    assert timeless(rows_of(folder)) == timeless(rows_of(tmp_path / "local"))
-    assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "local").iterdir()}
-
-
-@pytest.mark.parametrize(("number", "words"), [(1, "1 node, 1 chunk at"), (2, "2 nodes, 2 chunks at")])
-def test_one_node_is_not_nodes(number, words):
-    cluster = SimpleNamespace(nodes=lambda: [{"Alive": True}] * number)
-    backend = SimpleNamespace(_ray=cluster, limits=Limits(1, 10**9, number))
-    assert _ray.RayBackend.description.fget(backend) == f"Ray cluster of {words} a time"
