@@ -129,7 +129,7 @@ def failure_of(what: str, error: BaseException) -> UserError:
     where = f" ({place})" if place else ""
 
     # JAX says which argument it was, but not that it is a hyperparameter.
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    message = str(error)
     traced = sorted(set(re.findall(r"argument numbers\['(\w+)'\]", message)))
     if traced:
         return UserError(
@@ -151,8 +151,6 @@ def with_place(what: str, error: Exception) -> Exception:
 
 def _place_of(error: BaseException) -> str:
     """Return the innermost line of the user's own, with its file and function; nothing where there is none."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f"{error.filename}, line {error.lineno}"
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         path = frame.filename

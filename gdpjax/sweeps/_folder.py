@@ -151,11 +151,8 @@ def described(folder: Path) -> Described:
 
 def spec_text(folder: Path) -> str:
     """Return the spec of a sweep as it was given."""
-    path = folder / SPEC if (folder / SPEC).is_file() else folder / SPEC_OF_A_CALL
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged ({error}); restore it") from error
+    name = SPEC if (folder / SPEC).is_file() else SPEC_OF_A_CALL
+    return (folder / name).read_text(encoding="utf-8", errors="replace")
 
 
 def record_program(folder: Path, program: dict[str, Any]) -> None:

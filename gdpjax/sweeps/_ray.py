@@ -13,7 +13,6 @@ everywhere, which is checked.
 import concurrent.futures
 import dataclasses
 import functools
-import socket
 import sys
 import sysconfig
 from pathlib import Path
@@ -146,7 +145,6 @@ def _connect(ray: Any, address: str | None, code: list[str]) -> None:
     """Join the cluster, whose nodes get the folders ``code``; UserError if there is none."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
-        refuse_silence(address)
         ray.init(address=address or "auto", runtime_env={"py_modules": code}, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         # A ConnectionError is an OSError.
@@ -155,13 +153,6 @@ def _connect(ray: Any, address: str | None, code: list[str]) -> None:
         raise UserError(
             f"no Ray cluster at {place} ({reason}); start one with `ray start --head`, or give its --ray-address"
         ) from error
-
-
-def refuse_silence(address: str | None, seconds: float = 10.0) -> None:
-    """Raise OSError where nobody listens at host:port; Ray would try for a minute, and then tell less."""
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=seconds).close()
 
 
 def versions() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -39,23 +39,8 @@ if TYPE_CHECKING:
 
 MOST_SLOTS = 8
 """The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
-
-
-class Backend(Protocol):
-    """A place where chunks run."""
-
-    limits: Limits
-
-    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
-        """Have a chunk run; in the order of submission, as places become free."""
-        ...
-
-    def close(self) -> None:
-        """Nobody waits for what still runs."""
-        ...
-
-
-BackendFor = Callable[[Task, Examples, SweepProgress], Backend]
+BackendFor = Callable[[Task, Examples, SweepProgress], Any]
+"""Makes the place where chunks run, such as `LocalBackend`: ``limits``, ``submit(chunk)`` and ``close()``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +265,7 @@ class Sweep:
     key_data: Mapping[int, np.ndarray]
 
 
-def run_trials(sweep: Sweep, backend: Backend, progress: SweepProgress) -> None:
+def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
     """Run the trials that are not on record, and record each chunk as it ends: on disk first, then on screen."""
     on_record = folders.read_rows(sweep.folder, sweep.layout)
     progress.on_start(len(sweep.trials), on_record)

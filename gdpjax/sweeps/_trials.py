@@ -34,14 +34,15 @@ _DECIDE_PRIVACY = ("noise_multiplier", "epsilon", "batch_size", "epochs")
 def list_trials(spec: Spec) -> list[Trial]:
     """Return every trial of a spec in a fixed order: each configuration once for each seed, none twice."""
     seeds = list(spec.seeds) if isinstance(spec.seeds, tuple) else [None] * spec.seeds
-    sizes = [len(choice) for choice in spec.choices.values() if isinstance(choice, tuple)]
-    num_trials = len(seeds) * (spec.content.num_configurations or math.prod(sizes))
+    lists = [choice for choice in spec.choices.values() if isinstance(choice, tuple)]
+    num_trials = len(seeds) * (spec.content.num_configurations or math.prod(map(len, lists)))
     # Before anything takes memory.
     if num_trials > MOST_TRIALS:
         raise UserError(f"{num_trials} trials; at most {MOST_TRIALS} are run in one sweep")
 
     # Each configuration once, in the order in which they first occur; in a grid the first hyperparameter is slowest.
-    candidates = _drawn(spec) if spec.content.search == "random" else itertools.product(*spec.choices.values())
+    grid: Iterable[Any] = itertools.product(*lists)
+    candidates = _drawn(spec) if spec.content.search == "random" else grid
     trials: list[Trial] = []
     for values in dict.fromkeys(candidates):
         chosen = dict(zip(spec.choices, values, strict=True))

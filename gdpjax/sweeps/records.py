@@ -16,9 +16,10 @@ import jax
 import msgspec
 import numpy as np
 
+from gdpjax._core.documents import DocumentError, convert_document, read_document, read_document_lines
 from gdpjax._core.figures import decimals_of, plain
 from gdpjax._core.files import write_atomically
-from gdpjax.training import DocumentError, convert_document, environment, parse_document, read_document
+from gdpjax.training import environment
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -108,7 +109,7 @@ def read_json(path: Path, kind: type) -> dict[str, Any]:
     ``kind`` is a msgspec.Struct of the fields that are used; the others are returned unread.
     """
     if not path.exists():
-        raise _missing(path)
+        raise UserError(f"{path} is missing; restore it, or start anew in another folder")
     try:
         value = read_document(path, dict[str, Any])
         convert_document(value, kind, str(path))
@@ -122,23 +123,13 @@ def read_lines(path: Path, kind: type, header: int = 0) -> list[dict[str, Any]]:
 
     A last line without its end was cut off by a crash; its epoch or program is done again, so it is dropped.
     """
-    if not path.is_file():
-        raise _missing(path)
-    *lines, _unfinished = path.read_bytes().split(b"\n")
-    objects = []
-    for number, line in enumerate(lines[header:], start=header + 1):
-        source = f"{path}, line {number}"
-        try:
-            record = parse_document(line, dict[str, Any], source)
-            convert_document(record, kind, source)
-        except DocumentError as error:
-            raise _damaged(path, error) from error
-        objects.append(record)
+    try:
+        objects = read_document_lines(path, dict[str, Any])[header:]
+        for number, record in enumerate(objects, start=header + 1):
+            convert_document(record, kind, f"{path}, line {number}")
+    except DocumentError as error:
+        raise _damaged(path, error) from error
     return objects
-
-
-def _missing(path: Path) -> UserError:
-    return UserError(f"{path} is missing; restore it, or start anew in another folder")
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

@@ -1,7 +1,6 @@
 """A user's own data, model and optimizer are one program, with their own hyperparameters and scores."""
 
 import dataclasses
-import io
 import json
 import re
 import shutil
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rich.console import Console
 
 import gdpjax.sweeps as sweeps
 from gdpjax.sweeps import Blueprint, Model, Task, UserError, _sweep, _trials, as_spec, load_examples, plan_of
@@ -193,6 +191,12 @@ def test_a_score_that_is_not_a_number_is_a_failure_of_its_trial(unusual):
             assert row["error"] is None
 
 
+def test_how_numbers_were_chosen_is_in_the_statement(tmp_path):
+    """A spec says it for the statement of the training."""
+    result = sweeps.train(TASK, spec_with() | {"tuned": "on public data"}, tmp_path / "run")
+    assert "Tuned: on public data." in result.plan.statement()
+
+
 def test_build_sees_no_values():
     """The function that builds a model gets shapes of an example, and no data."""
 
@@ -363,26 +367,6 @@ def test_what_cannot_be_searched_is_explained(message):
         as_spec(task, SPEC | {"hyperparameters": numbers | {"lr": 0.1} | ONLY_NUMBERS[message]})
 
 
-def test_the_settings_of_a_training_are_complete():
-    """With the defaults of the functions, also those that are no numbers, if JSON has them."""
-    task = Task(own_task.load, own_task.build, optimizer_of_many_kinds)
-    assert task.complete({"lr": 0.1, "penalty": 0.5}) == {
-        "lr": 0.1,
-        "penalty": 0.5,
-        "kind": "sgd",
-        "momentum": 0.0,
-        "width": 1,
-    }
-
-
-def test_a_name_that_means_something_else_is_refused():
-    """A hyperparameter may not have the name of a field, nor be whole for one function and real for another."""
-    with pytest.raises(UserError, match="build has a parameter epsilon"):
-        Task(own_task.load, lambda example, epsilon=1.0: None, own_task.optimizer)  # type: ignore[return-value]
-    with pytest.raises(UserError, match="momentum is a whole number for one of build and optimizer"):
-        Task(own_task.load, lambda example, momentum=1: None, own_task.optimizer)  # type: ignore[return-value]
-
-
 def test_another_model_under_the_same_names_is_not_resumed(searched, tmp_path):
     """A sweep is resumed with the model it was begun with, whatever the names are, and then repeats nothing."""
     folder = tmp_path / "sweep"
@@ -481,32 +465,6 @@ def test_killed_and_resumed_is_the_same_sweep(tmp_path):
     assert (folder / keys).stat().st_mode & 0o077 == 0
 
 
-def test_equinox_and_plain_pairs(tmp_path):
-    """A module of Equinox is trained, and the optimizer's own hyperparameters are swept."""
-    equinox = pytest.importorskip("equinox")
-
-    def build(example):
-        def init(key):
-            return equinox.partition(equinox.nn.Linear(3, 1, key=key), equinox.is_array)[0]
-
-        static = equinox.partition(equinox.nn.Linear(3, 1, key=jax.random.key(0)), equinox.is_array)[1]
-
-        def predict(params, x):
-            return equinox.combine(params, static)(x)[0]
-
-        def loss(params, x, y):
-            return (predict(params, x) - y) ** 2
-
-        def scores(params, x, y):
-            return {"rmse": jnp.sqrt(jnp.mean((jax.vmap(predict, (None, 0))(params, x) - y) ** 2))}
-
-        return Model(init, loss, scores)
-
-    task = Task(own_task.load, build, optax.adam)
-    result = sweeps.run_sweep(task, spec_with(b1=[0.5, 0.9]), tmp_path / "sweep")
-    assert result.rows[0]["rmse"] != result.rows[1]["rmse"]
-
-
 def test_unlabelled_data(tmp_path):
     """Data may be one array, and a batch may be all of it."""
 
@@ -580,24 +538,6 @@ def test_constants_of_inner_functions_are_part_of_a_program(kind):
         task = with_table(kind(values))
         digests.append(_trials.digest_of_programs([blueprint_of(task, width=4)]))
     assert digests[0] == digests[2] != digests[1]
-
-
-def test_every_program_of_a_sweep_is_looked_at(tmp_path, monkeypatch):
-    """A change that only the second width sees is another model; nothing has to be trained to see it."""
-    monkeypatch.setattr(_sweep, "run_trials", lambda *arguments: None)
-
-    def backend(*arguments):
-        return io.StringIO()
-
-    table = np.ones(8, np.float32)
-    other = table.copy()
-    other[6] = 9
-    for values, resume in ((table, False), (table, True)):
-        spec = as_spec(with_table(values), spec_with(width=[4, 8], seeds=[0]))
-        _sweep.sweep_in(tmp_path / "sweep", spec, resume, backend, Console(quiet=True))
-    spec = as_spec(with_table(other), spec_with(width=[4, 8], seeds=[0]))
-    with pytest.raises(UserError, match="model"):
-        _sweep.sweep_in(tmp_path / "sweep", spec, True, backend, Console(quiet=True))
 
 
 def test_two_names_of_one_seeded_training_are_refused(tmp_path):

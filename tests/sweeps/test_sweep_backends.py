@@ -4,7 +4,6 @@ import concurrent.futures
 import functools
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -210,38 +209,11 @@ def test_ray_that_is_not_installed_is_named_before_anything_runs(tmp_path, monke
     assert not Path("runs").exists()
 
 
-def test_an_address_without_a_cluster_is_one_line(small_digits, monkeypatch):
-    """An address where nobody listens is refused without Ray, and the message says how to start a cluster."""
-    monkeypatch.setattr(_ray, "import_ray", lambda: None)
-    task = spec_of(SMALL).task
-    examples = examples_of(small_digits)
-    with socket.socket() as bound:
-        # The port is taken, so no other process listens there, and neither does this one.
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        address = f"127.0.0.1:{port}"
-        with pytest.raises(UserError, match=f"no Ray cluster at {address}.*ray start --head"):
-            _ray.RayBackend(task, examples, 1, 10**9, address)
-
-
 def test_a_node_with_other_versions_is_refused(small_digits):
     """A chunk does not run on a node that has another JAX than the driver."""
     versions = _ray.versions() | {"jax": "0.1"}
     with pytest.raises(UserError, match="install the same versions"):
         _ray._run_chunk(None, None, None, 10**9, versions)
-
-
-def test_local_places(monkeypatch):
-    """The width is divided among the processor's slots, and no slot is without a trial."""
-    monkeypatch.setattr(_sweep, "num_slots", lambda: 4)
-    backend = _sweep.backend_of("local", 32, 4.0, None)(None, None, Silent())
-    assert backend.limits == _worker.Limits(8, 4 * 10**9, 4)
-    backend.close()
-
-    backend = _sweep.backend_of("local", 2, 4.0, None)(None, None, Silent())
-    assert backend.limits.width == 1
-    assert backend.limits.slots == 2
-    backend.close()
 
 
 def ray_process(*arguments):

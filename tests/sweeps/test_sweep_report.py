@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import cli
 from gdpjax import accounting
 from gdpjax.plotting import style
 from gdpjax.sweeps import _folder, _report, _results, _sweep, list_trials, report_sweep
@@ -131,14 +130,6 @@ def test_a_thousand_trials(large):
     assert "<!--" not in text.removeprefix("<!doctype html>")
     assert (page.parent / _report.PARETO).stat().st_size > 10_000
     assert (page.parent / _report.VARIED).stat().st_size > 10_000
-
-
-def test_the_command(large, capsys):
-    """The command prints how many trials finished, and that choosing among them costs privacy."""
-    assert cli.main(["sweep-report", str(large)]) == 0
-    said = capsys.readouterr().out
-    assert "1000 of 1000 trials finished, 10 failed; 1 compilation for 1 shape" in said
-    assert "costs privacy beyond" in said
 
 
 LAYOUT = _results.Layout(
@@ -307,16 +298,6 @@ def test_price_is_that_of_the_accountants():
     assert price.best_of_random_number == pytest.approx(tuned, rel=0.02)
     assert of_one_trial < price.best_of_random_number < price.all_trials
     assert _results.price(rows[:1]) is None
-
-
-def test_the_smallest_score_may_be_the_best():
-    """Front and best are those of the smallest scores where the layout says so."""
-    layout = _results.Layout(LAYOUT.hyperparameters, LAYOUT.scores, LAYOUT.score, minimize=True)
-    rows = rows_of((0.1, 1.0, 0.7), (0.2, 1.0, 0.6), (0.3, 2.0, 0.65))
-    configurations = _results.configurations(rows, layout)
-    assert learning_rates(_results.pareto_front(configurations, layout)) == [0.2]
-    best = [configuration for _, configuration in _results.best_by_target(configurations, layout)]
-    assert learning_rates(best) == [0.2]
 
 
 def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):

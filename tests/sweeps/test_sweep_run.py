@@ -32,6 +32,7 @@ from gdpjax.sweeps import (
 )
 from gdpjax.sweeps._folder import PARTS, RESULTS
 from gdpjax.training import OVERFLOWED
+from tests.compilations import Compilations
 from tests.sweeps import sweeps
 from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, on, rows_of, run_small, spec_of, sweep_of
 
@@ -41,23 +42,10 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 class Watcher:
     """An observer that notes how many programs had been compiled by the end of each chunk."""
 
-    def __init__(self):
-        self.compiled, self.at_chunk = 0, []
-
-    def __enter__(self):
-        jax.monitoring.register_event_duration_secs_listener(self.count)
-        return self
-
-    def __exit__(self, *exception):
-        jax.monitoring.unregister_event_duration_listener(self.count)
-
-    def count(self, event, duration, **kwargs):
-        self.compiled += event == "/jax/core/compile/backend_compile_duration"
+    def __init__(self, compilations=None):
+        self.compilations, self.at_chunk = compilations, []
 
     def on_start(self, num_trials, on_record):
-        pass
-
-    def on_plans(self, done):
         pass
 
     def on_chunks(self, description):
@@ -67,7 +55,7 @@ class Watcher:
         pass
 
     def on_chunk(self, rows):
-        self.at_chunk.append(self.compiled)
+        self.at_chunk.append(self.compilations and self.compilations.count)
 
 
 def plans(text, dataset):
@@ -94,7 +82,8 @@ def test_one_program_for_each_shape(several, tmp_path, small_digits):
     text = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3, 0.4]\n"
     trials = plans(text, small_digits)
     sweep, examples = sweep_of(tmp_path, trials), examples_of(small_digits)
-    with Watcher() as watcher:
+    with Compilations() as compilations:
+        watcher = Watcher(compilations)
         _sweep.run_trials(sweep, local()(sweep.task, examples, watcher), watcher)
     programs = _folder.read_programs(tmp_path)
     assert [(p["num_steps"], p["width"], p["num_compiled"]) for p in programs] == [(8, 2, 1), (16, 2, 1)]
@@ -335,21 +324,6 @@ def test_a_sweep_that_is_running_is_not_resumed_beside_it(several, tmp_path, sma
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_what_another_process_recorded_meanwhile_is_not_run_again(several, tmp_path, small_digits):
-    """Rows that come between the first look into the folder and the lock count."""
-    folder = shutil.copytree(several, tmp_path / "sweep")
-    parts = sorted((folder / PARTS).glob("*.parquet"))
-    aside = parts[-1].rename(tmp_path / "aside")
-    make = local()
-
-    def late(task, examples, observer):
-        aside.rename(parts[-1])
-        return make(task, examples, observer)
-
-    run_small(SEVERAL, small_digits, folder, resume=True, backend_for=late)
-    assert sorted((folder / PARTS).glob("*.parquet")) == parts
-
-
 def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_path, small_digits):
     _folder.finish(several, _folder.described(several).layout)
     for name in (PARTS, RESULTS):
@@ -424,11 +398,6 @@ def test_a_log_says_how_far_the_whole_sweep_is(tmp_path, capsys, small_digits):
     assert done[0].startswith("2 of 4 trials done: best test accuracy (%) so far ")
     score = done[0].split()[-1]
     assert done[1] == f"4 of 4 trials done, 2 failed: best test accuracy (%) so far {score}"
-
-    # What is on record counts when the sweep goes on.
-    sorted((tmp_path / "0" / PARTS).glob("*.parquet"))[-1].unlink()
-    _sweep.sweep_in(tmp_path / "0", on(small_digits, text), True, local(2), console)
-    assert capsys.readouterr().out.splitlines()[-1] == done[1]
 
 
 def test_a_damaged_part_is_named(several, tmp_path):

@@ -228,20 +228,6 @@ def test_a_finished_run_that_was_made_otherwise_says_so(whole, tmp_path, small_c
     np.testing.assert_array_equal(jax.tree.leaves(result.params)[0], jax.tree.leaves(whole[0].params)[0])
 
 
-def test_a_folder_with_a_run_is_refused(interrupted, small_config, small_digits):
-    before = (interrupted / records.METRICS).read_bytes()
-    with pytest.raises(UserError, match="already holds a run"):
-        train(small_config, small_digits, interrupted, Silent())
-    assert (interrupted / records.METRICS).read_bytes() == before
-
-
-def test_lost_metrics_are_noticed(interrupted, tmp_path, small_config, small_digits):
-    shutil.copytree(interrupted, tmp_path / "run")
-    records.start_log(tmp_path / "run", records.METRICS)
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-        train(with_run(small_config, resume=True), small_digits, tmp_path / "run", Silent())
-
-
 def test_unseeded_keys_differ_in_every_stream():
     keys = [jax.random.key_data(key).tobytes() for _ in range(2) for key in make_keys(None, {})]
     assert len(set(keys)) == 4
