@@ -91,16 +91,17 @@ def import_module(name: str, spec: Path | None) -> Any:
     """
     here = Path.cwd().resolve()
     beside = here if spec is None else spec.resolve().parent
-    for folder in (here, beside):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+    folders = list(dict.fromkeys([str(beside), str(here)]))
+    for folder in reversed(folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
         # Either this module is missing, or something fails in it.
         if isinstance(error, ModuleNotFoundError) and error.name == name.split(".")[0]:
-            raise UserError(f"there is no module {name} in {beside} or {here}") from error
+            raise UserError(f"there is no module {name} in {' or '.join(folders)}") from error
         raise failure_of(f"importing {name}", error) from error
 
     # Python keeps modules by name: one of another folder would be taken for this one.
