@@ -319,7 +319,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"{settings['batch_size']} expected each; {together['width']} side by side in each of {together['threads']} "
         "thread(s)."
     )
-    opened = f"{report['trials']} trials, a page of {report['page_bytes'] / 1e6:.2f} MB."
+    opened = f"{report['trials']} made-up trials, a page of {report['page_bytes'] / 1e6:.2f} MB."
     seconds = [(name.replace("_", " "), of_part) for name, of_part in report["seconds"].items()]
     sections = [
         ("Speed", table_of(SPEEDS, named(result["ways"]))),
