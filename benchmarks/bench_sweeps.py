@@ -144,15 +144,14 @@ def _measured(way: Way, times: list[Any], planned: int) -> dict[str, Any]:
 
 
 def _trials(settings: Settings) -> tuple[list[Any], "Work"]:
-    from experiments.sweeps.named_task import NamedTask
-    from gdpjax.sweeps import parse_spec
-    from gdpjax.sweeps.parts import list_trials, load_examples, plan_trials
+    from experiments.sweeps.named_task import FIELDS, named_task
+    from gdpjax.sweeps import list_trials, load_examples, parse_spec, plan_trials
 
     if settings.configurations < 8 or settings.configurations % 4:
         raise ValueError(f"configurations must be a multiple of 4, at least 8, got {settings.configurations}")
     options = settings._asdict() | {"count": settings.configurations // 4}
-    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options), NamedTask())
-    examples = load_examples(spec.task)
+    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options), FIELDS, named_task)
+    examples = load_examples(spec.task.load)
     trials = plan_trials(spec, list_trials(spec), examples.num_examples)
     assert len(trials) == settings.configurations
     return trials, Work(spec.task, examples)
@@ -185,7 +184,7 @@ def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
     """Return all configurations trained by the sweep's own program, in its threads."""
     import jax
 
-    from gdpjax.sweeps.parts import Blueprint, arguments_of, compile_shape, keys_of, num_slots
+    from gdpjax.sweeps import Blueprint, arguments_of, make_program, num_slots
 
     # One program for as many configurations as go through one thread.
     slots = min(num_slots(), len(trials))
@@ -193,13 +192,14 @@ def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
     first_trial = trials[0]
     blueprint = Blueprint(work.task, work.examples, first_trial.plan, first_trial.settings)
     with _Compiling() as compiling:
-        program, data = compile_shape(blueprint, first_trial.settings, width, memory_bytes=10**11, slots=slots)
+        data = blueprint.training(first_trial.settings).place(*work.examples.train)
+        program = make_program(blueprint, data, width=width, memory_bytes=10**11, slots=slots)
 
     # The hyperparameters and the first states of each thread's configurations.
     starts = []
     for first in range(0, len(trials), width):
         chunk = trials[first : first + width]
-        chunk_keys = [keys_of(trial, jax.random.key(0)) for trial in chunk]
+        chunk_keys = [trial.keys(jax.random.key(0)) for trial in chunk]
         chunk_settings = [trial.settings for trial in chunk]
         hyper, keys = arguments_of(chunk_settings, chunk_keys, blueprint.real, program.width)
         starts.append((hyper, program.start(hyper, keys)))
@@ -258,7 +258,7 @@ def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callab
     """Return the first few configurations one after another, each compiled by itself."""
     import jax
 
-    from gdpjax.sweeps.parts import Blueprint
+    from gdpjax.sweeps import Blueprint
 
     calls = []
     seconds = []

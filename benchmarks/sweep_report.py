@@ -1,74 +1,54 @@
-"""The time that a file of a thousand trials takes to open: its rows, the report made of them, and its page."""
+"""The time that the report of a thousand trials takes to make, from their rows on disk, and its page to open."""
 
-import contextlib
-import math
 import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import browser
 
-SPEC = """
-dataset = "digits"
-[hyperparameters]
-learning_rate = {{ min = 0.01, max = 1, count = {count}, log = true }}
-l2_clip_norm = [0.5, 1, 2, 4]
-noise_multiplier = [1, 2, 4, 8, 16]
-seeds = 2
-"""
-
 
 def measure(num_trials: int = 1000, loads: int = 3) -> dict[str, Any]:
-    """Seconds for made-up trials of a grid; the page's load is None without a browser."""
-    from gdpjax.sweeps.parts import described, finish, read_rows, write_report
+    """Seconds for the trials of a grid on a line through points; the page's load is None without a browser."""
+    from gdpjax.sweeps import report_sweep
 
     with tempfile.TemporaryDirectory() as name:
-        folder, times = pathlib.Path(name), {}
-        _make_up(folder, num_trials)
-        layout = described(folder).layout
-        with _timed(times, "read_parts_and_join"):
-            finish(folder, layout)
-        with _timed(times, "read"):
-            rows = read_rows(folder, layout)
-        with _timed(times, "report_with_first_compilation"):
-            page = write_report(folder, rows)
-        with _timed(times, "report"):
-            write_report(folder, rows)
+        folder = pathlib.Path(name) / "sweep"
+        _sweep(folder, num_trials)
+        begin = time.perf_counter()
+        found = report_sweep(folder)
+        seconds = {"read_and_report": time.perf_counter() - begin, "page_load": None}
         chromium = browser.find()
-        load = statistics.median(browser.load_seconds(chromium, page) for _ in range(loads)) if chromium else None
-        return {"trials": len(rows), "page_bytes": page.stat().st_size, "seconds": times | {"page_load": load}}
+        if chromium:
+            seconds["page_load"] = statistics.median(browser.load_seconds(chromium, found.report) for _ in range(loads))
+        return {"trials": len(found.rows), "page_bytes": found.report.stat().st_size, "seconds": seconds}
 
 
-@contextlib.contextmanager
-def _timed(times: dict[str, float], name: str) -> Iterator[None]:
-    begun = time.perf_counter()
-    yield
-    times[name] = time.perf_counter() - begun
+def _sweep(folder: pathlib.Path, num_trials: int) -> None:
+    """Train a line of one weight with many settings."""
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
 
+    from gdpjax.sweeps import Model, Task, run_sweep
 
-def _make_up(folder: pathlib.Path, num_trials: int) -> None:
-    """The folder of a sweep, in parts of 32 trials, with accuracies that look like those of one."""
-    import jax
+    def load() -> Any:
+        x = np.linspace(-1, 1, 32, dtype=np.float32)
+        return (x, 2 * x), (x, 2 * x)
 
-    from experiments.sweeps.named_task import NamedTask
-    from gdpjax.sweeps import parse_spec
-    from gdpjax.sweeps.parts import begin, layout_of, list_trials, load_examples, record_program, write_part
+    def build(example: Any) -> Model:
+        def loss(w: Any, x: Any, y: Any) -> Any:
+            return (w * x - y) ** 2
 
-    spec = parse_spec(pathlib.Path("made-up.toml"), SPEC.format(count=num_trials // 40), NamedTask())
-    trials = list_trials(spec)
-    layout = layout_of(spec, trials, ("test_accuracy",))
-    begin(folder, jax.random.key(0), spec, load_examples(spec.task), layout, len(trials), "of no program")
-    record_program(folder, {"num_steps": 100, "batch_size": 256, "width": 32, "num_compiled": 1})
-    rows = []
-    for trial in trials:
-        noise, rate = trial.settings["noise_multiplier"], trial.settings["learning_rate"]
-        row = dict.fromkeys(layout.columns) | {"trial": trial.number, "replicate": trial.replicate, "delta": 1e-5}
-        row |= trial.settings | {"num_steps": 100, "sampling_prob": 0.125, "overflow": 1e-14, "mu_clt": 1 / noise}
-        row |= {column: 3 / noise for column in layout.columns if column.startswith("epsilon_")}
-        spread = 0.02 * math.sin(37.0 * trial.number)
-        rows.append(row | {"test_accuracy": 0.9 - 0.2 * abs(math.log10(rate / 0.1)) + spread, "seconds": 0.1})
-    for first in range(0, len(rows), 32):
-        write_part(folder, rows[first : first + 32], layout)
+        return Model(lambda key: jnp.zeros(()), loss, lambda w, x, y: {"accuracy": jnp.mean(abs(w * x - y) < 0.5)})
+
+    numbers = {
+        "learning_rate": {"min": 0.01, "max": 1, "count": num_trials // 40, "log": True},
+        "l2_clip_norm": [0.5, 1, 2, 4],
+        "noise_multiplier": [1, 2, 4, 8, 16],
+        "batch_size": 8,
+        "epochs": 1,
+        "seeds": 2,
+    }
+    run_sweep(Task(load, build, optax.sgd), {"delta": 1e-5, "hyperparameters": numbers}, folder)

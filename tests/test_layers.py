@@ -252,10 +252,8 @@ EXTRAS = {
 }
 """Packages that are not required, by the part that may import them when they are needed."""
 LATE = {
-    "sweeps/_pictures.py",
     "sweeps/_ray.py",
     "sweeps/_report.py",
-    "sweeps/parts.py",
 }
 """Modules that are imported when a sweep begins, and may then import the packages of their part at once."""
 STANDARD = {

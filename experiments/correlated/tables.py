@@ -14,7 +14,7 @@ from experiments.correlated.methods import DELTA, METHODS, Task, describe, rmse_
 from experiments.correlated.trials import Trial
 from experiments.tables import markdown_table, mean_and_stdev, write_with_table
 from gdpjax.plotting.style import BELOW, MARKERS, figure, scientific
-from gdpjax.sweeps.rounding import upper
+from gdpjax.sweeps.records import upper
 
 SETTINGS_HEAD = (
     "method",

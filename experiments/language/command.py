@@ -36,9 +36,8 @@ from experiments.language.weights import load_published
 from experiments.progress import progress_bar
 from experiments.tables import markdown_table
 from gdpjax.sampling import Poisson, TruncatedPoisson
-from gdpjax.sweeps import records
-from gdpjax.sweeps.parts import SEED_NOTICE, make_keys
-from gdpjax.sweeps.rounding import upper
+from gdpjax.sweeps import SEED_NOTICE, make_keys, records
+from gdpjax.sweeps.records import upper
 from gdpjax.training import CheckpointError, start_run
 
 WEIGHTS, FIGURES, STATEMENT, TABLE = "weights.safetensors", "figures.json", "statement.txt", "table.md"

@@ -16,7 +16,7 @@ from experiments.paper.settings import CERTIFIED_NOISE, FIGURE4_EPSILON
 from experiments.paper.tables import path_of, read_rows
 from gdpjax import accounting
 from gdpjax.plotting.style import BLUE, GREEN, RED, look, save_figure
-from gdpjax.sweeps.rounding import upper as rounded_up
+from gdpjax.sweeps.records import upper as rounded_up
 from gdpjax.tradeoff import Gaussian
 
 # The accountants that choose the noise of figure 4, with the colour and the line of each.

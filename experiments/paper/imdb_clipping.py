@@ -24,8 +24,7 @@ from experiments.models.scores import initial_params, make_scores
 from experiments.tables import mean_and_stdev
 from experiments.train.tasks import numbers_of
 from gdpjax.sampling import poisson_sample
-from gdpjax.sweeps import records
-from gdpjax.sweeps.parts import plan_of
+from gdpjax.sweeps import plan_of, records
 
 SEEDS = tuple(range(8))
 FILE = "imdb_clipping.json"

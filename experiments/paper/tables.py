@@ -12,7 +12,7 @@ from experiments.paper.settings import EXPERIMENTS, Row
 from experiments.tables import markdown_table, mean_and_stdev, write_with_table
 from gdpjax import accounting
 from gdpjax.sweeps import records
-from gdpjax.sweeps.rounding import interval, upper
+from gdpjax.sweeps.records import interval, upper
 
 SOURCE = "arXiv:1911.11607"
 SCORES = ("test_accuracy", "test_rmse")

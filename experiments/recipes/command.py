@@ -10,7 +10,7 @@ from experiments.recipes import tables
 from experiments.recipes.catalogue import RECIPES, Recipe
 from experiments.recipes.outcome import Row, outcome
 from experiments.sweeps import command as sweep
-from gdpjax.sweeps.parts import described, is_finished, read_rows
+from gdpjax.sweeps import is_finished, report_sweep
 
 
 def run(config: RecipesConfig) -> None:
@@ -46,4 +46,4 @@ def _rows_of_sweep(spec: Path, out: Path) -> list[Row]:
         # One trial at a time: they are large.
         config = SweepConfig(spec, out=out, resume=out.exists(), width=1)
         sweep.run(config)
-    return read_rows(out, described(out).layout)
+    return report_sweep(out).rows

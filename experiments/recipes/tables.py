@@ -7,7 +7,7 @@ import msgspec
 
 from experiments.tables import markdown_table, write_with_table
 from gdpjax.sweeps import records
-from gdpjax.sweeps.rounding import interval, upper
+from gdpjax.sweeps.records import interval, upper
 
 NAME = "recipes.json"
 HEAD = (

@@ -5,13 +5,13 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.config import SweepConfig, SweepReportConfig
-from experiments.sweeps.named_task import NamedTask
+from experiments.sweeps.named_task import FIELDS, named_task
 from gdpjax.sweeps import Spec, read_spec, report_sweep, run_sweep
 
 
 def read(path: Path) -> Spec:
     """Return the sweep in a TOML file."""
-    return read_spec(path, NamedTask())
+    return read_spec(path, FIELDS, named_task)
 
 
 def run(config: SweepConfig) -> int:

@@ -12,20 +12,17 @@ from typing import get_args
 
 from experiments.config import PRESETS, DatasetName, ModelName, OptimizerName
 from experiments.train.tasks import make_task
-from gdpjax.sweeps import Reader, Task
+from gdpjax.sweeps import Source, Task
+
+FIELDS = ("dataset", "model", "optimizer")
 
 
-class NamedTask:
-    """The fields ``dataset``, ``model`` and ``optimizer`` of a sweep file."""
-
-    fields: tuple[str, ...] = ("dataset", "model", "optimizer")
-
-    def task(self, reader: Reader) -> Task:
-        """Look the names up; what is not there is refused with its line."""
-        if "dataset" not in reader.content:
-            reader.fail((), f"dataset is missing: one of {', '.join(PRESETS)}")
-        dataset = reader.one_of("dataset", get_args(DatasetName))
-        preset = PRESETS[dataset]
-        model = reader.one_of("model", get_args(ModelName), preset.model.model)
-        optimizer = reader.one_of("optimizer", get_args(OptimizerName), preset.optimizer.optimizer)
-        return make_task(dataset, model, optimizer)
+def named_task(source: Source) -> Task:
+    """Return the task of the fields of a sweep file; a name that is not there is refused with its line."""
+    if "dataset" not in source.content:
+        source.fail(problem=f"dataset is missing: one of {', '.join(PRESETS)}")
+    dataset = source.one_of("dataset", get_args(DatasetName))
+    preset = PRESETS[dataset]
+    model = source.one_of("model", get_args(ModelName), preset.model.model)
+    optimizer = source.one_of("optimizer", get_args(OptimizerName), preset.optimizer.optimizer)
+    return make_task(dataset, model, optimizer)

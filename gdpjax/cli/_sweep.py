@@ -240,7 +240,8 @@ def _start(
 
     They are kept by whole pieces, so that computing continues where it would have.
     """
-    found = next((path for path in (work, output) if path.exists()), None)
+    # An empty file is what a crash may leave of the beginning.
+    found = next((path for path in (work, output) if path.exists() and (path.stat().st_size or not resume)), None)
     if found is None:
         work.write_text(format_csv([header]), encoding="utf-8", newline="")
         return 0

@@ -67,9 +67,9 @@ def _add_spec(parser: argparse.ArgumentParser) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     from gdpjax.sampling import BatchOverflowError
-    from gdpjax.sweeps import RunInterrupted, print_training, train
+    from gdpjax.sweeps import RunInterrupted, as_console, print_training, train
 
-    console = _console()
+    console = as_console(None, quiet=False)
     try:
         result = train(
             None,
@@ -97,7 +97,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from gdpjax.sweeps import RunInterrupted, run_sweep
+    from gdpjax.sweeps import RunInterrupted, as_console, run_sweep
 
     try:
         result = run_sweep(
@@ -109,7 +109,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
             width=arguments.width,
             memory_gb=arguments.memory_gb,
             ray_address=arguments.ray_address,
-            console=_console(),
+            console=as_console(None, quiet=False),
         )
     except RunInterrupted as stop:
         print(f"gdpjax sweep-trainings: {stop}", file=sys.stderr)
@@ -118,9 +118,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from gdpjax.sweeps import report_sweep
+    from gdpjax.sweeps import as_console, report_sweep
 
-    result = report_sweep(arguments.folder, _console())
+    result = report_sweep(arguments.folder, as_console(None, quiet=False))
     if arguments.epsilon is not None:
         print(result.best_in_words(arguments.epsilon))
     return 0
@@ -136,12 +136,3 @@ def _new(arguments: argparse.Namespace) -> int:
     print("  gdpjax train train.toml --out runs/train            # one private training and its epsilon")
     print("  gdpjax sweep-trainings sweep.toml --out runs/sweep  # 24 of them, with a report")
     return 0
-
-
-def _console() -> Any:
-    """A console of rich, or ValueError that says how to get it."""
-    try:
-        from rich.console import Console
-    except ImportError as error:
-        raise ValueError("trainings and sweeps need the extra sweeps: in a clone, pip install '.[sweeps]'") from error
-    return Console()

@@ -23,11 +23,10 @@ import numpy as np
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, lock_folder
 from gdpjax.sweeps import records
-from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._hyperparameters import STANDARD
-from gdpjax.sweeps._layout import Layout
+from gdpjax.sweeps._examples import Examples
+from gdpjax.sweeps._results import Layout, Row
 from gdpjax.sweeps._spec import SECTION, Spec
-from gdpjax.sweeps._task import Examples
+from gdpjax.sweeps.records import UserError
 
 SPEC = "spec.toml"
 SPEC_OF_A_CALL = "spec.json"
@@ -37,7 +36,6 @@ PROGRAMS = "programs.jsonl"
 PARTS = "parts"
 RESULTS = "results.parquet"
 Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-Row = dict[str, Any]
 
 
 class Secret(msgspec.Struct):
@@ -75,10 +73,7 @@ def only_here(folder: Path, private: bool = False) -> Iterator[None]:
     try:
         lock = lock_folder(folder)
     except FolderIsLocked as holder:
-        raise UserError(
-            f"another process{holder} is running the sweep in {folder}: wait for it, or end it and add --resume, or "
-            "choose another --out"
-        ) from None
+        raise UserError(f"another process{holder} is running the sweep in {folder}: wait for it, or end it") from None
     if lock.owner() is not None:
         raise UserError(f"the sweep in {folder} is running in another thread of this process; choose another --out")
     with contextlib.closing(lock):
@@ -86,24 +81,15 @@ def only_here(folder: Path, private: bool = False) -> Iterator[None]:
         yield
 
 
-def begin(
-    folder: Path,
-    key: jax.Array,
-    spec: Spec,
-    examples: Examples,
-    layout: Layout,
-    num_trials: int,
-    program_sha256: str,
-) -> None:
+def begin(folder: Path, key: jax.Array, spec: Spec, examples: Examples, described: Described) -> None:
     """Describe a new sweep in its folder, which is `only_here`; ``key`` is that of its unseeded trials."""
     # Another process may have begun one before the folder was ours.
     refuse_used(folder)
     secret = {"key": np.asarray(jax.random.key_data(key)).tolist(), "data_sha256": examples.digest()}
     write_atomically(folder / KEYS, json.dumps(secret), mode=0o600)
     write_spec(folder, spec)
-    about = Described(spec.described(), dict(spec.task.names), layout, num_trials, program_sha256)
     # This file is the last one: a folder with it is complete.
-    records.write_json(folder / SWEEP, msgspec.to_builtins(about) | {"fingerprint": records.fingerprint()})
+    records.write_json(folder / SWEEP, msgspec.to_builtins(described) | {"fingerprint": records.fingerprint()})
 
 
 def write_spec(folder: Path, spec: Spec) -> None:
@@ -132,22 +118,20 @@ def refuse_others(folder: Path, spec: Spec) -> None:
     now = spec.described()
     for name in sorted(saved | now):
         if saved.get(name) != now.get(name):
-            is_searched = name in spec.task.hyperparameters or name in (*STANDARD, "seeds")
+            field = (SECTION, name) if name in (*spec.task.hyperparameters, "seeds") else (name,)
             then = f"{name} is {json.dumps(now.get(name))} here, but {json.dumps(saved.get(name))} in the sweep"
-            field = (SECTION, name) if is_searched else (name,)
-            spec.fail(field, f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
+            spec.source.fail(*field, problem=f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
 
 
-def resume(folder: Path, spec: Spec, examples: Examples, program_sha256: str) -> jax.Array:
-    """Return the key of a sweep that was begun with this spec, these data and this model; UserError for another."""
-    refuse_others(folder, spec)
+def resume(folder: Path, examples: Examples, program_sha256: str) -> jax.Array:
+    """Return the key of a sweep that was begun with these data and this model; UserError for another."""
     secret = records.read_json(folder / KEYS, Secret)
     if secret["data_sha256"] != examples.digest():
         raise UserError(f"the data are not those that the sweep in {folder} was begun with; choose another --out")
     if described(folder).program_sha256 != program_sha256:
         raise UserError(
             f"model, loss, scores or optimizer (or the version of jax) are not those that the sweep in {folder} was "
-            "begun with: its rows would not be comparable; restore them, or choose another --out"
+            "begun with; restore them, or choose another --out"
         )
     return jax.random.wrap_key_data(jnp.asarray(secret["key"], jnp.uint32))
 
@@ -167,11 +151,8 @@ def described(folder: Path) -> Described:
 
 def spec_text(folder: Path) -> str:
     """Return the spec of a sweep as it was given."""
-    path = folder / SPEC if (folder / SPEC).is_file() else folder / SPEC_OF_A_CALL
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged ({error}); restore it") from error
+    name = SPEC if (folder / SPEC).is_file() else SPEC_OF_A_CALL
+    return (folder / name).read_text(encoding="utf-8", errors="replace")
 
 
 def record_program(folder: Path, program: dict[str, Any]) -> None:

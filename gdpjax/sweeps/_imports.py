@@ -1,4 +1,4 @@
-"""Import the task of a spec in a file: three names, each of a function in a module.
+"""The task of a spec in a file: three names, each of a function in a module; and files to begin with.
 
     data = "my_module:load"
     model = "my_module:build"
@@ -8,17 +8,34 @@ Modules are looked for in the folder of the spec, in the current directory, and 
 """
 
 import importlib
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import optax
 
-from gdpjax._core.arguments import did_you_mean
-from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._spec import Reader
-from gdpjax.sweeps._task import Task, failure_of
+from gdpjax._core.arguments import check_path, did_you_mean
+from gdpjax.sweeps._examples import failure_of
+from gdpjax.sweeps._spec import Source, Spec, read_spec, spec_of_mapping
+from gdpjax.sweeps._task import Task
+from gdpjax.sweeps.records import UserError, make_folder
+
+FIELDS = ("data", "model", "optimizer")
+TEMPLATE = Path(__file__).with_name("template")
+FILES = ("my_task.py", "train.toml", "sweep.toml", "README.md")
+
+
+def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> Spec:
+    """Return a checked spec from what a caller may give."""
+    if isinstance(spec, Spec):
+        return spec
+    if isinstance(spec, str | Path):
+        return read_spec(Path(spec), FIELDS, import_task) if task is None else read_spec(Path(spec), (), lambda _: task)
+    if not isinstance(spec, Mapping) or not isinstance(task, Task):
+        raise UserError("give a Task with a dictionary or a TOML file, or None with a TOML file that names the task")
+    return spec_of_mapping(spec, task)
 
 
 def sgd(learning_rate: float, momentum: float | None = None) -> optax.GradientTransformation:
@@ -39,41 +56,31 @@ def adamw(learning_rate: float, weight_decay: float = 1e-4) -> optax.GradientTra
 OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
 
 
-class ImportedTask:
-    """The fields ``data``, ``model`` and ``optimizer`` of a spec in a file."""
+def import_task(source: Source) -> Task:
+    """Return the task of imported functions; a name that cannot be imported is refused with its line."""
+    names = {field: source.text_of(field) for field in FIELDS}
+    functions = []
+    for field, name in names.items():
+        with source.at(field):
+            is_ours = field == "optimizer" and name in OPTIMIZERS
+            functions.append(OPTIMIZERS[name] if is_ours else _function(field, name, source.path))
+    with source.at():
+        return Task(*functions, names=names)
 
-    fields: tuple[str, ...] = ("data", "model", "optimizer")
 
-    def task(self, reader: Reader) -> Task:
-        """Return the task of imported functions; a name that cannot be imported is refused with its line."""
-        names = {field: reader.text(field) for field in self.fields}
-        load, build, optimizer = (self._function(reader, field, name) for field, name in names.items())
-        try:
-            return Task(load, build, optimizer, names=names)
-        except UserError as error:
-            reader.fail((), str(error))
-
-    def _function(self, reader: Reader, field: str, name: str) -> Callable[..., Any]:
-        if field == "optimizer" and name in OPTIMIZERS:
-            return OPTIMIZERS[name]
-        module_name, _, attribute = name.partition(":")
-        if module_name.endswith(".py"):
-            meant = f"{Path(module_name).stem}:{attribute or field}"
-            reader.fail((field,), f'{field} names a module, not its file: write "{meant}"')
-        if not module_name or not attribute:
-            known = f"one of {', '.join(OPTIMIZERS)}, or " if field == "optimizer" else ""
-            hint = did_you_mean(name, OPTIMIZERS) if known else ""
-            reader.fail((field,), f'{field} must be {known}"module:function", got {name!r}{hint}')
-        try:
-            module = import_module(module_name, reader.source.path)
-        except UserError as error:
-            reader.fail((field,), str(error))
-        function = getattr(module, attribute, None)
-        if not callable(function):
-            hint = did_you_mean(attribute, [known for known in vars(module) if not known.startswith("_")])
-            place = getattr(module, "__file__", None) or f"the module {module_name}"
-            reader.fail((field,), f"{field}: {place} has no function {attribute}{hint}")
-        return function
+def _function(field: str, name: str, spec: Path | None) -> Callable[..., Any]:
+    """Return the function "module:function" of a field."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute or module_name.endswith(".py"):
+        known = f"one of {', '.join(OPTIMIZERS)}, or " if field == "optimizer" else ""
+        hint = did_you_mean(name, OPTIMIZERS) if known else ""
+        raise UserError(f'{field} must be {known}"module:function", got {name!r}{hint}')
+    module = import_module(module_name, spec)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        hint = did_you_mean(attribute, [known for known in vars(module) if not known.startswith("_")])
+        raise UserError(f"{field}: the module {module_name} has no function {attribute}{hint}")
+    return function
 
 
 def import_module(name: str, spec: Path | None) -> Any:
@@ -84,17 +91,17 @@ def import_module(name: str, spec: Path | None) -> Any:
     """
     here = Path.cwd().resolve()
     beside = here if spec is None else spec.resolve().parent
-    folders = list(dict.fromkeys([beside, here]))
+    folders = list(dict.fromkeys([str(beside), str(here)]))
     for folder in reversed(folders):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
         # Either this module is missing, or something fails in it.
         if isinstance(error, ModuleNotFoundError) and error.name == name.split(".")[0]:
-            raise UserError(f"there is no module {name} in {' or '.join(map(str, folders))}") from error
+            raise UserError(f"there is no module {name} in {' or '.join(folders)}") from error
         raise failure_of(f"importing {name}", error) from error
 
     # Python keeps modules by name: one of another folder would be taken for this one.
@@ -103,3 +110,17 @@ def import_module(name: str, spec: Path | None) -> Any:
     if expected.is_file() and (loaded is None or Path(loaded).resolve() != expected):
         raise UserError(f"{expected} has the name of another module, {loaded}; rename it")
     return module
+
+
+def new_project(folder: str | Path) -> list[Path]:
+    """Write the files of the template into a new or empty ``folder``, and return their paths.
+
+    Raises:
+      UserError: the folder holds files whose names do not begin with a dot; nothing is written then.
+    """
+    folder = check_path("folder", folder)
+    others = sorted(path.name for path in folder.glob("[!.]*"))
+    if others:
+        raise UserError(f"{folder} holds other files, such as {others[0]}; choose a new folder or an empty one")
+    make_folder(folder)
+    return [Path(shutil.copyfile(TEMPLATE / name, folder / name)) for name in FILES]

@@ -1,4 +1,4 @@
-"""The plan of a training from its hyperparameters, and what a run cost, from the ledger of its steps.
+"""One training of a sweep: its settings, the plan that follows from them, what it cost, and its randomness.
 
 Each figure of a cost has its own standing:
 
@@ -8,25 +8,40 @@ Each figure of a cost has its own standing:
 
 The last two include the probability that a batch overflows, which is in the event. The number of training examples is
 taken as public.
+
+Without a seed a training has its own keys from the system's entropy. With one they are derived from it, and anyone who
+knows the seed can compute the noise and subtract it. Two trainings with one seed and the same settings on data that
+differ have the same noise, which their difference does not have. So seeded trainings are reproducible, not private.
 """
 
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 import gdpjax.accounting as accounting
 from gdpjax._core.epochs import steps_of_epochs
+from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.ledger import Event, ledger_of
-from gdpjax.sweeps._errors import UserError
+from gdpjax.sweeps.records import UserError
 from gdpjax.training import Plan, make_plan
 
+SEED_NOTICE = (
+    "seeded run: it is reproducible, and therefore NOT private against anyone who knows the seed, or who sees what the "
+    "same seed and settings gave on other data (the noise is the same)"
+)
 
-def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> Plan:
+
+def plan_of(settings: Mapping[str, float], delta: float, num_examples: int, tuned: str | None = None) -> Plan:
     """Return the plan of l2_clip_norm, batch_size, epochs and noise_multiplier, or epsilon, a certified target.
+
+    ``tuned`` is how the hyperparameters were chosen, for the statement of the plan.
 
     Raises:
       UserError: a batch above the data, too little noise for a guarantee, a target that no noise meets.
@@ -48,7 +63,7 @@ def plan_of(settings: Mapping[str, float], delta: float, num_examples: int) -> P
     reason = plan.without_privacy()
     if reason is not None:
         raise UserError(f"{reason}; take more noise")
-    return plan
+    return plan if tuned is None else plan.replace(tuned=tuned)
 
 
 def epoch_end(settings: Mapping[str, float], num_examples: int, epoch: int) -> int:
@@ -115,3 +130,76 @@ def cost_of_event(event: Event, delta: float) -> Cost:
         epsilon_lower=float(lower),
         epsilon_upper=float(upper),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One training.
+
+    Attributes:
+      number: its place in the sweep.
+      settings: all its hyperparameters.
+      delta: of its epsilon.
+      seed: None for keys from the system's entropy.
+      replicate: which of the seeds it has.
+      names: of data, model and optimizer.
+      plan: not there before it is planned.
+      cost: certified, of the plan.
+    """
+
+    number: int
+    settings: dict[str, float]
+    delta: float
+    seed: int | None
+    replicate: int
+    names: Mapping[str, str]
+    plan: Plan = None  # pyright: ignore[reportAssignmentType]
+    cost: Cost = None  # pyright: ignore[reportAssignmentType]
+
+    def identity(self, diagnostics: bool = True) -> dict[str, Any]:
+        """Return the flat settings that decide what it computes, its seed included, but nothing of its folder."""
+        # A target has done its part when the noise multiplier is known.
+        settings = {name: value for name, value in self.settings.items() if name != "epsilon"}
+        return {**self.names, **settings, "delta": self.delta, "seed": self.seed, "diagnostics": diagnostics}
+
+    def keys(self, root: jax.Array) -> "Keys":
+        """Return its own keys: those of `train` with its row where it has a seed, else of the sweep's key and number.
+
+        One that is run again with other settings has other noise: with the same, the difference would have none.
+        """
+        if self.seed is not None:
+            return make_keys(self.seed, self.identity())
+        return _split(_with_settings(jax.random.fold_in(root, self.number), self.identity()))
+
+
+class Keys(NamedTuple):
+    """Keys of the initial parameters, and of the private training: sampling and noise."""
+
+    init: Any
+    training: Any
+
+
+def make_keys(seed: int | None, settings: Mapping[str, object]) -> Keys:
+    """Return independent keys, from the system's entropy, or from a seed and all settings of a training.
+
+    Two settings with one seed get different keys: with the same noise, the difference of their results would have none.
+    """
+    if seed is None:
+        return Keys(fresh_key(), fresh_key())
+    return _split(_with_settings(jax.random.key(seed), settings))
+
+
+def _split(key: jax.Array) -> Keys:
+    """Return the two keys of a training from one."""
+    init_key, training_key = jax.random.split(key, 2)
+    return Keys(init_key, training_key)
+
+
+def _with_settings(key: jax.Array, settings: Mapping[str, object]) -> jax.Array:
+    """Return a key of ``key`` and all settings of a training; other settings get another one."""
+    # 64 bits of a digest of the settings, in two words.
+    text = json.dumps(settings, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).digest()
+    for first in (0, 4):
+        key = jax.random.fold_in(key, int.from_bytes(digest[first : first + 4], "little"))
+    return key

@@ -1,8 +1,8 @@
-"""One compiled program for all trials of a shape: `jax.vmap` over its real hyperparameters and keys.
+"""The functions of a task with its real hyperparameters as arguments, and one compiled program for many trainings.
 
-What the length or the shapes of the program depend on is its shape: the number of steps, the batch size, and the whole
-hyperparameters of the user's own. Everything else is an argument. Programs are compiled ahead of time, so that
-none can be compiled again unnoticed, and counted.
+A program is `jax.vmap` of a training over its real hyperparameters and keys. What its length or its shapes depend on is
+its shape: the number of steps, the batch size, and the whole hyperparameters of the user's own. Programs are compiled
+ahead of time, so that none can be compiled again unnoticed, and counted.
 
 A program takes ``steps_per_call`` steps in a scan, and steps beyond the planned maximum change nothing. XLA runs
 convolutions inside a loop far slower on a CPU than outside one; there a call is one step, and the loop is Python's.
@@ -12,6 +12,7 @@ if that is above the budget, the width shrinks in proportion and the program is 
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +20,115 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
 from gdpjax._core import xla
-from gdpjax.sweeps._blueprint import Blueprint, Numbers
-from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._keys import Keys
-from gdpjax.training import Data, State
+from gdpjax.sweeps._examples import Examples
+from gdpjax.sweeps._plans import Keys
+from gdpjax.sweeps._task import Model, Settings, Task
+from gdpjax.sweeps.records import UserError
+from gdpjax.training import Data, Plan, State, Training, private_training
 
 CALLS = 20
 """Calls of one program for a whole training, where it scans: often enough for a progress bar."""
+OF_THE_PLAN = ("l2_clip_norm", "noise_multiplier")
+"""The real hyperparameters that go into the plan."""
+Numbers = Mapping[str, Any]
+"""The real hyperparameters of a trial by name, each ``float32[]``, or ``float32[width]`` of trials side by side."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+    """The description of the trainings that share a program.
+
+    Attributes:
+      task: what is trained.
+      examples: its data.
+      plan: of the trainings; clip norm and noise multiplier are arguments.
+      settings: of one of them, of which the whole hyperparameters count.
+    """
+
+    task: Task
+    examples: Examples
+    plan: Plan
+    settings: Settings
+
+    @functools.cached_property
+    def constants(self) -> dict[str, int]:
+        """The user's own whole hyperparameters."""
+        return self.task.own(self.settings, whole=True)
+
+    @functools.cached_property
+    def real(self) -> tuple[str, ...]:
+        """The names of the hyperparameters that are arguments of the program."""
+        return (*OF_THE_PLAN, *self.task.own(self.settings, whole=False))
+
+    def shapes(self, *width: int) -> tuple[dict[str, Any], Any]:
+        """Return the shapes of the numbers and of a key, for one trial or for ``width`` of them."""
+        numbers = {name: jax.ShapeDtypeStruct(width, jnp.float32) for name in self.real}
+        return numbers, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), width))
+
+    def model(self, numbers: Numbers) -> Model:
+        """Return the model; the numbers may be traced."""
+        return self.task.model(self.examples.example, {**self.constants, **numbers})
+
+    def optimizer(self, numbers: Numbers) -> optax.GradientTransformation:
+        """Return the optimizer; the numbers may be traced."""
+        return self.task.make_optimizer({**self.constants, **numbers}, self.plan.num_steps)
+
+    def training(self, numbers: Numbers) -> Training:
+        """Return the private training of the plan; the numbers may be traced."""
+        plan = self.plan.replace(noise_multiplier=numbers["noise_multiplier"], clip=numbers["l2_clip_norm"])
+        loss = self.model(numbers).loss
+        return private_training(plan, loss, self.optimizer(numbers), num_arrays=len(self.examples.train))
+
+    def scores(self, numbers: Numbers, params: Any, evaluation: Any) -> Mapping[str, Any]:
+        """Return the scores of one trained model."""
+        return self.model(numbers).scores(params, *evaluation)
+
+    def loss(self, numbers: Numbers, key: Any, example: Any) -> Any:
+        """Return the loss of one example by an untrained model."""
+        model = self.model(numbers)
+        return model.loss(model.init(key), *example)
+
+
+def make_scores(blueprint: Blueprint) -> Callable[[Settings, Any], dict[str, float]]:
+    """Return ``scores(settings, params)`` on the evaluation data: compiled once for all trials of a shape."""
+    compiled = jax.jit(blueprint.scores)
+    evaluation = tuple(jnp.asarray(array) for array in blueprint.examples.evaluation)
+
+    def scores(settings: Settings, params: Any) -> dict[str, float]:
+        numbers = {name: jnp.float32(settings[name]) for name in blueprint.real}
+        values = compiled(numbers, params, evaluation)
+        return {name: python_number(value) for name, value in values.items()}
+
+    return scores
+
+
+def python_number(value: Any) -> float:
+    """Return the shortest decimal number that is ``value`` in its own precision.
+
+    >>> python_number(jnp.float32(0.836)), float(jnp.float32(0.836))
+    (0.836, 0.8360000252723694)
+    """
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return float(value)
+    return float(str(np.asarray(value)[()]))
+
+
+def not_finite(params: Any, scores: Mapping[str, float]) -> str | None:
+    """Return a sentence about what of a trained model is not finite; None where everything is.
+
+    NaN would win or lose every comparison by accident.
+    """
+    for leaf in jax.tree.leaves(params):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not jnp.isfinite(leaf).all():
+            return "diverged: the trained parameters are not finite; take a smaller learning_rate"
+    for name, value in scores.items():
+        if not math.isfinite(value):
+            return f"the score {name} is {value}"
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +140,9 @@ class Program:
     steps_per_call: int
     start: Callable[[Numbers, Keys], State]
     advance: Callable[[Numbers, State, Data], State]
-    num_compiled: int
     memory_bytes: int
-    compile_seconds: float
+    num_compiled: int = 1
+    compile_seconds: float = 0.0
 
     def run(self, numbers: Numbers, keys: Keys, data: Data, on_steps: Callable[[int], None]) -> State:
         """Train ``width`` trials to the end of their plans."""
@@ -53,49 +154,39 @@ class Program:
         return state
 
 
-def lane(state: State, index: int) -> State:
-    """Return one trial of a batched state."""
-    return jax.tree.map(lambda leaf: leaf[index], state)
+def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: int, slots: int = 1) -> Program:
+    """Compile the program of a shape for at most ``width`` trials side by side.
 
-
-def make_program(
-    blueprint: Blueprint, data: Data, *, width: int, memory_bytes: int, most_bytes: int | None = None
-) -> Program:
-    """Compile the program of a shape for at most ``width`` trials side by side within ``memory_bytes``.
+    They fit into their share of ``memory_bytes``, where ``slots`` programs run at a time; one trial may have all of it.
 
     Raises:
-      UserError: one trial alone needs more memory, or more than ``most_bytes``, if that is given.
+      UserError: one trial alone needs more memory.
     """
-    if most_bytes is None:
-        most_bytes = memory_bytes
+    share_bytes = memory_bytes // slots
     shared_bytes = sum(leaf.nbytes for leaf in data.arrays)
     num_compiled = 0
     begin = time.perf_counter()
     while True:
         program = _compile(blueprint, data, width)
         num_compiled += 1
-        allowed_bytes = memory_bytes if width > 1 else most_bytes
-        if program.memory_bytes <= allowed_bytes:
+        if program.memory_bytes <= (share_bytes if width > 1 else memory_bytes):
             seconds = time.perf_counter() - begin
             return dataclasses.replace(program, num_compiled=num_compiled, compile_seconds=seconds)
         if width == 1:
             raise UserError(
-                f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB for batches of {blueprint.plan.capacity} "
-                f"rows, more than --memory-gb allows ({most_bytes / 1e9:.3g} GB); allow more, or take a smaller "
-                "batch_size"
+                f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB, more than --memory-gb allows "
+                f"({memory_bytes / 1e9:.3g} GB); allow more, or take a smaller batch_size"
             )
         # As many trials as fit, if the bytes that they do not share grow with their number.
         bytes_of_trial = max(1.0, (program.memory_bytes - shared_bytes) / width)
-        largest_width = math.floor((memory_bytes - shared_bytes) / bytes_of_trial)
+        largest_width = math.floor((share_bytes - shared_bytes) / bytes_of_trial)
         width = min(width - 1, max(1, largest_width))
 
 
 def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
     """Compile the beginning and the steps of ``width`` trainings side by side."""
     max_steps = blueprint.plan.num_steps
-    steps_per_call = math.ceil(max_steps / min(CALLS, max_steps))
-    if _loops_outside(blueprint):
-        steps_per_call = 1
+    steps_per_call = 1 if _loops_outside(blueprint) else math.ceil(max_steps / min(CALLS, max_steps))
 
     def start(numbers: Numbers, keys: Keys) -> State:
         params = blueprint.model(numbers).init(keys.init)
@@ -119,16 +210,8 @@ def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
     starting = jax.jit(jax.vmap(start)).lower(numbers, keys).compile()
     state = jax.eval_shape(jax.vmap(start), numbers, keys)
     advancing = jax.jit(jax.vmap(advance, in_axes=(0, 0, None))).lower(numbers, state, data).compile()
-    return Program(
-        width=width,
-        num_calls=math.ceil(max_steps / steps_per_call),
-        steps_per_call=steps_per_call,
-        start=starting,
-        advance=advancing,
-        num_compiled=1,
-        memory_bytes=_memory(advancing),
-        compile_seconds=0.0,
-    )
+    num_calls = math.ceil(max_steps / steps_per_call)
+    return Program(width, num_calls, steps_per_call, starting, advancing, _memory(advancing))
 
 
 def _memory(compiled: Any) -> int:
@@ -158,12 +241,5 @@ def arguments_of(
     num_missing = width - len(settings)
     settings = [*settings, *[settings[-1]] * num_missing]
     unused = [Keys(*(jax.random.fold_in(key, lane) for key in keys[-1])) for lane in range(num_missing)]
-    keys = [*keys, *unused]
-
-    numbers = {}
-    for name in names:
-        values = [of_trial[name] for of_trial in settings]
-        numbers[name] = jnp.asarray(values, jnp.float32)
-    init_keys = jnp.stack([of_trial.init for of_trial in keys])
-    training_keys = jnp.stack([of_trial.training for of_trial in keys])
-    return numbers, Keys(init_keys, training_keys)
+    numbers = {name: jnp.asarray([each[name] for each in settings], jnp.float32) for name in names}
+    return numbers, jax.tree.map(lambda *each: jnp.stack(each), *keys, *unused)

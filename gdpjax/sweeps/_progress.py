@@ -5,20 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from gdpjax._core.figures import rounded, shown_score
-from gdpjax.sweeps._layout import Layout, label
-from gdpjax.sweeps._summary import (
-    Configuration,
+from gdpjax.sweeps._results import (
+    Layout,
     Row,
     best_by_target,
     best_within,
-    compilations,
     configurations,
     count,
-    how_many_finished,
+    how_far,
+    label,
+    succeeded,
     varied,
 )
-from gdpjax.sweeps.records import NOT_SCORES
-from gdpjax.sweeps.rounding import interval, upper
+from gdpjax.sweeps.records import NOT_SCORES, UserError, interval, upper
 from gdpjax.training import Plan
 
 if TYPE_CHECKING:
@@ -28,6 +27,18 @@ MOST_ERRORS = 3
 PRIVATE_SCORES = "Scores are private: they are on held-out training data, without noise."
 
 
+def as_console(console: "Console | None", quiet: bool = True) -> "Console":
+    """Return a console, for None a new one, silent if ``quiet``; UserError without the packages of the extra."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+        import pyarrow  # noqa: F401
+        from rich.console import Console
+    except ImportError as error:
+        raise UserError(f"sweeps need the extra sweeps ({error}): in a clone, pip install '.[sweeps]'") from error
+    return Console(quiet=quiet) if console is None else console
+
+
 class _Bars:
     """Bars on a console; use it as a context. Without a terminal there are lines in their place."""
 
@@ -35,16 +46,9 @@ class _Bars:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.console = console
-        self.is_log = not console.is_terminal
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-            disable=self.is_log,
-        )
+        name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+        columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
         self._numbers = {name: self._bars.add_task(name, total=None, note="") for name in names}
 
     def __enter__(self) -> Self:
@@ -60,8 +64,12 @@ class _Bars:
 
     def log(self, text: str) -> None:
         """Print a line where there are no bars."""
-        if self.is_log:
+        if not self.console.is_terminal:
             self.console.print(text, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Print a line that nobody should miss."""
+        self.console.print(f"[bold yellow]{text}", soft_wrap=True)
 
 
 class SweepProgress(_Bars):
@@ -96,14 +104,13 @@ class SweepProgress(_Bars):
     def on_chunk(self, rows: Sequence[Row]) -> None:
         """A chunk is over and on record."""
         self._rows.extend(rows)
-        num_failed = sum(row["error"] is not None for row in self._rows)
-        failed = f", {num_failed} failed" if num_failed else ""
+        num_failed = len(self._rows) - len(succeeded(self._rows))
+        note = f", {num_failed} failed" if num_failed else ""
         found = best_within(configurations(self._rows, self._layout), self._layout)
-        best = ""
         if found is not None:
-            best = f": best {label(self._layout.score)} so far {mean_and_spread(self._layout, found)}"
-        self.show("trials", completed=len(self._rows), note=f"{failed}{best}".lstrip(",: "))
-        self.log(f"{len(self._rows)} of {count(self._num_trials, 'trial')} done{failed}{best}")
+            note += f": best {label(self._layout.score)} so far {self._layout.spread(found)}"
+        self.show("trials", completed=len(self._rows), note=note.lstrip(",: "))
+        self.log(f"{len(self._rows)} of {count(self._num_trials, 'trial')} done{note}")
 
 
 class TrainingProgress(_Bars):
@@ -123,22 +130,21 @@ class TrainingProgress(_Bars):
 
     def on_lost(self, num_steps: int) -> None:
         """The run continues from elsewhere than where it was interrupted, and that many steps were charged in vain."""
-        self.console.print(
-            f"[bold yellow]interrupted, and resumed with other data, code, versions or devices: {num_steps} steps are "
-            "charged although their outcome is lost, and the noise has a new key",
-            soft_wrap=True,
+        self.warn(
+            f"resumed with other data, code, versions or devices: {num_steps} steps are charged although their outcome "
+            "is lost, and the noise has a new key"
         )
 
     def on_changed(self, names: tuple[str, ...], finished: bool) -> None:
         """Parts of the run of these names, such as ("program",), changed since it began; it may be ``finished``."""
         changed = ", ".join(names)
-        text = f"this run continues with other {changed} than before, and with a new key for its noise"
         if finished:
-            text = (
-                f"this run is finished, and was made with other {changed}: its parameters and its epsilon stay, its "
-                "scores are computed anew; for a training with what is here now choose another --out"
+            self.warn(
+                f"this run is finished, and was made with other {changed}: its parameters and its epsilon stay, and "
+                "its scores are computed anew; to train again choose another --out"
             )
-        self.console.print(f"[bold yellow]{text}", soft_wrap=True)
+        else:
+            self.warn(f"this run continues with other {changed} than before, and with a new key for its noise")
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """An epoch is done and on record."""
@@ -162,31 +168,20 @@ def print_summary(
     from rich.markup import escape
     from rich.table import Table
 
-    delta = rows[0]["delta"] if rows else None
-    table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {delta!r})")
-    # The noise of a target is told by the target.
-    names = varied(rows, layout)
-    if "epsilon" in names:
-        names = [name for name in names if name not in ("epsilon", "noise_multiplier")]
+    table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {rows[0]['delta']!r})")
+    names = varied(rows, layout, told="epsilon")
     for heading in ("epsilon at most", "certified", label(layout.score), *map(layout.label, names)):
         table.add_column(heading, justify="right")
     for target, best in best_by_target(configurations(rows, layout), layout):
-        figures = [rounded(target, 4, "up"), rounded(best.epsilon_upper, 4, "up"), mean_and_spread(layout, best)]
+        figures = [rounded(target, 4, "up"), rounded(best.epsilon_upper, 4, "up"), layout.spread(best)]
         table.add_row(*figures, *(layout.text(name, best.settings[name]) for name in names))
     console.print(table)
 
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
-    console.print(f"{how_many_finished(len(rows), num_trials)}, {errors.total()} failed; {compilations(programs)}.")
+    finished, compiled = how_far(len(rows), num_trials, programs)
+    console.print(f"{finished}, {errors.total()} failed; {compiled}.")
     for error, times in errors.most_common(MOST_ERRORS):
         console.print(f"[yellow]{count(times, 'trial')} failed:[/] {escape(error)}", soft_wrap=True)
     console.print("Choosing among trials costs privacy beyond the epsilon of one training: the report has how much.")
     if layout.private:
         console.print(PRIVATE_SCORES)
-
-
-def mean_and_spread(layout: Layout, configuration: Configuration) -> str:
-    """Return a mean score in the unit of its label, with the standard deviation over seeds if there is one."""
-    text = f"{shown_score(layout.score, configuration.mean):.4g}"
-    if configuration.stdev is None:
-        return text
-    return f"{text} \u00b1 {shown_score(layout.score, configuration.stdev):.2g}"

@@ -13,7 +13,6 @@ everywhere, which is checked.
 import concurrent.futures
 import dataclasses
 import functools
-import socket
 import sys
 import sysconfig
 from pathlib import Path
@@ -21,26 +20,16 @@ from types import ModuleType
 from typing import Any
 
 from gdpjax.sweeps import records
-from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._run import ChunkLost, Limits
-from gdpjax.sweeps._summary import count
-from gdpjax.sweeps._task import Examples, Task
-from gdpjax.sweeps._worker import Chunk, Result, Worker
+from gdpjax.sweeps._examples import Examples
+from gdpjax.sweeps._task import Task
+from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, Result, Worker
+from gdpjax.sweeps.records import UserError
 
 RETRIES = 3
 """How often a chunk may lose its worker before it is held to be at fault (out of memory, say)."""
-EXTRA = "the extra distributed: in a clone, pip install '.[distributed]'"
 _SAME = (
-    "jax",
-    "jaxlib",
-    "gdpjax",
-    "flax",
-    "optax",
-    "numpy",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
+    *("jax", "jaxlib", "gdpjax", "flax", "optax", "numpy", "jax_default_prng_impl", "jax_threefry_partitionable"),
+    *("jax_enable_x64", "jax_default_matmul_precision"),
 )
 """Versions and settings that must be the same on all nodes."""
 _workers: list[Worker] = []
@@ -62,37 +51,27 @@ class RayBackend:
         num_cpus = int(resources.get("CPU", 1))
         self.limits = Limits(width, memory_bytes, max(1, num_gpus or num_cpus))
         device = {"num_gpus": 1} if num_gpus else {"num_cpus": 1}
-        as_task = self._ray.remote(max_retries=RETRIES, **device)
-        self._task = as_task(_run_chunk)
+        self._task = self._ray.remote(max_retries=RETRIES, **device)(_run_chunk)
         # The data are sent once, by themselves: what loads them may hold them too, or not be sendable.
         self._sent_task = self._ray.put(dataclasses.replace(task, load=_loaded_already))
         self._examples = self._ray.put(examples)
-        self._versions = versions()
-        kinds = self._ray.exceptions
-        self._fatal = (kinds.WorkerCrashedError, kinds.NodeDiedError, kinds.OutOfMemoryError)
-
-    @property
-    def description(self) -> str:
-        """The cluster in words."""
-        nodes = sum(node["Alive"] for node in self._ray.nodes())
-        return f"Ray cluster of {count(nodes, 'node')}, {count(self.limits.slots, 'chunk')} at a time"
 
     def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
         """Start a task; its future raises `ChunkLost` if no retry is left."""
-        reference = self._task.remote(chunk, self._sent_task, self._examples, self.limits.memory_bytes, self._versions)
+        reference = self._task.remote(chunk, self._sent_task, self._examples, self.limits.memory_bytes, versions())
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
-        future_of_ray = reference.future()
-        future_of_ray.add_done_callback(lambda finished: self._pass_on(finished, result))
+        reference.future().add_done_callback(lambda finished: self._pass_on(finished, result))
         return result
 
     def _pass_on(self, finished: Any, result: "concurrent.futures.Future[Result]") -> None:
         """Give the result or the error of a future of Ray to our own."""
         error = finished.exception()
+        kinds = self._ray.exceptions
         if error is None:
             result.set_result(finished.result())
-        elif isinstance(error, self._ray.exceptions.RayTaskError):
+        elif isinstance(error, kinds.RayTaskError):
             result.set_exception(error.cause if isinstance(error.cause, Exception) else error)
-        elif isinstance(error, self._fatal):
+        elif isinstance(error, kinds.WorkerCrashedError | kinds.NodeDiedError | kinds.OutOfMemoryError):
             result.set_exception(ChunkLost(f"{RETRIES + 1} workers died of it: {type(error).__name__}: {error}"))
         else:
             # The cluster is gone, for example: the trial is not at fault, and may be resumed.
@@ -114,7 +93,9 @@ def import_ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise UserError(f"--backend ray needs Ray ({error}), {EXTRA}") from error
+        raise UserError(
+            f"--backend ray needs Ray ({error}), the extra distributed: in a clone, pip install '.[distributed]'"
+        ) from error
     return ray
 
 
@@ -123,12 +104,7 @@ def own_modules(task: Task) -> list[ModuleType]:
 
     Other nodes do not have them, so that they are sent by value.
     """
-    folders = set()
-    for source in _sources(task):
-        folder = Path(source).parent
-        if not _is_package(folder):
-            folders.add(folder)
-
+    folders = [folder for folder in _folders(task) if not _is_package(folder)]
     modules = []
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
@@ -139,40 +115,36 @@ def own_modules(task: Task) -> list[ModuleType]:
 
 def own_packages(task: Task) -> list[str]:
     """Return the folders of gdpjax and of the packages that the task's functions are in."""
-    folders = [Path(__file__).parents[1]]
-    for source in _sources(task):
-        folder = Path(source).parent
-        if not _is_package(folder):
-            continue
+    packages = [Path(__file__).parents[1]]
+    for folder in filter(_is_package, _folders(task)):
         while _is_package(folder.parent):
             folder = folder.parent
-        folders.append(folder)
-    return [str(folder) for folder in dict.fromkeys(folders)]
+        packages.append(folder)
+    return [str(folder) for folder in dict.fromkeys(packages)]
 
 
 def _is_package(folder: Path) -> bool:
     return (folder / "__init__.py").is_file()
 
 
-def _sources(task: Task) -> list[str]:
-    """Return the files of the task's functions, without those of installed packages, which every node has."""
+def _folders(task: Task) -> list[Path]:
+    """Return the folders of the task's functions, without those of installed packages, which every node has."""
     installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
-    sources = []
+    folders = []
     for function in (task.build, task.optimizer):
         while isinstance(function, functools.partial):
             function = function.func
         module = sys.modules.get(getattr(function, "__module__", ""))
         source = getattr(module, "__file__", None)
         if source and not source.startswith(installed):
-            sources.append(source)
-    return sources
+            folders.append(Path(source).parent)
+    return folders
 
 
 def _connect(ray: Any, address: str | None, code: list[str]) -> None:
     """Join the cluster, whose nodes get the folders ``code``; UserError if there is none."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
-        refuse_silence(address)
         ray.init(address=address or "auto", runtime_env={"py_modules": code}, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         # A ConnectionError is an OSError.
@@ -181,13 +153,6 @@ def _connect(ray: Any, address: str | None, code: list[str]) -> None:
         raise UserError(
             f"no Ray cluster at {place} ({reason}); start one with `ray start --head`, or give its --ray-address"
         ) from error
-
-
-def refuse_silence(address: str | None, seconds: float = 10.0) -> None:
-    """Raise OSError where nobody listens at host:port; Ray would try for a minute, and then tell less."""
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=seconds).close()
 
 
 def versions() -> dict[str, Any]:

@@ -10,6 +10,7 @@
     hold_out = 0.1               # score on a tenth of the training data, the same for every trial
     score = "rmse"               # what the report goes by; the first of the scores unless given
     minimize = true              # the smallest score is the best
+    tuned = "on public data"     # how these numbers were chosen, for the statement of a training
 
     [hyperparameters]            # others have the task's defaults
     learning_rate = { min = 0.05, max = 1.0, log = true }    # in a grid "0.05:1:log4", or min, max, count
@@ -22,35 +23,42 @@
 The structure is checked by msgspec, the numbers by `Hyperparameter`; a complaint names the line of the file.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Protocol
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import numpy as np
 
-from gdpjax._core.arguments import check_path, did_you_mean
+from gdpjax._core.arguments import check_choice, check_path, did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
 from gdpjax._core.grids import values_of
 from gdpjax._core.shown import shown
-from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._hyperparameters import LEARNING_RATE, ONLY_NUMBERS, STANDARD, Hyperparameter
-from gdpjax.sweeps._task import Task
+from gdpjax.sweeps._task import LEARNING_RATE, ONLY_NUMBERS, STANDARD, Hyperparameter, Task
+from gdpjax.sweeps.records import UserError
 
 MOST_TRIALS = 100_000
 SECTION = "hyperparameters"
 ALTERNATIVES = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
 """A target and a noise multiplier take each other's place."""
-Field = tuple[str, ...]
-"""The place of something in a spec, such as ("hyperparameters", "epochs")."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TRIALS)]
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+_WORDS = {
+    "object": "a table of keys",
+    "array": "a list",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+}
+"""The types of JSON, as a person calls them."""
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -64,6 +72,7 @@ class Content(msgspec.Struct, frozen=True):
     hold_out: Fraction | None = None
     score: str | None = None
     minimize: bool = False
+    tuned: str | None = None
     hyperparameters: dict[str, Any] = {}
 
 
@@ -77,44 +86,85 @@ class Range(msgspec.Struct, frozen=True):
 
 
 Choice = tuple[float, ...] | Range
+"""The values of a hyperparameter, or in a random search a range."""
 
 
-class TaskFields(Protocol):
-    """The fields with which a spec names its task, and the task that they name."""
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The origin of a spec, a file or a dictionary, which has no lines; ``content`` is what it holds, unchecked."""
 
-    fields: tuple[str, ...]
+    path: Path | None
+    text: str
+    content: dict[str, Any]
 
-    def task(self, reader: "Reader") -> Task:
-        """Return the task; call ``reader.fail`` where a field is wrong."""
-        ...
+    def fail(self, *field: str, problem: str) -> NoReturn:
+        """Raise UserError with the line of ``field``, or of the table that it is missing from."""
+        if self.path is None:
+            raise UserError(problem)
+        for name in reversed(field):
+            begins = re.compile(rf"\s*(\[\s*{re.escape(name)}\s*\]|([\w\s.]*\.\s*)?{re.escape(name)}\s*[.=])")
+            for number, line in enumerate(self.text.splitlines(), start=1):
+                if begins.match(line):
+                    raise UserError(f"{self.path}, line {number}: {problem}")
+        raise UserError(f"{self.path}: {problem}")
+
+    @contextlib.contextmanager
+    def at(self, *field: str) -> Iterator[None]:
+        """Give the line of ``field`` to a ValueError that is raised inside."""
+        try:
+            yield
+        except ValueError as error:
+            self.fail(*field, problem=str(error))
+
+    def text_of(self, name: str) -> str:
+        """Return the text of a top-level field, which must be there."""
+        value = self.content.get(name)
+        if not isinstance(value, str):
+            problem = "is missing" if value is None else f"must be one text, got {shown(value)}; {ONLY_NUMBERS}"
+            self.fail(name, problem=f"{name} {problem}")
+        return value
+
+    def one_of(self, name: str, known: Iterable[str], default: str | None = None) -> str:
+        """Return a top-level field that is one of the ``known`` texts."""
+        with self.at(name):
+            return check_choice(name, self.content.get(name, default), known)
+
+    def converted(self, *field: str, value: Any, kind: Any) -> Any:
+        """Return ``value`` as a ``kind``; where it does not fit, fail with the field that msgspec names."""
+        try:
+            return convert_document(value, kind, "")
+        except DocumentError as error:
+            place = (*field, *re.findall(r"[A-Za-z_]\w*", error.field))
+            words = re.sub(r"`([a-z |]+)`", _in_words, error.problem).replace("object missing required field", "needs")
+            self.fail(*place, problem=f"{place[-1]}: {words}")
+
+    def refuse_unknown(self, *field: str, content: Mapping[str, Any], known: Iterable[str]) -> None:
+        """Refuse a name that is not among the known ones, with a guess."""
+        known = tuple(known)
+        for name in content:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
+                if not field and name in (*STANDARD, LEARNING_RATE, "seeds"):
+                    hint = "; it belongs under [hyperparameters]"
+                self.fail(*field, str(name), problem=f"unknown field {shown(name)}{hint}")
 
 
-@dataclasses.dataclass
-class GivenTask:
-    """The task of a call in Python, for a spec without fields that name one."""
-
-    given: Task
-    fields: tuple[str, ...] = ()
-
-    def task(self, reader: "Reader") -> Task:
-        """Return the task."""
-        return self.given
+def _in_words(kinds: re.Match[str]) -> str:
+    """Return types of JSON in words; other texts in quotes as they are."""
+    names = [name for name in kinds[1].split(" | ") if name != "null"]
+    return " or ".join(_WORDS.get(name, f"`{name}`") for name in names)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
     """A sweep that can be run. ``choices`` holds the values, or the range, of each hyperparameter it mentions."""
 
-    source: "Source"
+    source: Source
     task: Task
     content: Content
     delta: float
     choices: dict[str, Choice]
     seeds: int | tuple[int, ...]
-
-    def fail(self, field: Field, problem: str) -> NoReturn:
-        """Raise UserError with the line of ``field``."""
-        self.source.fail(field, problem)
 
     def described(self) -> dict[str, Any]:
         """Return the content of the spec as JSON values, without comments, layout and the name of the file.
@@ -131,200 +181,110 @@ class Spec:
         return json.loads(json.dumps(content | {"delta": self.delta, "seeds": self.seeds}))
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """The origin of a spec: a file, or a dictionary, which has no lines."""
+def read_spec(path: Path, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
+    """Return the sweep in a TOML file, or raise a UserError that names the line.
 
-    path: Path | None
-    text: str
-
-    def fail(self, field: Field, problem: str) -> NoReturn:
-        """Raise UserError with the line of ``field``, or of the table that it is missing from."""
-        if self.path is None:
-            raise UserError(problem)
-        for name in reversed(field):
-            begins = re.compile(rf"\s*(\[\s*{re.escape(name)}\s*\]|([\w\s.]*\.\s*)?{re.escape(name)}\s*[.=])")
-            for number, line in enumerate(self.text.splitlines(), start=1):
-                if begins.match(line):
-                    raise UserError(f"{self.path}, line {number}: {problem}")
-        raise UserError(f"{self.path}: {problem}")
-
-
-def read_spec(path: Path, task_fields: TaskFields) -> Spec:
-    """Return the sweep in a TOML file, or raise a UserError that names the line."""
+    ``fields`` are those that name the task, which ``task_of`` makes of them.
+    """
     path = check_path("path", path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read the sweep {path}: {reason}") from error
-    return parse_spec(path, text, task_fields)
+    return parse_spec(path, text, fields, task_of)
 
 
-def parse_spec(path: Path, text: str, task_fields: TaskFields) -> Spec:
-    """Return the sweep in a TOML text; ``path`` is for messages."""
+def parse_spec(path: Path, text: str, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
+    """Return the sweep in a TOML text, as `read_spec`; ``path`` is for messages."""
     try:
         content = tomllib.loads(text)
     except ValueError as error:
         raise UserError(f"{path} is not TOML: {error}") from error
-    return Reader(Source(path, text), content, task_fields).spec()
+    return _spec_of(Source(path, text, content), fields, task_of)
 
 
 def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
     """Return the sweep that a dictionary describes."""
     try:
-        plain = msgspec.to_builtins(dict(content), enc_hook=_plain_number)
+        # Numbers and arrays of NumPy as those of Python.
+        plain = msgspec.to_builtins(dict(content), enc_hook=lambda value: value.tolist())
         text = json.dumps(plain, indent=2) + "\n"
-    except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"a spec has texts, numbers, lists and tables: {error}") from error
-    return Reader(Source(None, text), plain, GivenTask(task)).spec()
+    return _spec_of(Source(None, text, plain), (), lambda source: task)
 
 
-def _plain_number(value: Any) -> Any:
-    """Return numbers and arrays of NumPy as those of Python."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise NotImplementedError(f"got {type(value).__name__}")
+def _spec_of(source: Source, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
+    """Return the checked spec."""
+    source.refuse_unknown(content=source.content, known=(*fields, *Content.__struct_fields__))
+    # The task comes first, since it decides which hyperparameters there are.
+    task = task_of(source)
+    content: Content = source.converted(value=source.content, kind=Content)
+    delta = content.delta if content.delta is not None else task.defaults.get("delta")
+    if delta is None:
+        source.fail(problem="delta is missing: the delta of every epsilon, such as 1e-5, below 1 / number of examples")
+    if (content.search == "random") != (content.num_configurations is not None):
+        field = "search" if "search" in source.content else "num_configurations"
+        source.fail(field, problem='search = "random" needs num_configurations, how many are drawn; a grid has none')
+
+    # The hyperparameters and the seeds.
+    table = content.hyperparameters
+    source.refuse_unknown(SECTION, content=table, known=(*task.hyperparameters, "seeds"))
+    if "epsilon" in table and "noise_multiplier" in table:
+        source.fail(SECTION, "epsilon", problem="give either epsilon, a target, or noise_multiplier, not both")
+    given = {*table, *task.defaults}
+    for name, kind in task.hyperparameters.items():
+        if kind.needed and name not in given:
+            problem = f"{name} is missing under [hyperparameters]: give a number, a list or a range"
+            source.fail(SECTION, problem=problem)
+    if not given & ALTERNATIVES.keys():
+        source.fail(SECTION, problem="give epsilon, a target, or noise_multiplier under [hyperparameters]")
+    kinds = [kind for name, kind in task.hyperparameters.items() if name in table]
+    choices = {kind.name: _choice(source, table[kind.name], kind, content) for kind in kinds}
+    seeds = source.converted(SECTION, "seeds", value=table.get("seeds", 1), kind=Count | tuple[Seed, ...])
+    for name, values in (choices | {"seeds": seeds}).items():
+        if values == ():
+            source.fail(SECTION, name, problem=f"{name} = [] leaves nothing to train: give a value, or remove it")
+    return Spec(source, task, content, float(delta), choices, seeds)
 
 
-class Reader:
-    """The fields of one spec, each checked with its line."""
-
-    def __init__(self, source: Source, content: dict[str, Any], task_fields: TaskFields) -> None:
-        self.source = source
-        self.content = content
-        self.task_fields = task_fields
-
-    def fail(self, field: Field, problem: str) -> NoReturn:
-        """Raise UserError with the line of ``field``."""
-        self.source.fail(field, problem)
-
-    def spec(self) -> Spec:
-        """Return the checked spec."""
-        self._refuse_unknown((), self.content, (*self.task_fields.fields, *Content.__struct_fields__))
-        # The task comes first, since it decides which hyperparameters there are.
-        task = self.task_fields.task(self)
-
-        content = self._converted((), self.content, Content)
-        delta = content.delta if content.delta is not None else task.defaults.get("delta")
-        if delta is None:
-            self.fail((), "delta is missing: the delta of every epsilon, such as 1e-5, below 1 / number of examples")
-        if (content.search == "random") != (content.num_configurations is not None):
-            field = "search" if "search" in self.content else "num_configurations"
-            self.fail((field,), 'search = "random" needs num_configurations, how many are drawn; a grid has none')
-        choices, seeds = self._hyperparameters(task, content)
-        return Spec(self.source, task, content, float(delta), choices, seeds)
-
-    def text(self, name: str) -> str:
-        """Return the text of a top-level field, which must be there."""
-        if name not in self.content:
-            self.fail((), f"{name} is missing")
-        value = self.content[name]
-        if not isinstance(value, str):
-            self.fail((name,), f"{name} must be one text, got {shown(value)}; {ONLY_NUMBERS}")
-        return value
-
-    def one_of(self, name: str, known: tuple[str, ...], default: str | None = None) -> str:
-        """Return a top-level field that is one of the ``known`` texts."""
-        value = self.content.get(name, default)
-        if value in known:
-            return value
-        hint = did_you_mean(value, known)
-        self.fail((name,), f"{name} must be one of {', '.join(known)}, got {shown(value)}{hint}")
-
-    def _converted(self, field: Field, value: Any, kind: Any) -> Any:
-        """Return ``value`` as a ``kind``; where it does not fit, fail with the field that msgspec names."""
+def _choice(source: Source, value: Any, kind: Hyperparameter, content: Content) -> Choice:
+    """Return the values of one hyperparameter, or its range in a random search."""
+    is_random = content.search == "random"
+    field = SECTION, kind.name
+    if isinstance(value, str) and is_random and ":" in value:
+        source.fail(*field, problem=f"a range of {kind.name} in a random search is {{ min = ..., max = ... }}")
+    if isinstance(value, dict):
+        value = _range(source, value, kind, is_random)
+    if isinstance(value, str):
         try:
-            return convert_document(value, kind, "")
-        except DocumentError as error:
-            inside = [part for part in error.field.split(".") if part and "[" not in part]
-            whole_field = (*field, *inside)
-            name = f"{whole_field[-1]}: " if whole_field else ""
-            self.fail(whole_field, f"{name}{error.problem}")
-
-    def _refuse_unknown(self, field: Field, content: Mapping[str, Any], known: Iterable[str]) -> None:
-        """Refuse a name that is not among the known ones, with a guess."""
-        known = tuple(known)
-        for name in content:
-            if name in known:
-                continue
-            hint = did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
-            if not field and name in (*STANDARD, LEARNING_RATE, "seeds"):
-                hint = "; it belongs under [hyperparameters]"
-            self.fail((*field, str(name)), f"unknown field {shown(name)}{hint}")
-
-    def _hyperparameters(self, task: Task, content: Content) -> tuple[dict[str, Choice], int | tuple[int, ...]]:
-        """Return the choices of the hyperparameters that the spec mentions, and the seeds."""
-        table = content.hyperparameters
-        for name in table:
-            if name in task.options:
-                problem = f"{name} is a parameter of {task.options[name]}, but {ONLY_NUMBERS}, as in {name}=0"
-                self.fail((SECTION, name), problem)
-        self._refuse_unknown((SECTION,), table, (*task.hyperparameters, "seeds"))
-        given = {*table, *task.defaults}
-        if "epsilon" in table and "noise_multiplier" in table:
-            self.fail((SECTION, "epsilon"), "give either epsilon, a target, or noise_multiplier, not both")
-
-        choices = {}
-        for name, kind in task.hyperparameters.items():
-            if name in table:
-                choices[name] = self._choice((SECTION, name), table[name], kind, content)
-            elif kind.needed and name not in given:
-                self.fail((SECTION,), f"{name} is missing under [hyperparameters]: give a number, a list or a range")
-        if not given & ALTERNATIVES.keys():
-            self.fail((SECTION,), "give epsilon, a target, or noise_multiplier under [hyperparameters]")
-        seeds = table.get("seeds", 1)
-        field = (SECTION, "seeds")
-        if isinstance(seeds, list):
-            return choices, self._distinct(field, self._converted(field, seeds, list[Seed]))
-        return choices, self._converted(field, seeds, Count)
-
-    def _choice(self, field: Field, value: Any, kind: Hyperparameter, content: Content) -> Choice:
-        """Return the values, or the range, of one hyperparameter."""
-        if isinstance(value, dict):
-            choice = self._range(field, value, kind, content.search)
-        else:
-            values = value if isinstance(value, list) else [value]
-            if isinstance(value, str):
-                values = self._grid(field, value, kind, content.search)
-            choice = self._distinct(field, [self._number(field, each, kind) for each in values])
-        if content.one_program and kind.whole and (isinstance(choice, Range) or len(choice) > 1):
-            problem = f"one_program = true promises one compiled program, but each value of {kind.name} needs its own"
-            self.fail(field, problem)
-        return choice
-
-    def _grid(self, field: Field, text: str, kind: Hyperparameter, search: str) -> list[float]:
-        """Return the values of a text such as "0.5,1:100:log3", which `gdpjax sweep` reads in the same way."""
-        if search == "random" and ":" in text:
-            self.fail(field, f"a range of {kind.name} in a random search is {{ min = ..., max = ..., log = true }}")
-        try:
-            values = values_of(text, whole=kind.whole)
+            value = values_of(value, whole=kind.whole)
         except ValueError as error:
-            self.fail(field, f"{kind.name}: {error}")
-        return [int(value) if value.is_integer() and kind.whole else value for value in values]
+            source.fail(*field, problem=f"{kind.name}: {error}")
+        value = [int(each) if kind.whole and each.is_integer() else each for each in value]
+    if not isinstance(value, Range):
+        with source.at(*field):
+            values = value if isinstance(value, list) else [value]
+            value = tuple(dict.fromkeys(kind.checked(each) for each in values))
+    if content.one_program and kind.whole and (isinstance(value, Range) or len(value) > 1):
+        problem = f"one_program = true promises one compiled program, but each value of {kind.name} needs its own"
+        source.fail(*field, problem=problem)
+    return value
 
-    def _range(self, field: Field, value: dict[str, Any], kind: Hyperparameter, search: str) -> Range:
-        self._refuse_unknown(field, value, Range.__struct_fields__)
-        found: Range = self._converted(field, value, Range)
-        low = self._number(field, found.min, kind)
-        high = self._number(field, found.max, kind)
-        if not low < high or (found.log and low <= 0):
-            self.fail(field, f"the range of {kind.name} needs min < max, and 0 < min if it is logarithmic")
-        if (search == "grid") != (found.count is not None):
-            self.fail(field, f"the range of {kind.name} needs its count in a grid, and has none in a random search")
-        return Range(low, high, found.count, found.log)
 
-    def _number(self, field: Field, value: Any, kind: Hyperparameter) -> float:
-        try:
-            return kind.checked(value)
-        except UserError as error:
-            self.fail(field, str(error))
-
-    def _distinct(self, field: Field, values: list[Any]) -> tuple[Any, ...]:
-        """Return the values, each of which must be there once."""
-        if not values:
-            self.fail(field, f"{field[-1]} = [] leaves nothing to train: give a value, or remove the field")
-        for value in values:
-            if values.count(value) > 1:
-                self.fail(field, f"{field[-1]} lists {value:g} twice; each is trained once, so list it once")
-        return tuple(values)
+def _range(source: Source, table: dict[str, Any], kind: Hyperparameter, is_random: bool) -> Range | str:
+    """Return a range of a random search, or the text of a range in a grid."""
+    field = SECTION, kind.name
+    source.refuse_unknown(*field, content=table, known=Range.__struct_fields__)
+    found: Range = source.converted(*field, value=table, kind=Range)
+    with source.at(*field):
+        low, high = kind.checked(found.min), kind.checked(found.max)
+    if not low < high or (found.log and low <= 0):
+        source.fail(*field, problem=f"the range of {kind.name} needs min < max, and 0 < min if it is logarithmic")
+    if is_random != (found.count is None):
+        problem = f"the range of {kind.name} needs its count in a grid, and has none in a random search"
+        source.fail(*field, problem=problem)
+    if is_random:
+        return Range(low, high, None, found.log)
+    return f"{low!r}:{high!r}:{'log' if found.log else ''}{found.count}"

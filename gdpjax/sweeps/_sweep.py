@@ -1,36 +1,46 @@
-"""Run a sweep in a folder, resume it, report on it."""
+"""Run a sweep in a folder, chunk by chunk, resume it, report on it; only this process writes the records.
 
+A backend takes a chunk and promises its result. A chunk is on record, once, when its result has arrived here; other
+chunks are run again by ``--resume``.
+"""
+
+import concurrent.futures
 import contextlib
 import dataclasses
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+
+from gdpjax._core import xla
 from gdpjax._core.arguments import check_choice, check_count, check_number, check_path
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.figures import rounded
 from gdpjax._core.keys import fresh_key
 from gdpjax.sweeps import _folder as folders
-from gdpjax.sweeps import _run
-from gdpjax.sweeps._blueprint import Blueprint, check_task, digest_of_programs
-from gdpjax.sweeps._errors import RunInterrupted, UserError
-from gdpjax.sweeps._folder import Row
-from gdpjax.sweeps._imports import ImportedTask
-from gdpjax.sweeps._keys import SEED_NOTICE
-from gdpjax.sweeps._layout import COSTS, Layout, layout_of
-from gdpjax.sweeps._plans import plan_of
-from gdpjax.sweeps._progress import PRIVATE_SCORES, SweepProgress, mean_and_spread, print_summary
-from gdpjax.sweeps._spec import SECTION, GivenTask, Spec, read_spec, spec_of_mapping
-from gdpjax.sweeps._summary import Configuration, best_within, configurations, count
-from gdpjax.sweeps._task import Examples, Task, load_examples
-from gdpjax.sweeps._trials import Trial, list_trials, plan_trials
+from gdpjax.sweeps._examples import Examples, load_examples
+from gdpjax.sweeps._imports import as_spec
+from gdpjax.sweeps._plans import SEED_NOTICE, Trial
+from gdpjax.sweeps._progress import PRIVATE_SCORES, SweepProgress, as_console, print_summary
+from gdpjax.sweeps._results import COSTS, Configuration, Layout, Row, best_within, configurations, count, succeeded
+from gdpjax.sweeps._spec import Spec
+from gdpjax.sweeps._task import Task
+from gdpjax.sweeps._trials import check_programs, list_trials, plan_trials
+from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, LocalBackend, Result, Shape, failures, shape_of
+from gdpjax.sweeps.records import RunInterrupted, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-BackendFor = Callable[[Task, Examples, SweepProgress], "_run.Backend"]
+MOST_SLOTS = 8
+"""The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
+BackendFor = Callable[[Task, Examples, SweepProgress], Any]
+"""Makes the place where chunks run, such as `LocalBackend`: ``limits``, ``submit(chunk)`` and ``close()``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +62,7 @@ class SweepResult:
     @property
     def any_failed(self) -> bool:
         """Return whether a trial failed; its row says why."""
-        return any(row["error"] is not None for row in self.rows)
+        return len(succeeded(self.rows)) < len(self.rows)
 
     def best(self, epsilon: float | None = None) -> Row:
         """Return the configuration with the best mean score over its seeds, within a certified ``epsilon`` if given.
@@ -70,14 +80,15 @@ class SweepResult:
 
     def best_in_words(self, epsilon: float | None = None) -> str:
         """Return one sentence about `best`, which ``gdpjax sweep-report --epsilon`` prints."""
-        found = self._best(epsilon)
+        layout, found = self.layout, self._best(epsilon)
         within = "" if epsilon is None else f" within a certified epsilon of {epsilon:g}"
-        score = f"{self.layout.label(self.layout.score)} {mean_and_spread(self.layout, found)}"
         given = {name: value for name, value in found.settings.items() if value is not None and name != "epsilon"}
-        settings = [f"{self.layout.label(name)} {self.layout.text(name, value)}" for name, value in given.items()]
-        upper = rounded(found.epsilon_upper, 4, "up")
-        sentence = f"The best{within}: {score}, at epsilon {upper} for ONE training, with {', '.join(settings)}."
-        return f"{sentence} {PRIVATE_SCORES}" if self.layout.private else sentence
+        settings = ", ".join(f"{layout.label(name)} {layout.text(name, value)}" for name, value in given.items())
+        sentence = (
+            f"The best{within}: {layout.label(layout.score)} {layout.spread(found)}, at epsilon "
+            f"{rounded(found.epsilon_upper, 4, 'up')} for ONE training, with {settings}."
+        )
+        return f"{sentence} {PRIVATE_SCORES}" if layout.private else sentence
 
     def _best(self, epsilon: float | None) -> Configuration:
         budget = math.inf if epsilon is None else check_number("epsilon", epsilon, POSITIVE)
@@ -122,39 +133,68 @@ def run_sweep(
     """
     console = as_console(console)
     folder = check_path("out", out)
-    backend_for = backend_of(backend, width, memory_gb, ray_address, console)
-    with interruptible(folder, resume):
-        sweep_in(folder, as_spec(task, spec), resume, backend_for, console)
-        result = _reported(folder, folders.finish)
-    _print(console, result)
-    if all(row["error"] for row in result.rows):
-        errors = {row["error"] for row in result.rows}
-        raise UserError(f"every trial failed, the first with: {min(errors)}; {result.report} has all of them")
-    return result
-
-
-@contextlib.contextmanager
-def interruptible(folder: Path, resume: bool) -> Iterator[None]:
-    """Turn Ctrl-C into a RunInterrupted that says whether the folder holds anything of this sweep."""
+    backend_for = backend_of(backend, width, memory_gb, ray_address)
+    # What a folder holds that is not resumed is another sweep.
     holds_another = not resume and folders.has_sweep(folder)
     try:
-        yield
+        sweep_in(folder, as_spec(task, spec), resume, backend_for, console)
+        result = reported(folder, folders.finish, console)
     except KeyboardInterrupt:
         message = f"interrupted: finished trials are on record in {folder}; --resume (resume=True) continues"
         if holds_another or not folders.has_sweep(folder):
             message = f"interrupted before the first trial: nothing was begun in {folder}"
         raise RunInterrupted(message) from None
+    if not succeeded(result.rows):
+        errors = min(row["error"] for row in result.rows)
+        raise UserError(f"every trial failed, the first with: {errors}; {result.report} has all of them")
+    return result
 
 
-def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> Spec:
-    """Return a checked spec from what a caller may give."""
-    if isinstance(spec, Spec):
-        return spec
-    if isinstance(spec, str | Path):
-        return read_spec(Path(spec), ImportedTask() if task is None else GivenTask(task))
-    if not isinstance(spec, Mapping) or not isinstance(task, Task):
-        raise UserError("give a Task with a dictionary or a TOML file, or None with a TOML file that names the task")
-    return spec_of_mapping(spec, task)
+def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:
+    """Write the report of what there is of a sweep, also while it runs."""
+    return reported(check_path("folder", folder), folders.read_rows, as_console(console))
+
+
+def reported(folder: Path, rows_of: Callable[[Path, Layout], list[Row]], console: "Console") -> SweepResult:
+    """Write the report of the rows of a sweep, and print their summary."""
+    from gdpjax.sweeps._report import write_report
+
+    about = folders.described(folder)
+    rows = rows_of(folder, about.layout)
+    if not rows:
+        raise UserError(f"no trial is finished in {folder}")
+    result = SweepResult(folder, rows, write_report(folder, rows), about.layout)
+    print_summary(console, rows, about.layout, folders.read_programs(folder), about.num_trials)
+    console.print(f"Report: {result.report}", soft_wrap=True)
+    return result
+
+
+def backend_of(backend: str, width: int, memory_gb: float, ray_address: str | None) -> BackendFor:
+    """Return what makes the place where trials run; what can be refused before data are loaded is refused here."""
+    try:
+        check_choice("backend", backend, ("local", "ray"))
+        memory_bytes = int(check_number("memory_gb", memory_gb, POSITIVE) * 1e9)
+        width = check_count("width", width)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if backend == "ray":
+        from gdpjax.sweeps._ray import RayBackend, import_ray
+
+        import_ray()
+        return lambda task, examples, progress: RayBackend(task, examples, width, memory_bytes, ray_address)
+    if ray_address is not None:
+        raise UserError("--ray-address is for --backend ray; add that, or leave the address out")
+    slots = min(num_slots(), width)
+    limits = Limits(width // slots, memory_bytes, slots)
+    return lambda task, examples, progress: LocalBackend(task, examples, limits, progress.on_steps)
+
+
+def num_slots() -> int:
+    """Return how many threads train trials of their own: XLA does not use all cores of a CPU for a small model."""
+    if xla.platform() != "cpu":
+        return 1
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(num_cores, MOST_SLOTS)
 
 
 def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console") -> None:
@@ -164,117 +204,107 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
         folders.refuse_others(folder, spec)
     else:
         folders.refuse_used(folder)
-    examples = load_examples(spec.task, spec.content.hold_out)
-    scores, blueprints = check_programs(spec, trials, examples)
-    digest = digest_of_programs(blueprints)
+    examples = load_examples(spec.task.load, spec.content.hold_out)
+    scores, digest = check_programs(spec, trials, examples)
     layout = layout_of(spec, trials, scores)
-    root = folders.resume(folder, spec, examples, digest) if resume else fresh_key()
-    if isinstance(spec.seeds, tuple):
-        console.print(f"[bold yellow]{SEED_NOTICE}")
-
+    root = folders.resume(folder, examples, digest) if resume else fresh_key()
     with SweepProgress(console, layout) as progress:
+        if isinstance(spec.seeds, tuple):
+            progress.warn(SEED_NOTICE)
         drawn = spec.content.num_configurations
         progress.log(f"planning {count(len(trials), 'trial')}" + (f" of {drawn} that were drawn" if drawn else ""))
         planned = plan_trials(spec, trials, examples.num_examples, progress.on_plans)
-        keys = _run.distinct_keys(planned, root)
+        keys = distinct_keys(planned, root)
         backend = backend_for(spec.task, examples, progress)
-        try:
-            with folders.only_here(folder, layout.private):
-                if not resume:
-                    folders.begin(folder, root, spec, examples, layout, len(trials), digest)
-                on_record = folders.read_rows(folder, layout)
-                _run.run_trials(_run.Sweep(folder, spec.task, layout, planned, keys), on_record, backend, progress)
-        finally:
-            backend.close()
+        with contextlib.closing(backend), folders.only_here(folder, layout.private):
+            if not resume:
+                about = folders.Described(spec.described(), dict(spec.task.names), layout, len(trials), digest)
+                folders.begin(folder, root, spec, examples, about)
+            run_trials(Sweep(folder, spec.task, layout, planned, keys), backend, progress)
 
 
-def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> tuple[tuple[str, ...], list[Blueprint]]:
-    """Trace the model of each program; returns the names of the scores, and the blueprints.
+def layout_of(spec: Spec, trials: Sequence[Trial], scores: Sequence[str]) -> Layout:
+    """Return the columns of a sweep."""
+    # A noise multiplier and its target have columns always, other hyperparameters if a trial has them.
+    used = {"noise_multiplier", "epsilon"}.union(*(trial.settings for trial in trials))
+    kinds = {name: kind for name, kind in spec.task.hyperparameters.items() if name in used}
+    columns = {name: "int64" if kind.whole else "double" for name, kind in kinds.items()}
+    content = spec.content
+    return Layout(columns, list(scores), content.score or scores[0], content.minimize, content.hold_out is not None)
 
-    The number of steps and the noise decide nothing that can be refused, so that no noise is calibrated yet.
+
+def distinct_keys(trials: Sequence[Trial], root: jax.Array) -> dict[int, np.ndarray]:
+    """Return the data of the keys of each trial, uint32[2, ...], by its number.
+
+    Raises:
+      UserError: two trials share a key, so that the difference of their results has no noise. Targets so close that
+        one noise multiplier meets both are one training, if it has a seed.
     """
-    first_with: dict[Any, Trial] = {}
+    key_data = {}
+    first_with: dict[bytes, Trial] = {}
     for trial in trials:
-        constants = spec.task.own(trial.settings, whole=True)
-        first_with.setdefault((trial.settings["batch_size"], *constants.values()), trial)
-    scores: tuple[str, ...] = ()
-    blueprints = []
-    for trial in first_with.values():
-        settings = {name: value for name, value in trial.settings.items() if name != "epsilon"}
+        key_data[trial.number] = np.asarray([jax.random.key_data(key) for key in trial.keys(root)])
+        for words in key_data[trial.number]:
+            first = first_with.setdefault(words.tobytes(), trial)
+            if first is not trial:
+                raise UserError(
+                    f"the trials {first.settings} and {trial.settings} with seed {trial.seed} are one and the same "
+                    "training, with the same noise; leave one of them out, or move their targets apart"
+                )
+    return key_data
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A sweep for `run_trials`: its folder, task and columns, its trials, and the data of the keys of each."""
+
+    folder: Path
+    task: Task
+    layout: Layout
+    trials: Sequence[Trial]
+    key_data: Mapping[int, np.ndarray]
+
+
+def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
+    """Run the trials that are not on record, and record each chunk as it ends: on disk first, then on screen."""
+    on_record = folders.read_rows(sweep.folder, sweep.layout)
+    progress.on_start(len(sweep.trials), on_record)
+    done = {row["trial"] for row in on_record}
+    shapes: dict[Shape, list[Trial]] = {}
+    for trial in sweep.trials:
+        if trial.number not in done:
+            shapes.setdefault(shape_of(sweep.task, trial), []).append(trial)
+
+    # Submit all chunks, and record each as it ends.
+    chunk_of_future: dict[concurrent.futures.Future[Result], Chunk] = {}
+    for shape, trials in shapes.items():
+        chunks = list(chunks_of(shape, trials, sweep.key_data, backend.limits))
+        num_steps, batch_size, *constants = shape
+        own = "".join(f", {name} {value}" for name, value in constants)
+        progress.on_chunks(
+            f"{count(len(trials), 'trial')} of {num_steps} steps with batches of {batch_size:g}{own}: "
+            f"{count(len(chunks), 'chunk')} of up to {chunks[0].width} side by side"
+        )
+        chunk_of_future |= {backend.submit(chunk): chunk for chunk in chunks}
+    for future in concurrent.futures.as_completed(chunk_of_future):
         try:
-            plan = plan_of(settings | {"noise_multiplier": 1.0}, trial.delta, examples.num_examples)
-        except UserError as error:
-            spec.fail((SECTION, "batch_size"), str(error))
-        blueprints.append(Blueprint(spec.task, examples, plan, settings))
-        try:
-            scores = check_task(blueprints[-1])
-        except UserError as error:
-            spec.fail(("model",), str(error))
-    return scores, blueprints
+            rows, program = future.result()
+        except ChunkLost as error:
+            rows, program = failures(chunk_of_future[future].trials, error), None
+        if program is not None:
+            folders.record_program(sweep.folder, program)
+        rows = [{name: row.get(name) for name in sweep.layout.columns} for row in rows]
+        folders.write_part(sweep.folder, rows, sweep.layout)
+        progress.on_chunk(rows)
 
 
-def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:
-    """Write the report of what there is of a sweep, also while it runs."""
-    console = as_console(console)
-    result = _reported(check_path("folder", folder), folders.read_rows)
-    _print(console, result)
-    return result
-
-
-def _reported(folder: Path, rows_of: Callable[[Path, Layout], list[Row]]) -> SweepResult:
-    """Write the report of the rows of a sweep."""
-    from gdpjax.sweeps._report import write_report
-
-    layout = folders.described(folder).layout
-    rows = rows_of(folder, layout)
-    if not rows:
-        raise UserError(f"no trial is finished in {folder}")
-    return SweepResult(folder, rows, write_report(folder, rows), layout)
-
-
-def _print(console: "Console", result: SweepResult) -> None:
-    about = folders.described(result.folder)
-    print_summary(console, result.rows, result.layout, folders.read_programs(result.folder), about.num_trials)
-    console.print(f"Report: {result.report}", soft_wrap=True)
-
-
-def as_console(console: "Console | None") -> "Console":
-    """Return a console, a silent one for None; UserError unless the packages of the extra are installed."""
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
-        import pyarrow  # noqa: F401
-        from rich.console import Console
-    except ImportError as error:
-        raise UserError(f"sweeps need the extra sweeps ({error}): in a clone, pip install '.[sweeps]'") from error
-    return Console(quiet=True) if console is None else console
-
-
-def backend_of(backend: str, width: int, memory_gb: float, ray_address: str | None, console: "Console") -> BackendFor:
-    """Return what makes the place where trials run; what can be refused before data are loaded is refused here."""
-    try:
-        check_choice("backend", backend, ("local", "ray"))
-        memory_bytes = int(check_number("memory_gb", memory_gb, POSITIVE) * 1e9)
-        width = check_count("width", width)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    if backend == "local":
-        if ray_address is not None:
-            raise UserError("--ray-address is for --backend ray; add that, or leave the address out")
-
-        def here(task: Task, examples: Examples, progress: SweepProgress) -> _run.Backend:
-            slots = min(_run.num_slots(), width)
-            return _run.LocalBackend(task, examples, _run.Limits(width // slots, memory_bytes, slots), progress)
-
-        return here
-
-    from gdpjax.sweeps._ray import RayBackend, import_ray
-
-    import_ray()
-
-    def on_cluster(task: Task, examples: Examples, progress: SweepProgress) -> _run.Backend:
-        made = RayBackend(task, examples, width, memory_bytes, ray_address)
-        console.print(made.description)
-        return made
-
-    return on_cluster
+def chunks_of(
+    shape: Shape, trials: Sequence[Trial], key_data: Mapping[int, np.ndarray], limits: Limits
+) -> Iterator[Chunk]:
+    """Yield chunks of equal size except the last; their number is a multiple of the slots, as far as trials go."""
+    fewest_chunks = math.ceil(len(trials) / limits.width)
+    num_rounds = math.ceil(fewest_chunks / limits.slots)
+    width = math.ceil(len(trials) / (num_rounds * limits.slots))
+    for first in range(0, len(trials), width):
+        members = trials[first : first + width]
+        yield Chunk(tuple(members), np.stack([key_data[trial.number] for trial in members]), shape, width)

@@ -1,11 +1,11 @@
-"""A task: the data, the model with its loss, and the optimizer that a user brings.
+"""A task: the data, the model with its loss, and the optimizer that a user brings; and what of it may be searched.
 
     import gdpjax.sweeps as sweeps
 
     def load():
         return (x, y), (x_test, y_test)           # training data; evaluation data, which are public
 
-    def build(example):
+    def build(example, label_smoothing=0.0, width=32):
         def init(key): ...                        # the parameters, a tree of arrays
         def loss(params, x, y): ...               # of ONE example: no batch axis
         def scores(params, x, y): ...             # {"accuracy": ...} on the evaluation data
@@ -15,34 +15,90 @@
 
 ``build`` sees shapes and types of one training example, never its values: nothing of the model (a number of classes, a
 vocabulary) can be taken from private data unnoticed.
+
+The parameters of ``build`` and of the optimizer factory are the user's own hyperparameters. A *real* one
+(``label_smoothing``, ``learning_rate``) is an argument of the compiled program, so that any number of its values share
+one. A *whole* one (``width``), by its annotation or its default, is a constant: it may decide shapes, and each of its
+values has a program of its own.
 """
 
 import dataclasses
 import functools
-import hashlib
-import os
-import re
-import sysconfig
-import traceback
+import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_array, check_callable, check_instance
+from gdpjax._core.arguments import check_callable, check_instance
 from gdpjax._core.shown import shown
-from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._hyperparameters import LEARNING_RATE, NUM_STEPS, STANDARD, Hyperparameter, Parameters, parameters_of
+from gdpjax.sweeps.records import UserError
 
-_LIBRARIES = (f"{Path(__file__).parents[1]}{os.sep}", f"{sysconfig.get_path('stdlib')}{os.sep}")
-"""The folders of gdpjax and of Python's own modules: their lines are not the user's."""
-HOLD_OUT_SEED = 20191127
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""The normal numbers of float32, which real hyperparameters are in compiled code."""
+MOST_WHOLE = 2**31 - 1
+LEARNING_RATE = "learning_rate"
+NUM_STEPS = "num_steps"
+"""A parameter of this name is no hyperparameter: it is given the number of steps of the plan, for a schedule."""
+ONLY_NUMBERS = "only numbers can be searched; take an int and branch on it"
+"""What to do about a text, such as the name of an optimizer."""
 Settings = Mapping[str, Any]
 """Hyperparameters by name; real ones may be traced."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameter:
+    """A number that may be searched.
+
+    Fields:
+      name: as in the spec, in the table of results, and in the signature of what takes it.
+      whole: whether it is a whole number, and each value needs a program of its own.
+      positive: whether 0 and negative numbers are refused.
+      needed: whether it has no value unless the spec gives one.
+      label: what people read in place of its name, or None for the name with spaces.
+    """
+
+    name: str
+    whole: bool = False
+    positive: bool = False
+    needed: bool = True
+    label: str | None = None
+
+    def checked(self, value: Any) -> float:
+        """Return ``value`` as a number of this kind, or raise UserError."""
+        if self.whole:
+            least = 1 if self.positive else -MOST_WHOLE
+            if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_WHOLE:
+                return value
+            expected = f"a whole number from {least} to {MOST_WHOLE}"
+        else:
+            least = SMALLEST if self.positive else -LARGEST
+            if _is_number(value) and least <= value <= LARGEST:
+                return float(value)
+            expected = "a number > 0 that float32 holds" if self.positive else "a number that float32 holds"
+        advice = f": {ONLY_NUMBERS}" if isinstance(value, str) else ""
+        raise UserError(f"{self.name} must be {expected}, got {shown(value)}{advice}")
+
+
+STANDARD = {
+    "l2_clip_norm": Hyperparameter("l2_clip_norm", positive=True, label="clip norm"),
+    "noise_multiplier": Hyperparameter("noise_multiplier", positive=True, needed=False),
+    "epsilon": Hyperparameter("epsilon", positive=True, needed=False, label="target epsilon"),
+    "batch_size": Hyperparameter("batch_size", whole=True, positive=True, label="expected batch size (examples)"),
+    "epochs": Hyperparameter("epochs", whole=True, positive=True),
+}
+"""The hyperparameters of every private training; noise_multiplier and epsilon, a target, are alternatives."""
+RESERVED = (
+    *STANDARD,
+    *("seed", "seeds", "delta", "trial", "replicate", "error", "seconds", "diagnostics", "tuned"),
+    *("num_steps", "sampling_prob", "overflow", "neighboring_relation", "mu_clt", "epsilon_clt"),
+    *("epsilon_moments_accountant", "epsilon_lower", "epsilon_upper"),
+    *("dataset", "data", "model", "optimizer"),
+    *("search", "num_configurations", "search_seed", "one_program", "hold_out", "score", "minimize"),
+)
+"""Names that have a meaning in a spec or in the results, and cannot be a user's own."""
 
 
 class Model(NamedTuple):
@@ -76,6 +132,7 @@ class Task:
     A real hyperparameter is traced: any number of its values share one compiled program. A whole one (annotated as int,
     or with a whole default) is a constant, with a program for each value.
 
+    >>> import jax.numpy as jnp
     >>> def load():
     ...     x = np.linspace(-1, 1, 64, dtype=np.float32)
     ...     return (x, 2 * x), (x, 2 * x)
@@ -111,28 +168,20 @@ class Task:
     @functools.cached_property
     def hyperparameters(self) -> dict[str, Hyperparameter]:
         """Everything that a spec may give a value to: the learning rate, the standard ones, the others."""
-        of_build = self._of_build.numbers
-        of_optimizer = self._of_optimizer.numbers
-        for name in of_build.keys() & of_optimizer.keys():
-            if of_build[name].whole != of_optimizer[name].whole:
+        own = self._of_optimizer.numbers | self._of_build.numbers
+        for name, kind in self._of_optimizer.numbers.items():
+            if own[name].whole != kind.whole:
                 raise UserError(f"{name} is a whole number for one of build and optimizer, and real for the other")
-        own = of_optimizer | of_build
         rate = {LEARNING_RATE: own[LEARNING_RATE]} if LEARNING_RATE in own else {}
         return rate | STANDARD | own
 
     @functools.cached_property
-    def _of_build(self) -> Parameters:
-        return parameters_of(self.build, 1, "build")
+    def _of_build(self) -> "_Parameters":
+        return _parameters_of(self.build, 1, "build")
 
     @functools.cached_property
-    def _of_optimizer(self) -> Parameters:
-        return parameters_of(self.optimizer, 0, "optimizer")
-
-    @property
-    def options(self) -> dict[str, str]:
-        """The other parameters of ``optimizer`` and ``build``, which keep their defaults, with whose they are."""
-        of_build = dict.fromkeys(self._of_build.options, "build")
-        return of_build | dict.fromkeys(self._of_optimizer.options, "optimizer")
+    def _of_optimizer(self) -> "_Parameters":
+        return _parameters_of(self.optimizer, 0, "optimizer")
 
     def model(self, example: tuple[jax.ShapeDtypeStruct, ...], settings: Settings) -> Model:
         """Return the model with the hyperparameters of ``build`` that ``settings`` has."""
@@ -151,18 +200,17 @@ class Task:
     def complete(self, settings: Settings) -> dict[str, Any]:
         """Return the settings with what they leave at the defaults of ``optimizer`` and ``build``, for a record."""
         defaults = self._of_build.defaults | self._of_optimizer.defaults
-        left_out = {name: value for name, value in defaults.items() if name not in settings}
-        return {**settings, **left_out}
+        return dict(settings) | {name: value for name, value in defaults.items() if name not in settings}
 
     def own(self, settings: Settings, *, whole: bool) -> dict[str, Any]:
         """Return the user's own hyperparameters: whole ones, which programs are compiled for, or real ones."""
         own = self._of_optimizer.numbers | self._of_build.numbers
-        return _selected({name: kind for name, kind in own.items() if kind.whole == whole}, settings)
+        return _selected([name for name, kind in own.items() if kind.whole == whole], settings)
 
 
-def _selected(hyperparameters: Mapping[str, Hyperparameter], settings: Settings) -> dict[str, Any]:
-    """Return those settings that are of these hyperparameters, in their order."""
-    return {name: settings[name] for name in hyperparameters if name in settings}
+def _selected(names: Any, settings: Settings) -> dict[str, Any]:
+    """Return the settings of these names, in their order."""
+    return {name: settings[name] for name in names if name in settings}
 
 
 def _name_of(function: Any) -> str:
@@ -171,147 +219,57 @@ def _name_of(function: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """The data of a task. Training data are private, except for their number; evaluation data are public."""
+class _Parameters(NamedTuple):
+    """The parameters of one of the user's functions.
 
-    train: tuple[np.ndarray, ...]
-    evaluation: tuple[np.ndarray, ...]
+    Fields:
+      numbers: the hyperparameters among them; others keep their defaults.
+      defaults: all defaults that JSON can hold, for a record.
+      takes_num_steps: whether it asks for the number of steps of the plan.
+    """
 
-    @property
-    def num_examples(self) -> int:
-        """The number of training examples, taken as public."""
-        return len(self.train[0])
-
-    @property
-    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and types of one training example, as compiled code has them."""
-        return tuple(_on_device(array.shape[1:], array) for array in self.train)
-
-    @property
-    def evaluation_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and types of the evaluation data."""
-        return tuple(_on_device(array.shape, array) for array in self.evaluation)
-
-    def hold_out(self, fraction: float) -> "Examples":
-        """Return the training data alone, a ``fraction`` of them, always the same, in place of the evaluation data.
-
-        What is chosen by such scores has not seen the evaluation data. The scores are private then.
-        """
-        num_evaluation = round(fraction * self.num_examples)
-        if not 0 < num_evaluation < self.num_examples:
-            raise UserError(f"hold_out = {fraction} leaves nothing to train or to evaluate on")
-        order = np.random.default_rng(HOLD_OUT_SEED).permutation(self.num_examples)
-        train, evaluation = np.split(order, [self.num_examples - num_evaluation])
-        return Examples(
-            train=tuple(array[train] for array in self.train),
-            evaluation=tuple(array[evaluation] for array in self.train),
-        )
-
-    def digest(self) -> str:
-        """Return a hash of all arrays. It is a function of private data: keep it with the keys, never publish it."""
-        sha = hashlib.sha256()
-        for array in (*self.train, *self.evaluation):
-            sha.update(f"{array.shape}{array.dtype}".encode())
-            sha.update(np.ascontiguousarray(array).tobytes())
-        return sha.hexdigest()
+    numbers: dict[str, Hyperparameter]
+    defaults: dict[str, Any]
+    takes_num_steps: bool
 
 
-def _on_device(shape: tuple[int, ...], array: np.ndarray) -> jax.ShapeDtypeStruct:
-    """Return a shape with the dtype that an array gets on a device."""
-    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(array.dtype))
+def _parameters_of(function: Callable[..., Any], skip: int, what: str) -> _Parameters:
+    """Return the parameters of ``function`` without its first ``skip``; UserError where one has a reserved name.
 
-
-def load_examples(task: Task, hold_out: float | None = None) -> Examples:
-    """Return the checked data of a task; with ``hold_out`` a part of the training data is held out."""
+    One that is annotated as a number (``float``, ``int | None``), has a number as its default, or has no default at all
+    is a hyperparameter.
+    """
     try:
-        loaded = task.load()
-    except (Exception, SystemExit) as error:
-        raise failure_of("load", error) from error
-    examples = loaded if isinstance(loaded, Examples) else _examples_of(loaded)
-    lengths = {len(array) if array.ndim else None for array in examples.train}
-    if len(lengths) != 1 or not lengths - {0, None}:
-        raise UserError(f"load: all arrays of the training data need one row per example, got {lengths} rows")
-    if hold_out is not None:
-        return examples.hold_out(hold_out)
-    if any(array.ndim > 0 and len(array) == 0 for array in examples.evaluation):
-        raise UserError("load: the evaluation data have no rows, so that there is nothing to score on")
-    return examples
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what} must be a function with a signature, got {shown(function)}") from error
+    found = _Parameters({}, {}, NUM_STEPS in signature.parameters)
+    for name, parameter in list(signature.parameters.items())[skip:]:
+        default = parameter.default
+        has_default = default is not parameter.empty
+        if has_default and isinstance(default, int | float | str | None):
+            found.defaults[name] = default
+        if name == NUM_STEPS or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        declared = _declared_kind(parameter.annotation)
+        if has_default and declared is None and not _is_number(default):
+            continue
+        if name in RESERVED:
+            raise UserError(f"{what} has a parameter {name}, which is the name of something else; rename it")
+
+        # A learning rate is a positive number, however its default is written.
+        is_rate = name == LEARNING_RATE
+        is_whole = declared is int or (declared is None and isinstance(default, int))
+        found.numbers[name] = Hyperparameter(name, is_whole and not is_rate, is_rate, not has_default)
+    return found
 
 
-def _examples_of(loaded: Any) -> Examples:
-    """Return the examples of a pair (train, evaluation)."""
-    if not isinstance(loaded, tuple | list) or len(loaded) != 2:
-        raise UserError(
-            "load must return a pair (train, evaluation), each an array or a tuple of arrays, got "
-            f"{shown(loaded)}; for arrays of inputs and labels that is ((x, y), (x_test, y_test))"
-        )
-    return Examples(_arrays("training", loaded[0]), _arrays("evaluation", loaded[1]))
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _arrays(part: str, value: Any) -> tuple[np.ndarray, ...]:
-    """Return an array, or a tuple of arrays, as a tuple of arrays of finite numbers; ``part`` names it in messages."""
-    members = value if isinstance(value, tuple | list) else (value,)
-    arrays = []
-    for member in members:
-        try:
-            array = np.asarray(check_array(f"every array of the {part} data", member, kinds="biuf"))
-        except ValueError as error:
-            raise UserError(f"load: {error}") from error
-        # An example without a finite gradient trains nothing. This is for the owner of the data, who runs it.
-        if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
-            raise UserError(f"load: the {part} data have NaN or an infinity; replace these numbers or drop their rows")
-        arrays.append(array)
-    if not arrays:
-        raise UserError(f"load: there are no {part} data")
-    return tuple(arrays)
-
-
-def shapes_of(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the shapes of the results of a function, or raise the UserError for what it raises; ``what`` names it."""
-    try:
-        return jax.eval_shape(function, *arguments)
-    except (Exception, SystemExit) as error:
-        raise failure_of(what, error) from error
-
-
-def failure_of(what: str, error: BaseException) -> UserError:
-    """Return the UserError for an exception in a function of the user, with its notes and the line that raised it."""
-    if isinstance(error, UserError):
-        return error
-    place = _place_of(error)
-    where = f" ({place})" if place else ""
-
-    # JAX says which argument it was, but not that it is a hyperparameter.
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
-    traced = sorted(set(re.findall(r"argument numbers\['(\w+)'\]", message)))
-    if traced:
-        return UserError(
-            f"{what} failed: {' and '.join(traced)} is an argument of the compiled program, without a value while that "
-            "is made: use jnp.where in place of a branch, or annotate a whole number as int, each of whose values has "
-            f"a program of its own{where}"
-        )
-
-    # Neither where JAX was at work, nor that it left its own lines out, helps anybody.
-    parts = [f"{type(error).__name__}: {message.split('The error occurred while tracing')[0]}"[:500]]
-    parts += [note[:300] for note in getattr(error, "__notes__", []) if not note.startswith("-----")]
-    text = " ".join("; ".join(parts).split())
-    return UserError(f"{what} failed: {text}{where}")
-
-
-def with_place(what: str, error: Exception) -> Exception:
-    """Return the UserError for an exception that a function of the user raised, and any other one as it is."""
-    return failure_of(what, error) if _place_of(error) else error
-
-
-def _place_of(error: BaseException) -> str:
-    """Return the innermost line of the user's own, with its file and function; nothing where there is none."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f"{error.filename}, line {error.lineno}"
-    place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        path = frame.filename
-        is_of_library = "site-packages" in path or path.startswith(("<", *_LIBRARIES))
-        if not is_of_library:
-            place = f"{path}, line {frame.lineno}, in {frame.name}"
-    return place
+def _declared_kind(annotation: Any) -> type | None:
+    """Return float or int for such an annotation, also for one that is a text or that allows None."""
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    words = {word.strip() for word in text.split("|")} - {"None"}
+    return {"float": float, "int": int}.get(words.pop()) if len(words) == 1 else None

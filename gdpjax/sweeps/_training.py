@@ -14,18 +14,16 @@ from gdpjax._core.arguments import check_path
 from gdpjax._core.figures import rounded, shown_score
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
-from gdpjax.sweeps._blueprint import Blueprint
-from gdpjax.sweeps._errors import RunInterrupted, UserError
-from gdpjax.sweeps._keys import SEED_NOTICE, make_keys
-from gdpjax.sweeps._layout import check_score, label
-from gdpjax.sweeps._plans import Cost, cost_of, epoch_end, plan_of
-from gdpjax.sweeps._progress import PRIVATE_SCORES, TrainingProgress
-from gdpjax.sweeps._spec import SECTION, Spec
-from gdpjax.sweeps._sweep import as_console, as_spec, check_programs
-from gdpjax.sweeps._task import Examples, Task, load_examples, with_place
-from gdpjax.sweeps._trials import Trial, identity, list_trials
-from gdpjax.sweeps._worker import make_scores, not_finite
-from gdpjax.sweeps.rounding import interval, upper
+from gdpjax.sweeps._examples import Examples, load_examples, with_place
+from gdpjax.sweeps._imports import as_spec
+from gdpjax.sweeps._plans import SEED_NOTICE, Cost, Trial, cost_of, epoch_end, make_keys, plan_of
+from gdpjax.sweeps._program import Blueprint, make_scores, not_finite
+from gdpjax.sweeps._progress import PRIVATE_SCORES, TrainingProgress, as_console
+from gdpjax.sweeps._results import label
+from gdpjax.sweeps._spec import Spec
+from gdpjax.sweeps._task import Task
+from gdpjax.sweeps._trials import check_programs, only_trial
+from gdpjax.sweeps.records import RunInterrupted, UserError, interval, upper
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, start_run
 
 if TYPE_CHECKING:
@@ -108,26 +106,15 @@ def train(
     folder = check_path("out", out)
     checked = as_spec(task, spec)
     trial = only_trial(checked)
-    examples = load_examples(checked.task, checked.content.hold_out)
-    scores, _ = check_programs(checked, [trial], examples)
-    check_score(checked, scores)
-    if trial.seed is not None:
-        shown_on.print(f"[bold yellow]{SEED_NOTICE}")
+    examples = load_examples(checked.task.load, checked.content.hold_out)
+    check_programs(checked, [trial], examples)
     with TrainingProgress(shown_on) as progress:
+        if trial.seed is not None:
+            progress.warn(SEED_NOTICE)
         result = Recorder(checked, trial, examples, folder, diagnostics).run(resume, progress, how_to_resume)
     if console is None and result.private_warning is not None:
         warnings.warn(result.private_warning, stacklevel=2)
     return result
-
-
-def only_trial(spec: Spec) -> Trial:
-    """Return the trial of a spec that has one; UserError with the line for one that has more."""
-    trials = list_trials(spec)
-    if len(trials) == 1:
-        return trials[0]
-    several = [name for name, choice in spec.choices.items() if not isinstance(choice, tuple) or len(choice) > 1]
-    name = (*several, "seeds")[0]
-    spec.fail((SECTION, name), f"train takes one value of {name}; for several there is sweep-trainings")
 
 
 class Recorder:
@@ -137,10 +124,10 @@ class Recorder:
         self.spec = spec
         self.examples = examples
         self.out = out
-        self.plan = plan_of(trial.settings, trial.delta, examples.num_examples)
+        self.plan = plan_of(trial.settings, trial.delta, examples.num_examples, spec.content.tuned)
         settings = trial.settings | {"noise_multiplier": self.plan.noise_multiplier}
         self.trial = dataclasses.replace(trial, settings=settings, plan=self.plan)
-        self.identity = identity(self.trial, diagnostics)
+        self.identity = self.trial.identity(diagnostics)
         self.logs = [records.METRICS, records.DIAGNOSTICS] if diagnostics else [records.METRICS]
         self.scored_on = PUBLIC if spec.content.hold_out is None else HELD_OUT
         self.epochs = int(settings["epochs"])
@@ -212,14 +199,7 @@ class Recorder:
             self.num_rows += record.get("batch_size", 0)
             self.num_not_finite += record.get("num_not_finite", 0)
 
-        # There is a record of each epoch, in order. Only an epoch that a move to another machine has cost has none.
-        history = kept_records[records.METRICS]
-        recorded = [record["step"] for record in history]
-        expected = [end for end in self.ends if end <= run.step]
-        in_order = [end for end in expected if end in recorded]
-        if recorded != in_order or (recorded != expected and not run.num_lost):
-            raise UserError(f"{self.out / records.METRICS} is damaged: its epochs do not lead up to step {run.step}")
-        return run, history
+        return run, kept_records[records.METRICS]
 
     def _begin(self) -> None:
         """Write the configuration; killed after that, the run is started by resuming it."""
@@ -255,7 +235,7 @@ class Recorder:
         cost = dataclasses.asdict(cost_of(run.state.opt_state, self.trial.delta))
         figures = {name: value for name, value in cost.items() if name.startswith(("mu_", "epsilon_"))}
         num_epochs = sum(end <= run.step for end in self.ends)
-        return {"step": run.step, "epoch": num_epochs} | self._scores(self.trial, run.state.params) | figures
+        return {"step": run.step, "epoch": num_epochs} | self._scores(self.trial.settings, run.state.params) | figures
 
     def _finish(self, state: State, history: list[dict[str, Any]]) -> TrainingResult:
         """Write the model and the result."""
@@ -263,9 +243,8 @@ class Recorder:
         if 2 * self.num_not_finite > self.num_rows:
             warning = (
                 f"PRIVATE: the losses or gradients of {self.num_not_finite} of {self.num_rows} examples were not "
-                "finite, and such a gradient is dropped: the model and its scores are little more than noise. Look for "
-                "NaN and infinities in the loss and the data. This number is itself private information, which epsilon "
-                "does not cover: keep it to yourself"
+                "finite and were dropped: look for NaN and infinities in the loss and the data. Epsilon does not cover "
+                "this number: keep it to yourself"
             )
         result = TrainingResult(
             out=self.out,
@@ -275,7 +254,7 @@ class Recorder:
             history=history,
             cost=cost_of(state.opt_state, self.trial.delta),
             seeded=self.trial.seed is not None,
-            scores=self._scores(self.trial, state.params),
+            scores=self._scores(self.trial.settings, state.params),
             scored_on=self.scored_on,
             private_warning=warning,
         )
@@ -317,17 +296,20 @@ def print_training(console: "Console", result: TrainingResult) -> None:
     for name, value in result.scores.items():
         table.add_row(label(name), f"{shown_score(name, value):.4g}", standing)
     table.add_section()
-    table.add_row("mu, CLT", upper(cost.mu_clt, 4), "asymptotic estimate")
-    table.add_row("epsilon, CLT", upper(cost.epsilon_clt, 4), "asymptotic, may understate")
-    table.add_row("epsilon, moments accountant", upper(cost.epsilon_moments_accountant, 4), "upper bound")
-    certified = interval({"epsilon_lower": cost.epsilon_lower, "epsilon_upper": cost.epsilon_upper}, 4)
-    table.add_row("epsilon, certified", certified, "certified interval", end_section=True)
-    table.add_row("noise_multiplier", f"{cost.noise_multiplier:.6g}", "noise stddev / sensitivity")
-    table.add_row("sampling_prob", upper(cost.sampling_prob, 6), f"Poisson, N = {result.plan.max_examples} public")
-    table.add_row("num_steps", f"{cost.num_steps}", f"{result.epochs} epochs, as planned")
-    table.add_row("delta", f"{cost.delta!r}", "")
-    table.add_row("neighbouring relation", cost.neighboring_relation.replace("_", " "), "an example or a null one")
-    table.add_row("overflow tau", rounded(cost.overflow, 2, "up"), "batch above capacity")
+    rows = [
+        ("mu, CLT", upper(cost.mu_clt, 4), "asymptotic estimate"),
+        ("epsilon, CLT", upper(cost.epsilon_clt, 4), "asymptotic, may understate"),
+        ("epsilon, moments accountant", upper(cost.epsilon_moments_accountant, 4), "upper bound"),
+        ("epsilon, certified", interval(vars(cost), 4), "certified interval"),
+        ("noise_multiplier", f"{cost.noise_multiplier:.6g}", "noise stddev / sensitivity"),
+        ("sampling_prob", upper(cost.sampling_prob, 6), f"Poisson, N = {result.plan.max_examples} public"),
+        ("num_steps", f"{cost.num_steps}", f"{result.epochs} epochs, as planned"),
+        ("delta", f"{cost.delta!r}", ""),
+        ("neighbouring relation", cost.neighboring_relation.replace("_", " "), "an example or a null one"),
+        ("overflow tau", rounded(cost.overflow, 2, "up"), "batch above capacity"),
+    ]
+    for row in rows:
+        table.add_row(*row, end_section=row[0] == "epsilon, certified")
     if result.seeded:
         table.caption = SEED_NOTICE
     console.print(table)

@@ -4,9 +4,9 @@ A trial's keys come with it, so that a chunk that is run again, here or elsewher
 noise: not another draw from the mechanism, for which another epsilon would be due.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,28 +18,28 @@ import numpy as np
 
 from gdpjax.ledger import Event, ledger_of
 from gdpjax.sampling import BatchOverflowError
-from gdpjax.sweeps._blueprint import Blueprint
-from gdpjax.sweeps._errors import UserError
-from gdpjax.sweeps._keys import Keys
-from gdpjax.sweeps._program import Program, arguments_of, lane, make_program
-from gdpjax.sweeps._task import Examples, Task, failure_of, with_place
-from gdpjax.sweeps._trials import Trial
+from gdpjax.sweeps._examples import Examples, failure_of, with_place
+from gdpjax.sweeps._plans import Keys, Trial
+from gdpjax.sweeps._program import Blueprint, Program, arguments_of, make_program, make_scores, not_finite
+from gdpjax.sweeps._task import Settings, Task
+from gdpjax.sweeps.records import UserError
 from gdpjax.training import Data, State
 
 Shape = tuple[Any, ...]
 """Whatever a program is compiled for: the number of steps, the expected batch size, the whole hyperparameters."""
 Steps = Callable[[int, int], None]
 """Told how many steps of how many are done; an exception of it ends the chunk."""
+Row = dict[str, Any]
+"""The record of a trial that is over: settings, cost, scores, and the error, which is None where it succeeded."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The end of a trial: scores or an error. ``seconds`` is its share of its chunk's time."""
+class Limits:
+    """The largest number of trials in a chunk, the memory of one node, and how many chunks run in it at a time."""
 
-    trial: Trial
-    scores: dict[str, float] = dataclasses.field(default_factory=dict)
-    error: str | None = None
-    seconds: float = 0.0
+    width: int
+    memory_bytes: int
+    slots: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +60,14 @@ class Chunk:
 
 
 class Result(NamedTuple):
-    """The outcomes of the trials of a chunk, and what was compiled for it, if anything was."""
+    """The records of the trials of a chunk, and what was compiled for it, if anything was."""
 
-    outcomes: list[Outcome]
+    rows: list[Row]
     program: dict[str, Any] | None
+
+
+class ChunkLost(Exception):
+    """A backend's word that a chunk ended its worker, and more than once: the chunk is at fault."""
 
 
 class Stopped(Exception):
@@ -76,7 +80,32 @@ class _Compiled(NamedTuple):
     program: Program
     data: Data
     blueprint: Blueprint
-    scores: Callable[[Trial, Any], dict[str, float]]
+    scores: Callable[[Settings, Any], dict[str, float]]
+
+
+class LocalBackend:
+    """Threads of this process. XLA uses all cores for large operations, but not for those of small models."""
+
+    def __init__(self, task: Task, examples: Examples, limits: Limits, on_steps: Steps) -> None:
+        self.limits = limits
+        self._worker = Worker(task, examples, limits.memory_bytes, limits.slots)
+        self._stop = threading.Event()
+        self._pool = concurrent.futures.ThreadPoolExecutor(limits.slots)
+        self._observer = on_steps
+
+    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
+        """Put the chunk into the queue of the threads."""
+        return self._pool.submit(self._worker.run, chunk, self._on_steps)
+
+    def _on_steps(self, done: int, total: int) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        self._observer(done, total)
+
+    def close(self) -> None:
+        """End the running chunks at their next call of a program."""
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
 
 
 class Worker:
@@ -103,118 +132,85 @@ class Worker:
             compiled = self._compiled[key]
         if isinstance(compiled, Exception):
             # Of the compiler or of the model: the other shapes continue.
-            return Result(_failures(chunk.trials, compiled), None)
+            return Result(failures(chunk.trials, compiled), None)
 
         program = compiled.program
         is_large = program.memory_bytes > self.memory_bytes // self.slots
-        outcomes = []
+        rows = []
         with self._alone if is_large else contextlib.nullcontext():
             begin = time.perf_counter()
             for first in range(0, len(chunk.trials), program.width):
                 part = slice(first, first + program.width)
-                outcomes += _outcomes(compiled, chunk.trials[part], chunk.key_data[part], on_steps)
+                rows += _train(compiled, chunk.trials[part], chunk.key_data[part], on_steps)
             seconds = (time.perf_counter() - begin) / len(chunk.trials)
-        timed = [dataclasses.replace(outcome, seconds=seconds) for outcome in outcomes]
+        timed = [row | {"seconds": seconds} for row in rows]
         return Result(timed, described_program(chunk, program) if is_new else None)
 
     def _compile(self, chunk: Chunk) -> _Compiled | Exception:
         trial = chunk.trials[0]
         try:
             blueprint = Blueprint(self.task, self.examples, trial.plan, trial.settings)
-            program, data = compile_shape(blueprint, trial.settings, chunk.width, self.memory_bytes, self.slots)
-            # All plans of a sweep are for as many rows: the data are on the device once.
-            self._data = self._data or data
+            if self._data is None:
+                # All plans of a sweep are for as many rows: the data are on the device once.
+                self._data = blueprint.training(trial.settings).place(*self.examples.train)
+            limits = {"width": chunk.width, "memory_bytes": self.memory_bytes, "slots": self.slots}
+            program = make_program(blueprint, self._data, **limits)
             return _Compiled(program, self._data, blueprint, make_scores(blueprint))
         except Exception as error:
             return with_place("the training", error)
 
 
-def _outcomes(compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Steps) -> list[Outcome]:
+def _train(compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Steps) -> list[Row]:
     """Take trials side by side through their program; returns how they ended."""
     program = compiled.program
-    keys = []
-    for init_data, training_data in jnp.asarray(key_data):
-        keys.append(Keys(jax.random.wrap_key_data(init_data), jax.random.wrap_key_data(training_data)))
+    keys = [Keys(*map(jax.random.wrap_key_data, of_trial)) for of_trial in jnp.asarray(key_data)]
     settings = [trial.settings for trial in trials]
-    numbers, stacked_keys = arguments_of(settings, keys, compiled.blueprint.real, program.width)
+    arguments = arguments_of(settings, keys, compiled.blueprint.real, program.width)
     num_steps = program.num_calls * program.steps_per_call
     try:
-        state = program.run(numbers, stacked_keys, compiled.data, lambda done: on_steps(done, num_steps))
+        states = program.run(*arguments, compiled.data, lambda done: on_steps(done, num_steps))
     except Stopped:
         raise
     except Exception as error:
         # Out of memory, for example: the other chunks continue.
-        return _failures(trials, error)
-    return [_outcome(compiled, trial, lane(state, index)) for index, trial in enumerate(trials)]
+        return failures(trials, error)
+    return [_row(compiled, trial, lane(states, index)) for index, trial in enumerate(trials)]
 
 
-def _failures(trials: Sequence[Trial], error: Exception) -> list[Outcome]:
-    """Return the same error as the outcome of each trial."""
-    return [Outcome(trial, error=described(error)) for trial in trials]
+def lane(state: State, index: int) -> State:
+    """Return one trial of a batched state."""
+    return jax.tree.map(lambda leaf: leaf[index], state)
 
 
-def compile_shape(
-    blueprint: Blueprint, settings: Mapping[str, float], width: int, memory_bytes: int, slots: int = 1
-) -> tuple[Program, Data]:
-    """Return the program of a shape for at most ``width`` trials side by side, and the data that it takes.
-
-    As many trials as fit into its share of the memory, where ``slots`` of it run at a time; one may have all of it.
-    """
-    data = blueprint.training(settings).place(*blueprint.examples.train)
-    program = make_program(blueprint, data, width=width, memory_bytes=memory_bytes // slots, most_bytes=memory_bytes)
-    return program, data
-
-
-def make_scores(blueprint: Blueprint) -> Callable[[Trial, Any], dict[str, float]]:
-    """Return ``scores(trial, params)`` on the evaluation data: compiled once for all trials of a shape."""
-    compiled = jax.jit(blueprint.scores)
-    evaluation = tuple(jnp.asarray(array) for array in blueprint.examples.evaluation)
-
-    def scores(trial: Trial, params: Any) -> dict[str, float]:
-        numbers = {name: jnp.float32(trial.settings[name]) for name in blueprint.real}
-        values = compiled(numbers, params, evaluation)
-        return {name: python_number(value) for name, value in values.items()}
-
-    return scores
-
-
-def python_number(value: Any) -> float:
-    """Return the shortest decimal number that is ``value`` in its own precision.
-
-    >>> python_number(jnp.float32(0.836)), float(jnp.float32(0.836))
-    (0.836, 0.8360000252723694)
-    """
-    if not jnp.issubdtype(value.dtype, jnp.inexact):
-        return float(value)
-    return float(str(np.asarray(value)[()]))
-
-
-def _outcome(compiled: _Compiled, trial: Trial, state: State) -> Outcome:
+def _row(compiled: _Compiled, trial: Trial, state: State) -> Row:
     """Return how a trial ended. A ledger that is not the plan's stops the sweep: its epsilons would be wrong."""
     refuse_wrong_ledger(trial, state)
     try:
         state.check_status()
-        scores = compiled.scores(trial, state.params)
+        scores = compiled.scores(trial.settings, state.params)
     except BatchOverflowError as error:
-        return Outcome(trial, error=described(error))
+        return row_of(trial, error=described(error))
     except Exception as error:
-        return Outcome(trial, error=described(failure_of("scores", error)))
+        return row_of(trial, error=described(failure_of("scores", error)))
     reason = not_finite(state.params, scores)
-    return Outcome(trial, error=reason) if reason is not None else Outcome(trial, scores)
+    return row_of(trial, scores) if reason is None else row_of(trial, error=reason)
 
 
-def not_finite(params: Any, scores: Mapping[str, float]) -> str | None:
-    """Return in words what of a trained model is not finite; None where everything is.
+def row_of(trial: Trial, scores: Mapping[str, float] = {}, error: str | None = None) -> Row:
+    """Return the record of a trial that is over. It is charged for all planned steps, whenever it stopped."""
+    about = {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate, "error": error, "seconds": 0.0}
+    return {**trial.settings, **scores, **dataclasses.asdict(trial.cost), **about}
 
-    NaN would win or lose every comparison by accident.
-    """
-    for leaf in jax.tree.leaves(params):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not jnp.isfinite(leaf).all():
-            return "diverged: the trained parameters are not finite; take a smaller learning_rate"
-    for name, value in scores.items():
-        if not math.isfinite(value):
-            return f"the score {name} is {value}"
-    return None
+
+def failures(trials: Sequence[Trial], error: Exception) -> list[Row]:
+    """Return the same error as the outcome of each trial."""
+    return [row_of(trial, error=described(error)) for trial in trials]
+
+
+def described(error: Exception) -> str:
+    """Return one line for an error."""
+    text = " ".join(str(error).split())[:500]
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
 
 
 def shape_of(task: Task, trial: Trial) -> Shape:
@@ -252,9 +248,3 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     has_planned_sampling = event.sampling_prob == planned.sampling_prob
     if not has_planned_noise or not has_planned_sampling or not (is_complete or was_stopped):
         raise RuntimeError(f"the ledger says {event}, but the cost was computed for {planned}")
-
-
-def described(error: Exception) -> str:
-    """Return one line for an error."""
-    text = " ".join(str(error).split())[:500]
-    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"

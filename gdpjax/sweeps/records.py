@@ -4,10 +4,11 @@ Public: ``config.json``, ``metrics.jsonl``, ``model.npz``, ``result.json``. Not 
 cover them: ``private_diagnostics.NOT_FOR_RELEASE.jsonl``, and the checkpoints, which hold the keys of the noise.
 """
 
+import decimal
 import importlib.metadata
 import json
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,10 @@ import jax
 import msgspec
 import numpy as np
 
-from gdpjax._core.figures import plain
+from gdpjax._core.documents import DocumentError, convert_document, read_document, read_document_lines
+from gdpjax._core.figures import decimals_of, plain
 from gdpjax._core.files import write_atomically
-from gdpjax.sweeps._errors import UserError
-from gdpjax.training import DocumentError, convert_document, environment, parse_document, read_document
+from gdpjax.training import environment
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -31,6 +32,14 @@ NOTICES = {
     DIAGNOSTICS: "NOT FOR RELEASE: losses, gradient norms and batch sizes of private data, outside epsilon.",
 }
 Whole = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class UserError(ValueError):
+    """A wrong argument, file or folder: what was expected, what was got, what to do."""
+
+
+class RunInterrupted(Exception):
+    """The user stopped a run or a sweep; the message says how to continue it."""
 
 
 class ConfigFile(msgspec.Struct):
@@ -46,11 +55,6 @@ class Epoch(msgspec.Struct):
     epoch: Whole
     epsilon_lower: float | str | msgspec.UnsetType = msgspec.UNSET
     epsilon_upper: float | str | msgspec.UnsetType = msgspec.UNSET
-
-
-class Metrics(Epoch):
-    """The fields of a line of ``metrics.jsonl`` that are read."""
-
     steps_per_second: float | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -88,9 +92,9 @@ class Diagnostics(msgspec.Struct):
     num_not_finite: Whole | msgspec.UnsetType = msgspec.UNSET
 
 
-DETAILS: dict[str, type] = {METRICS: Metrics, DIAGNOSTICS: Diagnostics}
+LINES: dict[str, type] = {METRICS: Epoch, DIAGNOSTICS: Diagnostics}
 """The type of the lines of each log, after the notice."""
-NOT_SCORES = frozenset((*Metrics.__struct_fields__, *ResultFile.__struct_fields__))
+NOT_SCORES = frozenset((*Epoch.__struct_fields__, *ResultFile.__struct_fields__))
 """The fields that stand beside the scores in ``metrics.jsonl`` and ``result.json``, which a score may not replace."""
 
 
@@ -110,7 +114,7 @@ def read_json(path: Path, kind: type) -> dict[str, Any]:
         value = read_document(path, dict[str, Any])
         convert_document(value, kind, str(path))
     except DocumentError as error:
-        raise UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder") from error
+        raise _damaged(path, error) from error
     return value
 
 
@@ -119,19 +123,17 @@ def read_lines(path: Path, kind: type, header: int = 0) -> list[dict[str, Any]]:
 
     A last line without its end was cut off by a crash; its epoch or program is done again, so it is dropped.
     """
-    if not path.is_file():
-        raise UserError(f"{path} is missing; restore it, or start anew in another folder")
-    *lines, _unfinished = path.read_bytes().split(b"\n")
-    objects = []
-    for number, line in enumerate(lines[header:], start=header + 1):
-        source = f"{path}, line {number}"
-        try:
-            record = parse_document(line, dict[str, Any], source)
-            convert_document(record, kind, source)
-        except DocumentError as error:
-            raise UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder") from error
-        objects.append(record)
+    try:
+        objects = read_document_lines(path, dict[str, Any])[header:]
+        for number, record in enumerate(objects, start=header + 1):
+            convert_document(record, kind, f"{path}, line {number}")
+    except DocumentError as error:
+        raise _damaged(path, error) from error
     return objects
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} is damaged ({error}); restore it, or start anew in another folder")
 
 
 def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
@@ -146,10 +148,9 @@ def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
         if saved.get(name) != now.get(name):
             differences.append(f"{name}: {saved.get(name)!r} then, {now.get(name)!r} now")
     if differences:
-        listing = "; ".join(differences)
         raise UserError(
-            f"this is not the configuration that the run in {folder} was begun with ({listing}); restore it, "
-            "or start a new run with another --out"
+            f"the run in {folder} was begun with another configuration ({'; '.join(differences)}); restore it, or "
+            "choose another --out"
         )
 
 
@@ -192,7 +193,7 @@ def append(folder: Path, name: str, records: Iterable[dict[str, Any]]) -> None:
 
 def rewind(folder: Path, name: str, step: int) -> list[dict[str, Any]]:
     """Drop the records after ``step``, and a line cut off by a crash; returns the others, without the notice."""
-    lines = read_lines(folder / name, DETAILS[name], header=1)
+    lines = read_lines(folder / name, LINES[name], header=1)
     kept = [record for record in lines if record["step"] <= step]
     start_log(folder, name)
     append(folder, name, kept)
@@ -223,3 +224,22 @@ def save_model(folder: Path, params: Any) -> None:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asarray(leaf), allow_pickle=False)
     temporary.replace(folder / MODEL)
+
+
+def interval(cost: Mapping[str, float], decimals: int = 3) -> str:
+    """Return the certified interval, rounded outwards.
+
+    >>> interval({"epsilon_lower": 2.4499, "epsilon_upper": 2.4511}, 2)
+    '[2.44, 2.46]'
+    """
+    lower = decimals_of(cost["epsilon_lower"], decimals, decimal.ROUND_FLOOR)
+    return f"[{lower}, {upper(cost['epsilon_upper'], decimals)}]"
+
+
+def upper(bound: float, decimals: int) -> str:
+    """Return an upper bound, rounded up.
+
+    >>> upper(2.4513, 2), upper(2.5, 2), upper(float("inf"), 2)
+    ('2.46', '2.50', 'inf')
+    """
+    return decimals_of(bound, decimals, decimal.ROUND_CEILING)

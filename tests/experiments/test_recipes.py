@@ -18,7 +18,7 @@ from experiments.models.networks import Factors
 from experiments.recipes import command, outcome, tables
 from experiments.recipes.catalogue import RECIPES
 from experiments.sweeps.command import read as read_spec
-from gdpjax.sweeps.parts import list_trials
+from gdpjax.sweeps import list_trials
 from tests.sweeps.sweeps import small
 
 SEARCH = """

@@ -20,8 +20,7 @@ from experiments.paper import accountant_grid, command, figures, imdb_clipping, 
 from experiments.paper.settings import EXPERIMENTS, FIGURE4_EPSILON, Row
 from experiments.train.tasks import numbers_of
 from gdpjax import accounting
-from gdpjax.sweeps import records, rounding
-from gdpjax.sweeps.parts import plan_of
+from gdpjax.sweeps import plan_of, records
 
 
 def test_the_settings_are_the_papers():
@@ -247,9 +246,9 @@ def test_figures_are_drawn_from_result_files_alone(tmp_path, capsys, monkeypatch
 
 def test_intervals_are_rounded_outwards():
     """Rounded to the nearest, [5.637995, 5.641118] would become [5.638, 5.641], which is not true."""
-    assert rounding.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
+    assert records.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
     above = float(np.nextafter(2.5, 3))  # 1000 times it is 2500 in floats
-    assert rounding.upper(above, 3) == "2.501"
+    assert records.upper(above, 3) == "2.501"
 
 
 def test_the_grid_tells_which_accountant_understates():

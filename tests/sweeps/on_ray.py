@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from rich.console import Console
 
 from experiments import data
-from gdpjax.sweeps import _sweep
-from gdpjax.sweeps._ray import RayBackend
+from gdpjax.sweeps import _ray, _sweep
 from tests.sweeps.sweeps import SEVERAL, THOUSAND, on, small
 
 
@@ -43,7 +42,12 @@ def driver(folder, address, width, resume):
 
     _sweep.SweepProgress = Talking
     text = THOUSAND if width == "32" else SEVERAL
-    sweep(Path(folder), resume, lambda task, examples, _: RayBackend(task, examples, int(width), 10**9, address), text)
+    sweep(
+        Path(folder),
+        resume,
+        lambda task, examples, _: _ray.RayBackend(task, examples, int(width), 10**9, address),
+        text,
+    )
 
 
 def two_nodes(folder):
@@ -58,7 +62,7 @@ def two_nodes(folder):
             story["chunks"].append([{"trial": row["trial"]} for row in rows])
 
     def backend_for(task, examples, progress):
-        backend = RayBackend(task, examples, 1, 10**9, cluster.address)
+        backend = _ray.RayBackend(task, examples, 1, 10**9, cluster.address)
         story["nodes"] = sum(node["Alive"] for node in backend._ray.nodes())
         threading.Thread(target=remove, args=(backend._ray,)).start()
         return backend
@@ -78,7 +82,7 @@ def two_nodes(folder):
         shutdown(self)
 
     _sweep.SweepProgress = Watching
-    shutdown, RayBackend.close = RayBackend.close, close
+    shutdown, _ray.RayBackend.close = _ray.RayBackend.close, close
     sweep(Path(folder), False, backend_for)
     cluster.shutdown()
     print(json.dumps(story))

@@ -14,11 +14,8 @@ import pytest
 from rich.console import Console
 
 from experiments import data
-from experiments.sweeps.named_task import NamedTask
-from gdpjax.sweeps import Examples, _program, _sweep, _worker, parse_spec
-from gdpjax.sweeps._folder import described, read_rows
-from gdpjax.sweeps._layout import layout_of
-from gdpjax.sweeps._run import Limits, LocalBackend, Sweep, distinct_keys
+from experiments.sweeps.named_task import FIELDS, named_task
+from gdpjax.sweeps import Examples, _folder, _program, _sweep, _worker, parse_spec
 
 SMALL = """
 dataset = "digits"
@@ -27,7 +24,6 @@ batch_size = 8
 epochs = 1
 """
 SEVERAL = SMALL + "learning_rate = [0.25, 0.5]\nl2_clip_norm = [0.5, 1.0]\nnoise_multiplier = [2.0, 4.0]\nseeds = [3]\n"
-
 THOUSAND = (
     SMALL
     + """learning_rate = { min = 0.1, max = 1.0, count = 50, log = true }
@@ -45,7 +41,7 @@ def small(full):
 
 def spec_of(text):
     """A spec that is in no file."""
-    return parse_spec(Path("sweep.toml"), text, NamedTask())
+    return parse_spec(Path("sweep.toml"), text, FIELDS, named_task)
 
 
 def examples_of(dataset):
@@ -61,20 +57,20 @@ def on(dataset, text):
 
 def local(width=2, slots=1):
     """This process, with chunks of at most ``width`` trials."""
-    limits = Limits(width, 10**9, slots)
-    return lambda task, examples, progress: LocalBackend(task, examples, limits, progress)
+    limits = _worker.Limits(width, 10**9, slots)
+    return lambda task, examples, progress: _worker.LocalBackend(task, examples, limits, progress.on_steps)
 
 
 def sweep_of(folder, trials, text=SMALL):
     """A sweep of these trials, without its beginning, and with a key that everybody knows."""
     spec = spec_of(text)
-    keys = distinct_keys(trials, jax.random.key(0))
-    return Sweep(folder, spec.task, layout_of(spec, trials, ("test_accuracy",)), trials, keys)
+    keys = _sweep.distinct_keys(trials, jax.random.key(0))
+    return _sweep.Sweep(folder, spec.task, _sweep.layout_of(spec, trials, ("test_accuracy",)), trials, keys)
 
 
 def rows_of(folder, layout=None):
     """The rows in a folder."""
-    return read_rows(folder, layout or described(folder).layout)
+    return _folder.read_rows(folder, layout or _folder.described(folder).layout)
 
 
 def run_small(text, dataset, folder, *, resume=False, backend_for=None):

@@ -44,13 +44,6 @@ def test_damaged_documents_are_named(tmp_path, kind):
         records.read_json(path, kind)
 
 
-@pytest.mark.parametrize("name", [_folder.SPEC, _folder.SPEC_OF_A_CALL])
-def test_a_damaged_spec_in_the_folder_of_a_sweep_is_named(tmp_path, name):
-    (tmp_path / name).write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=rf"{name} is damaged \(.*\); restore it"):
-        _folder.spec_text(tmp_path)
-
-
 def test_parameters_may_be_called_like_arguments_of_savez(tmp_path):
     """A parameter called file is an array of the model as any other."""
     params = {"file": np.ones(2), "allow_pickle": {"w": np.zeros(3)}}

@@ -6,21 +6,17 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
+import numpy as np
 import pytest
 
 from experiments import cli
 from experiments.errors import UserError
-from gdpjax.sweeps import _folder, _ray, _run, _sweep, _worker
-from gdpjax.sweeps._run import ChunkLost, Limits, chunks_of, run_trials
-from gdpjax.sweeps._trials import list_trials, plan_trials
-from gdpjax.sweeps._worker import Outcome, Result, Worker
+from gdpjax.sweeps import _folder, _ray, _sweep, _worker, list_trials, plan_trials
 from tests.sweeps import on_ray, sweeps
 from tests.sweeps.sweeps import SEVERAL, SMALL, THOUSAND, examples_of, run_small, spec_of, sweep_of
 
@@ -42,8 +38,8 @@ class Fake:
         if error is not None:
             future.set_exception(error)
         else:
-            outcomes = [Outcome(trial, {"test_accuracy": 0.5}) for trial in chunk.trials]
-            future.set_result(Result(outcomes, None))
+            rows = [_worker.row_of(trial, {"test_accuracy": 0.5}) for trial in chunk.trials]
+            future.set_result(_worker.Result(rows, None))
         return future
 
 
@@ -57,19 +53,23 @@ class Silent:
     def on_chunks(self, description):
         pass
 
+    def on_steps(self, done, total):
+        pass
+
     def on_chunk(self, rows):
         self.rows += rows
 
 
 @functools.cache
 def plans(text):
-    return plan_trials(None, list_trials(spec_of(text)), 64)
+    spec = spec_of(text)
+    return plan_trials(spec, list_trials(spec), 64)
 
 
 def rows_of(folder):
     """Return the rows of sweeps of these tests."""
     layout = None
-    if not (folder / _folder.SWEEP).is_file():
+    if not (folder / "sweep.json").is_file():
         layout = sweep_of(folder, plans(TWO_SHAPES)).layout
     return sweeps.rows_of(folder, layout)
 
@@ -82,14 +82,18 @@ def numbers_of_trials(backend):
 def run(folder, backend, done=()):
     observer = Silent()
     folder.mkdir(exist_ok=True)
-    on_record = [{"trial": number} for number in done]
-    run_trials(sweep_of(folder, plans(TWO_SHAPES)), on_record, backend, observer)
+    sweep = sweep_of(folder, plans(TWO_SHAPES))
+    if done:
+        _folder.write_part(
+            folder, [_worker.row_of(trial) for trial in sweep.trials if trial.number in done], sweep.layout
+        )
+    _sweep.run_trials(sweep, backend, observer)
     return observer
 
 
 def test_chunks_have_one_shape_and_every_trial_is_in_one(tmp_path):
     """The trials of a chunk have one number of steps, and all trials are on record."""
-    backend = Fake(Limits(2, 10**9))
+    backend = Fake(_worker.Limits(2, 10**9))
     observer = run(tmp_path, backend)
     assert len(observer.rows) == 6
     assert numbers_of_trials(backend) == [[0, 2], [4], [1, 3], [5]]
@@ -100,7 +104,7 @@ def test_chunks_have_one_shape_and_every_trial_is_in_one(tmp_path):
 
 def test_what_is_done_is_not_submitted(tmp_path):
     """Trials that are on record are in no chunk."""
-    backend = Fake(Limits(8, 10**9))
+    backend = Fake(_worker.Limits(8, 10**9))
     run(tmp_path, backend, done=[0, 1, 5])
     assert numbers_of_trials(backend) == [[2, 4], [3]]
 
@@ -112,8 +116,8 @@ def test_what_is_done_is_not_submitted(tmp_path):
 def test_chunks_fill_the_places(count, width, slots, expected):
     """Trials are spread evenly over the places, in chunks as wide as the limit allows."""
     (trial,) = plans(SMALL)
-    keys = {0: tuple(jax.random.split(jax.random.key(0)))}
-    chunks = list(chunks_of((8, 8.0), [trial] * count, keys, Limits(width, 10**9, slots)))
+    keys = {0: np.zeros((2, 2), np.uint32)}
+    chunks = list(_sweep.chunks_of((8, 8.0), [trial] * count, keys, _worker.Limits(width, 10**9, slots)))
     assert [len(chunk.trials) for chunk in chunks] == expected
     assert {chunk.width for chunk in chunks} == {max(expected)}
 
@@ -128,7 +132,7 @@ def test_a_chunk_takes_its_keys_along(tmp_path):
 
 def keys_by_trial(folder, width):
     """Run a sweep in chunks of some width, and return the words of each trial's keys."""
-    backend = Fake(Limits(width, 10**9))
+    backend = Fake(_worker.Limits(width, 10**9))
     run(folder, backend)
     keys = {}
     for chunk in backend.chunks:
@@ -142,10 +146,10 @@ def test_a_chunk_that_kills_its_workers_is_the_failure_of_its_trials(tmp_path):
 
     def lose_second_shape(chunk):
         if chunk.trials[0].number == 1:
-            return ChunkLost("4 workers died of it")
+            return _worker.ChunkLost("4 workers died of it")
         return None
 
-    run(tmp_path, Fake(Limits(8, 10**9), lose_second_shape))
+    run(tmp_path, Fake(_worker.Limits(8, 10**9), lose_second_shape))
     errors = [row["error"] for row in rows_of(tmp_path)]
     assert errors == [None, "ChunkLost: 4 workers died of it"] * 3
 
@@ -159,27 +163,27 @@ def test_an_error_of_the_cluster_is_nobodys_result(tmp_path):
         return None
 
     with pytest.raises(RuntimeError, match="no such cluster"):
-        run(tmp_path, Fake(Limits(2, 10**9), fail_at_fourth))
+        run(tmp_path, Fake(_worker.Limits(2, 10**9), fail_at_fourth))
     on_record = {row["trial"] for row in rows_of(tmp_path)}
     assert 4 not in on_record
 
-    run(tmp_path, Fake(Limits(2, 10**9)), done=on_record)
+    run(tmp_path, Fake(_worker.Limits(2, 10**9)))
     assert [row["trial"] for row in rows_of(tmp_path)] == list(range(6))
 
 
 def test_large_programs_run_one_at_a_time(monkeypatch, small_digits):
     """A program above its share of the memory has all of it, alone."""
     (trial,) = plans(SMALL)
-    keys = {0: tuple(jax.random.split(jax.random.key(0)))}
-    (chunk,) = chunks_of((8, 8.0), [trial], keys, Limits(1, 100))
-    worker = Worker(spec_of(SMALL).task, examples_of(small_digits), 100, slots=2)
+    keys = {0: np.zeros((2, 2), np.uint32)}
+    (chunk,) = _sweep.chunks_of((8, 8.0), [trial], keys, _worker.Limits(1, 100))
+    worker = _worker.Worker(spec_of(SMALL).task, examples_of(small_digits), 100, slots=2)
     was_alone = []
 
     def outcomes(*_):
         was_alone.append(worker._alone.locked())
-        return [Outcome(trial, error="x")]
+        return [_worker.row_of(trial, error="x")]
 
-    monkeypatch.setattr(_worker, "_outcomes", outcomes)
+    monkeypatch.setattr(_worker, "_train", outcomes)
     monkeypatch.setattr(_worker, "described_program", lambda chunk, program: None)
 
     # Each of the two slots has a share of 50 bytes.
@@ -207,38 +211,11 @@ def test_ray_that_is_not_installed_is_named_before_anything_runs(tmp_path, monke
     assert not Path("runs").exists()
 
 
-def test_an_address_without_a_cluster_is_one_line(small_digits, monkeypatch):
-    """An address where nobody listens is refused without Ray, and the message says how to start a cluster."""
-    monkeypatch.setattr(_ray, "import_ray", lambda: None)
-    task = spec_of(SMALL).task
-    examples = examples_of(small_digits)
-    with socket.socket() as bound:
-        # The port is taken, so no other process listens there, and neither does this one.
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        address = f"127.0.0.1:{port}"
-        with pytest.raises(UserError, match=f"no Ray cluster at {address}.*ray start --head"):
-            _ray.RayBackend(task, examples, 1, 10**9, address)
-
-
 def test_a_node_with_other_versions_is_refused(small_digits):
     """A chunk does not run on a node that has another JAX than the driver."""
     versions = _ray.versions() | {"jax": "0.1"}
     with pytest.raises(UserError, match="install the same versions"):
         _ray._run_chunk(None, None, None, 10**9, versions)
-
-
-def test_local_places(monkeypatch):
-    """The width is divided among the processor's slots, and no slot is without a trial."""
-    monkeypatch.setattr(_run, "num_slots", lambda: 4)
-    backend = _sweep.backend_of("local", 32, 4.0, None, None)(None, None, None)
-    assert backend.limits == Limits(8, 4 * 10**9, 4)
-    backend.close()
-
-    backend = _sweep.backend_of("local", 2, 4.0, None, None)(None, None, None)
-    assert backend.limits.width == 1
-    assert backend.limits.slots == 2
-    backend.close()
 
 
 def ray_process(*arguments):
@@ -337,10 +314,3 @@ def test_a_thousand_trials_survive_a_killed_worker_and_a_killed_driver(tmp_path,
         cluster.communicate(timeout=60)
     assert timeless(rows_of(folder)) == timeless(rows_of(tmp_path / "local"))
     assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "local").iterdir()}
-
-
-@pytest.mark.parametrize(("number", "words"), [(1, "1 node, 1 chunk at"), (2, "2 nodes, 2 chunks at")])
-def test_one_node_is_not_nodes(number, words):
-    cluster = SimpleNamespace(nodes=lambda: [{"Alive": True}] * number)
-    backend = SimpleNamespace(_ray=cluster, limits=Limits(1, 10**9, number))
-    assert _ray.RayBackend.description.fget(backend) == f"Ray cluster of {words} a time"

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmarks import browser
-from gdpjax.sweeps import _report
+from gdpjax.sweeps import _folder, report_sweep
 from tests.sweeps.test_sweep_report import GRID, begin, made_up
 
 CHROMIUM = browser.find()
@@ -21,7 +21,8 @@ def page(tmp_path_factory, small_digits):
     rows = [made_up(trial, layout) for trial in trials]
     for row in rows[7:9]:
         row |= {"test_accuracy": None, "error": 'RuntimeError: <script>console.error("no")</script>'}
-    return _report.write_report(folder, rows)
+    _folder.write_part(folder, rows, layout)
+    return report_sweep(folder).report
 
 
 def cells(document, column):

@@ -18,15 +18,20 @@ import gdpjax
 from experiments import cli
 from experiments.data import LOADERS, Dataset
 from experiments.errors import RunInterrupted, UserError
-from experiments.sweeps import command
-from gdpjax.sweeps import _folder, _program, _run, _sweep, _worker
-from gdpjax.sweeps._blueprint import Blueprint
-from gdpjax.sweeps._folder import PARTS, RESULTS, write_part
-from gdpjax.sweeps._keys import make_keys
-from gdpjax.sweeps._program import arguments_of, lane, make_program
-from gdpjax.sweeps._run import distinct_keys, run_trials
-from gdpjax.sweeps._trials import identity, keys_of, list_trials, plan_trials
-from gdpjax.sweeps._worker import Outcome, compile_shape
+from gdpjax.sweeps import (
+    Blueprint,
+    _folder,
+    _program,
+    _sweep,
+    _worker,
+    arguments_of,
+    list_trials,
+    make_keys,
+    make_program,
+    plan_trials,
+)
+from gdpjax.sweeps._folder import PARTS, RESULTS
+from tests.compilations import Compilations
 from tests.sweeps import sweeps
 from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, on, rows_of, run_small, spec_of, sweep_of
 
@@ -36,23 +41,10 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 class Watcher:
     """An observer that notes how many programs had been compiled by the end of each chunk."""
 
-    def __init__(self):
-        self.compiled, self.at_chunk = 0, []
-
-    def __enter__(self):
-        jax.monitoring.register_event_duration_secs_listener(self.count)
-        return self
-
-    def __exit__(self, *exception):
-        jax.monitoring.unregister_event_duration_listener(self.count)
-
-    def count(self, event, duration, **kwargs):
-        self.compiled += event == "/jax/core/compile/backend_compile_duration"
+    def __init__(self, compilations=None):
+        self.compilations, self.at_chunk = compilations, []
 
     def on_start(self, num_trials, on_record):
-        pass
-
-    def on_plans(self, done):
         pass
 
     def on_chunks(self, description):
@@ -62,12 +54,13 @@ class Watcher:
         pass
 
     def on_chunk(self, rows):
-        self.at_chunk.append(self.compiled)
+        self.at_chunk.append(self.compilations and self.compilations.count)
 
 
 def plans(text, dataset):
     """The trials of a spec."""
-    return plan_trials(None, list_trials(spec_of(text)), dataset.num_examples)
+    spec = spec_of(text)
+    return plan_trials(spec, list_trials(spec), dataset.num_examples)
 
 
 def timeless(rows):
@@ -88,8 +81,9 @@ def test_one_program_for_each_shape(several, tmp_path, small_digits):
     text = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3, 0.4]\n"
     trials = plans(text, small_digits)
     sweep, examples = sweep_of(tmp_path, trials), examples_of(small_digits)
-    with Watcher() as watcher:
-        run_trials(sweep, [], local()(sweep.task, examples, watcher), watcher)
+    with Compilations() as compilations:
+        watcher = Watcher(compilations)
+        _sweep.run_trials(sweep, local()(sweep.task, examples, watcher), watcher)
     programs = _folder.read_programs(tmp_path)
     assert [(p["num_steps"], p["width"], p["num_compiled"]) for p in programs] == [(8, 2, 1), (16, 2, 1)]
     assert all(0 < p["memory_bytes"] < 10**9 for p in programs)
@@ -108,11 +102,12 @@ def test_together_is_as_alone(several, small_digits):
     trials = plans(SEVERAL, small_digits)
     chosen = [trials[2], trials[5]]
     blueprint = Blueprint(spec_of(SEVERAL).task, examples_of(small_digits), chosen[0].plan, chosen[0].settings)
-    program, data = compile_shape(blueprint, chosen[0].settings, 2, 10**9)
-    keys = [keys_of(trial, jax.random.key(0)) for trial in chosen]
+    data = blueprint.training(chosen[0].settings).place(*blueprint.examples.train)
+    program = make_program(blueprint, data, width=2, memory_bytes=10**9)
+    keys = [trial.keys(jax.random.key(0)) for trial in chosen]
     arguments = arguments_of([trial.settings for trial in chosen], keys, blueprint.real, 2)
-    together = lane(program.run(*arguments, data, lambda steps: None), 1)
-    own, settings = make_keys(3, identity(chosen[1])), chosen[1].settings
+    together = _worker.lane(program.run(*arguments, data, lambda steps: None), 1)
+    own, settings = make_keys(3, chosen[1].identity()), chosen[1].settings
     training = blueprint.training(settings)
     alone = training.init(blueprint.model(settings).init(own.init), own.training)
     for _ in range(8):
@@ -120,7 +115,7 @@ def test_together_is_as_alone(several, small_digits):
     for ours, theirs in zip(jax.tree.leaves(together.params), jax.tree.leaves(alone.params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     assert gdpjax.ledger_of(together.opt_state) == gdpjax.ledger_of(alone.opt_state)
-    scores = _worker.make_scores(blueprint)(chosen[1], alone.params)
+    scores = _worker.make_scores(blueprint)(settings, alone.params)
     assert rows_of(several)[5]["test_accuracy"] == scores["test_accuracy"]
 
 
@@ -129,11 +124,11 @@ def test_every_trial_has_its_own_noise(several, small_digits):
     seeded = plans(SEVERAL.replace("[3]", "[3, 4]"), small_digits)
     unseeded = plans(SEVERAL.replace("[3]", "3"), small_digits)
     for trials in (seeded, unseeded):
-        keys = [keys_of(trial, jax.random.key(1)) for trial in trials]
+        keys = [trial.keys(jax.random.key(1)) for trial in trials]
         assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys for k in pair}) == 2 * len(trials)
     with pytest.raises(UserError, match="the same noise"):
-        distinct_keys([*trials, dataclasses.replace(trials[0], settings=trials[0].settings)], jax.random.key(1))
-    other = [keys_of(trial, jax.random.key(2)) for trial in unseeded]
+        _sweep.distinct_keys([*trials, dataclasses.replace(trials[0], settings=trials[0].settings)], jax.random.key(1))
+    other = [trial.keys(jax.random.key(2)) for trial in unseeded]
     assert len({np.asarray(jax.random.key_data(k)).tobytes() for pair in keys + other for k in pair}) == 96
 
 
@@ -143,13 +138,6 @@ def test_threads_change_nothing(several, tmp_path, small_digits):
     assert timeless(rows_of(tmp_path / "0")) == timeless(rows_of(several))
     (program,) = _folder.read_programs(tmp_path / "0")
     assert program["num_compiled"] == 1
-
-
-def test_a_configuration_twice_ends_in_two_places(tmp_path, small_digits):
-    """Replicates of one configuration have different noise, and so hardly ever one score on the 40 images."""
-    run_small(SMALL + "noise_multiplier = 4.0\nseeds = 8\n", small_digits, tmp_path / "0")
-    accuracies = [row["test_accuracy"] for row in rows_of(tmp_path / "0")]
-    assert len(set(accuracies)) > 1
 
 
 def test_failing_trials_are_on_record_and_the_others_go_on(tmp_path, small_digits):
@@ -188,19 +176,17 @@ def test_errors_that_are_raised_are_those_of_their_trials(tmp_path, small_digits
     def make(blueprint, *arguments, **limits):
         if blueprint.plan.num_steps == 8:
             raise UserError("needs more than --memory-gb allows")
-        return SimpleNamespace(
-            width=1, num_calls=1, steps_per_call=1, num_compiled=1, memory_bytes=1, compile_seconds=0.0
-        )
+        return _program.Program(1, 1, 1, None, None, memory_bytes=1)
 
     def outcomes(compiled, trials, key_data, on_steps):
         if trials[0].number == 3:
-            return _worker._failures(trials, RuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory"))
-        return [Outcome(trial, {"test_accuracy": 0.5}) for trial in trials]
+            return _worker.failures(trials, RuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory"))
+        return [_worker.row_of(trial, {"test_accuracy": 0.5}) for trial in trials]
 
     monkeypatch.setattr(_worker, "make_program", make)
-    monkeypatch.setattr(_worker, "_outcomes", outcomes)
+    monkeypatch.setattr(_worker, "_train", outcomes)
     sweep = sweep_of(tmp_path, trials)
-    run_trials(sweep, [], local()(sweep.task, examples_of(small_digits), Watcher()), Watcher())
+    _sweep.run_trials(sweep, local()(sweep.task, examples_of(small_digits), Watcher()), Watcher())
     errors = [row["error"] for row in rows_of(tmp_path, sweep.layout)]
     memory, exhausted = "needs more than --memory-gb allows", "RuntimeError: RESOURCE_EXHAUSTED: Out of memory"
     assert errors == [memory, None, memory, exhausted, memory, None]
@@ -222,7 +208,7 @@ def fake_compile(each):
     """A compiler that says that a program of width w needs 10^6 + w ``each`` bytes."""
 
     def compile_(blueprint, data, width):
-        return _program.Program(width, 1, 1, None, None, 1, 10**6 + width * each, 0.0)
+        return _program.Program(width, 1, 1, None, None, memory_bytes=10**6 + width * each)
 
     return compile_
 
@@ -337,23 +323,8 @@ def test_a_sweep_that_is_running_is_not_resumed_beside_it(several, tmp_path, sma
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_what_another_process_recorded_meanwhile_is_not_run_again(several, tmp_path, small_digits):
-    """Rows that come between the first look into the folder and the lock count."""
-    folder = shutil.copytree(several, tmp_path / "sweep")
-    parts = sorted((folder / PARTS).glob("*.parquet"))
-    aside = parts[-1].rename(tmp_path / "aside")
-    make = local()
-
-    def late(task, examples, observer):
-        aside.rename(parts[-1])
-        return make(task, examples, observer)
-
-    run_small(SEVERAL, small_digits, folder, resume=True, backend_for=late)
-    assert sorted((folder / PARTS).glob("*.parquet")) == parts
-
-
 def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_path, small_digits):
-    _sweep._reported(several, _folder.finish)
+    _folder.finish(several, _folder.described(several).layout)
     for name in (PARTS, RESULTS):
         folder = tmp_path / name.split(".")[0]
         folder.mkdir()
@@ -364,7 +335,7 @@ def test_what_is_left_of_another_sweep_is_not_taken_for_this_ones(several, tmp_p
 
 
 def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
-    _sweep._reported(several, _folder.finish)
+    _folder.finish(several, _folder.described(several).layout)
     folder = tmp_path / "sweep"
     shutil.copytree(several, folder)
     (folder / _folder.KEYS).unlink()
@@ -379,12 +350,6 @@ def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
 def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, small_digits):
     with pytest.raises(UserError, match=r"sweep.toml, line 1: model paper_cnn is for images of shape \(28, 28, 1\)"):
         run_small('model = "paper_cnn"' + SMALL, small_digits, tmp_path / "sweep")
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_a_sweep_with_an_epsilon_that_cannot_be_had_writes_nothing(tmp_path, small_digits):
-    with pytest.raises(UserError, match=r"no plan for epsilon 1000.0, .*cannot be reached: the largest is"):
-        run_small(SMALL + "epsilon = [2.0, 1000.0]\n", small_digits, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
 
 
@@ -411,7 +376,7 @@ def test_an_interrupted_sweep_says_truly_what_was_begun(several, tmp_path, small
         return str(stop.value)
 
     used = shutil.copytree(several, tmp_path / "used")
-    monkeypatch.setattr(_run, "run_trials", interrupted)
+    monkeypatch.setattr(_sweep, "run_trials", interrupted)
     assert "finished trials are on record" in sweep(tmp_path / "running")
     for name in ("plan_trials", "load_examples", "list_trials"):
         monkeypatch.setattr(_sweep, name, interrupted)
@@ -433,37 +398,11 @@ def test_a_log_says_how_far_the_whole_sweep_is(tmp_path, capsys, small_digits):
     score = done[0].split()[-1]
     assert done[1] == f"4 of 4 trials done, 2 failed: best test accuracy (%) so far {score}"
 
-    # What is on record counts when the sweep goes on.
-    sorted((tmp_path / "0" / PARTS).glob("*.parquet"))[-1].unlink()
-    _sweep.sweep_in(tmp_path / "0", on(small_digits, text), True, local(2), console)
-    assert capsys.readouterr().out.splitlines()[-1] == done[1]
-
 
 def test_a_damaged_part_is_named(several, tmp_path):
     """A part that cannot be read is refused by its name, with what to do."""
     layout = _folder.described(several).layout
-    write_part(tmp_path, rows_of(several)[:1], layout)
+    _folder.write_part(tmp_path, rows_of(several)[:1], layout)
     (tmp_path / PARTS / "part-000000.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"part-000000\.parquet is damaged.*remove it"):
         rows_of(tmp_path, layout)
-
-
-def test_layout_of_the_file_does_not_matter(several, small_digits):
-    """Comments and blanks of a spec change nothing, and the file of keys is its owner's."""
-    text = "# another comment\n" + SEVERAL.replace("[0.25, 0.5]", "[ 0.25,0.5 ]")
-    before = rows_of(several)
-    run_small(text, small_digits, several, resume=True)
-    assert rows_of(several) == before
-    assert oct((several / _folder.KEYS).stat().st_mode & 0o777) == "0o600"
-    assert identity(list_trials(spec_of(text))[0])["seed"] == 3
-
-
-@pytest.mark.parametrize(("error", "exit_code"), [(None, 0), ("diverged", 1)])
-def test_the_exit_code_says_whether_a_trial_failed(error, exit_code, tmp_path, monkeypatch):
-    """The status is 1 if a trial failed, also where the results of the others are on record."""
-    spec = tmp_path / "sweep.toml"
-    spec.write_text(SMALL + "noise_multiplier = [1.0, 2.0]\n")
-    rows = [{"error": None}, {"error": error}]
-    result = _sweep.SweepResult(tmp_path, rows, tmp_path / "index.html", None)
-    monkeypatch.setattr(command, "run_sweep", lambda *args, **options: result)
-    assert cli.main(["sweep", str(spec)]) == exit_code

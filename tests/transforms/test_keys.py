@@ -185,10 +185,8 @@ _ELSEWHERE = {
     "auditing/_installation.py": "keys of independent audits, on the host",
     "auditing/_step_checks.py": "keys of independent releases, eagerly",
     "auditing/_worst_cases.py": "keys of independent releases, eagerly",
-    "sweeps/_blueprint.py": "shapes of keys",
-    "sweeps/_keys.py": "keys of trainings, on the host",
+    "sweeps/_plans.py": "keys of trainings, on the host",
     "sweeps/_program.py": "shapes of keys",
-    "sweeps/_trials.py": "keys of trainings, on the host",
     "sweeps/template/my_task.py": "initial weights, in a module that users change",
     "training/_run.py": "a fresh key, on the host",
 }
