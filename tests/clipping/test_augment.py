@@ -134,42 +134,6 @@ def test_copies_made_from_a_key_are_averaged_too():
         np.testing.assert_allclose(leaf, value, rtol=2e-5, atol=1e-6)
 
 
-def test_both_ways_at_once_and_keyword_arguments_are_shared():
-    """Copies that are given and have keys of their own, of a loss with another argument."""
-
-    def scaled(w, x, key, power=1):
-        return jnp.vdot(w, x["image"]) ** power * jax.random.uniform(key)
-
-    averaged = gdpjax.average_augmentations(scaled, 4, augmented_argnums=1, key_argnums=2)
-    w = np.ones(3, np.float32)
-    key = jax.random.key(0)
-
-    @jax.jit
-    def value_and_factors(image):
-        factors = [jax.random.uniform(jax.random.fold_in(key, k)) for k in range(4)]
-        return averaged(w, {"image": image}, key, power=2), factors
-
-    value, factors = value_and_factors(X[0])
-    by_hand = X[0].sum(axis=1) ** 2 * np.asarray(factors)
-    np.testing.assert_allclose(value, by_hand.mean(), rtol=1e-5)
-    np.testing.assert_allclose(averaged(w, {"image": X[0]}, key, power=2), value, rtol=1e-5)
-
-
-def test_one_copy_is_the_loss_itself():
-    """A single copy is clipped as the example is."""
-    averaged = gdpjax.average_augmentations(loss, 1, augmented_argnums=1)
-
-    @fast
-    def both(x):
-        one = gdpjax.clipped_grad(averaged, 1.0, batch_argnums=(1, 2))(PARAMS, x[:, :1], Y)
-        plain = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))(PARAMS, x[:, 0], Y)
-        return one, plain
-
-    one, plain = both(X)
-    for name in PARAMS:
-        np.testing.assert_allclose(one[name], plain[name], rtol=1e-5)
-
-
 def test_a_bad_copy_removes_its_example():
     """To the bit, whatever its other copies are."""
     averaged = gdpjax.average_augmentations(loss, 4, augmented_argnums=1)
@@ -203,37 +167,3 @@ def test_bad_arguments_are_refused(options, message):
         gdpjax.average_augmentations(**{"loss_fn": loss, "multiplicity": 4, **options})
     with pytest.raises(ValueError, match="known before compiling"):
         jax.jit(lambda k: gdpjax.average_augmentations(loss, k, augmented_argnums=1))(4)
-
-
-def test_shapes_without_the_axis_of_copies_are_refused():
-    """With the number of the argument, and what its shape should be."""
-    averaged = gdpjax.average_augmentations(loss, 4, augmented_argnums=1)
-    both_augmented = gdpjax.average_augmentations(loss, 4, augmented_argnums=(1, 2))
-    grad_fn = gdpjax.clipped_grad(averaged, 1.0, batch_argnums=(1, 2))
-    with pytest.raises(
-        ValueError,
-        match=r"argument 1 of one example .* 4 augmented copies, got shape \(3,\)",
-    ):
-        grad_fn(PARAMS, X[:, 0], Y)
-    with pytest.raises(ValueError, match="keep_batch_dim"):
-        gdpjax.clipped_grad(averaged, 1.0, batch_argnums=(1, 2), keep_batch_dim=True)(PARAMS, X, Y)
-    with pytest.raises(ValueError, match=r"argument 2 of one example .* got shape \(\)"):
-        both_augmented(PARAMS, X[0], Y[0])
-    with pytest.raises(ValueError, match="holds no arrays"):
-        averaged(PARAMS, {}, Y[0])
-    with pytest.raises(ValueError, match="expected at least 2 positional"):
-        averaged(PARAMS, x=X[0], y=Y[0])
-    with pytest.raises(ValueError, match=r"loss_fn takes \(params, x, y\), but it is given 2 positional arguments"):
-        averaged(PARAMS, X[0])
-
-
-def test_what_is_no_key_and_no_loss_is_refused():
-    """A number is no key; a vector, a whole number and a pair without has_aux are no loss."""
-    with pytest.raises(ValueError, match="one typed PRNG key"):
-        gdpjax.average_augmentations(jitter, 4, key_argnums=3)(PARAMS, X[0, 0], Y[0], 0)
-    for result in (lambda w, x: x, lambda w, x: x.size, lambda w, x: (w.sum(), x)):
-        with pytest.raises(ValueError, match="loss_fn"):
-            gdpjax.average_augmentations(result, 4, augmented_argnums=1)(PARAMS["w"], X[0])
-    without_aux = gdpjax.average_augmentations(lambda w, x: w.sum(), 4, augmented_argnums=1, has_aux=True)
-    with pytest.raises(ValueError, match="must return"):
-        without_aux(PARAMS["w"], X[0])

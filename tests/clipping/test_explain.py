@@ -24,36 +24,13 @@ def methods(name, **options):
 
 EXPECTED = {
     "dense_layers": {"a": "outer product", "b": "formed", "c": "outer product"},
-    "sequence": {"q": "formed", "k": "formed", "v": "formed"},
     "embedding": {"e": "table rows", "w": "outer product"},
     "embedding_of_one": {"user": "table rows", "item": "table rows"},
     "concatenated_kernels": {"i": "outer product", "f": "outer product", "b": "formed"},
     "merged_lora_transposed": {"a": "formed", "b": "formed", "w": "formed"},
-    "layers_by_scan": {"w": "outer product", "b": "formed", "head": "outer product"},
-    "batched_product": {"w": "outer product"},
-    "nested_jit": {"a": "outer product", "c": "formed"},
-    "remat": {"a": "outer product", "c": "outer product"},
     "branch_on_data": {"a": "formed", "c": "outer product"},
-    "branch_on_parameters": {
-        "a": "formed",
-        "c": "outer product",
-        "d": "outer product",
-        "s": "formed",
-    },
-    "custom_vjp_layer": {"a": "formed", "c": "outer product"},
-    "custom_jvp_layer": {"a": "formed", "c": "outer product"},
-    "straight_through_weights": {"w": "formed", "s": "formed", "r": "formed"},
-    "straight_through_by_stop_gradient": {"w": "outer product", "d": "outer product"},
-    "l2_over_the_tree": {"w": "formed", "b": "formed", "c": "formed"},
     "weight_norm_by_column": {"w": "formed", "b": "formed", "c": "outer product", "g": "formed"},
-    "embedding_with_l2": {"e": "formed", "c": "formed"},
-    "scalars_and_vectors": {
-        "s": "formed",
-        "v": "formed",
-        "unused": "formed",
-        "steps": "not trained",
-        "empty": "not trained",
-    },
+    "complex_on_the_way": {"w": "formed", "v": "formed"},
 }
 
 
@@ -184,36 +161,3 @@ def test_operations_of_convolutions():
     found = gdpjax.explain(loss, zeros(3, 3, 2, 4), zeros(5, 8, 8, 2))
     assert found.ordinary_flops == 5 * 2 * (2 * 6 * 6 * 4 * 9 * 2)
     assert 1 <= found.flops / found.ordinary_flops <= 2
-
-
-def test_a_loop_of_unknown_length_has_no_count():
-    """And the text does not speak of operations."""
-
-    def loss(weights, x):
-        ones = jnp.ones((4, 4))
-        x = jax.lax.while_loop(lambda c: c.sum() < 3, lambda c: c @ ones, x)
-        return jnp.sum(x * weights)
-
-    found = gdpjax.explain(loss, zeros(4), zeros(5, 4))
-    assert found.flops is None
-    assert "operations" not in str(found)
-
-
-def test_a_number_that_is_looked_up():
-    """A parameter without axes has no first axis to count equal rows along."""
-
-    def loss(p, x):
-        return jnp.sum(p[None][jnp.zeros(2, int) + x.astype(int)])
-
-    (leaf,) = gdpjax.explain(loss, jnp.zeros(()), jnp.zeros((4, 2))).leaves
-    assert leaf.shape == ()
-
-
-def test_refusals_are_those_of_clipped_grad():
-    """The same checks come first."""
-    with pytest.raises(ValueError, match="scalar for ONE example"):
-        gdpjax.clipping.explain(lambda p, x: x, jnp.zeros(2), jnp.zeros((3, 2)))
-    with pytest.raises(ValueError, match="strategy must be one of"):
-        gdpjax.clipping.explain(lambda p, x: p @ x, jnp.zeros(2), jnp.zeros((3, 2)), strategy="fast")
-    with pytest.raises(ValueError, match="microbatch_size must be"):
-        gdpjax.clipping.explain(lambda p, x: p @ x, jnp.zeros(2), jnp.zeros((3, 2)), microbatch_size=0)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.clipping._devices import placement_of
 from tests.eight_devices import report_of
 
 
@@ -42,11 +41,6 @@ def test_a_shard_map_that_adds_gradients_up_is_refused(report):
     error, refused, ghost_error, ghost_refused = report["checked shard_map"]
     assert refused is ghost_refused is True
     assert max(error, ghost_error) <= 1e-4
-
-
-def test_one_device_is_not_a_mesh():
-    """There is nothing to place."""
-    assert placement_of([jnp.zeros((4, 2))], 4) is None
 
 
 def test_inside_a_sweep_and_a_donating_step():

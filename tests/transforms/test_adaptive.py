@@ -4,20 +4,16 @@ import dataclasses
 import functools
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
-from flax.training.train_state import TrainState
 from scipy import stats
 
 import gdpjax
 from gdpjax.ledger import Event, UniformEvent
 from gdpjax.sampling import PoissonNumbers
-from gdpjax.transforms import _adaptive
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
 PRIVATE = {
@@ -287,24 +283,6 @@ def test_no_neighbour_moves_both_releases_by_more_than_is_recorded(way, relation
     assert moves[:, 2].max() >= 0.99 / joint
 
 
-def test_counting_padding_as_below_would_break_it(monkeypatch):
-    """The broken version of the previous test: a zero row as an example with norm <= C."""
-
-    def broken(norms, l2_clip_norm):
-        return jnp.where(norms <= l2_clip_norm, 0.5, -0.5).sum()
-
-    monkeypatch.setattr(_adaptive, "_bit_sum", broken)
-
-    @jax.jit
-    def broken_step(rows, state):
-        return by_rows(make(), rows, state, PARAMS)
-
-    def step(rows, state, way, relation):
-        return broken_step(rows, state)
-
-    assert movements("rows", RELATIONS[0], step)[:, 1].max() > 1.9
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_non_finite_rows_count_as_padding(way):
     rows = ROWS.copy()
@@ -345,32 +323,6 @@ def test_padding_marked_by_the_engine_is_the_same_as_no_row():
     np.testing.assert_allclose(total[0], rowwise[0], rtol=1e-6)
     np.testing.assert_array_equal(rowwise[0], zeroed[0])
     assert total[1].l2_clip_norm == rowwise[1].l2_clip_norm == zeroed[1].l2_clip_norm
-
-
-@pytest.mark.parametrize("way", slow_but_for("rows", WAYS))
-def test_jit_and_scan_equal_eager_without_recompiling(way):
-    tx = optax.chain(make(learning_rate=0.2), optax.sgd(0.1))
-
-    def step(carry):
-        w, state = carry
-        updates, state = WAYS[way](tx, jnp.asarray(ROWS), state, w)
-        return optax.apply_updates(w, updates), state
-
-    start = (PARAMS, tx.init(PARAMS))
-    eager, compiled, jitted = start, start, jax.jit(step)
-    for _ in range(2):
-        eager, compiled = step(eager), jitted(compiled)
-
-    def body(carry, _):
-        return step(carry), None
-
-    loop = jax.jit(lambda carry: jax.lax.scan(body, carry, length=2)[0])
-    for other in (compiled, loop(start)):
-        np.testing.assert_allclose(eager[0], other[0], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(gdpjax.clip_norm_of(eager[1]), gdpjax.clip_norm_of(other[1]), rtol=1e-5)
-        assert gdpjax.ledger_of(eager[1]) == gdpjax.ledger_of(other[1])
-    assert gdpjax.clip_norm_of(eager[1]) != gdpjax.clip_norm_of(start[1])
-    assert jitted._cache_size() == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -474,26 +426,13 @@ def test_masks_around_it_are_refused():
 
 REFUSALS = {
     "clip norm": (dict(initial_l2_clip_norm=0.0), "initial_l2_clip_norm must be"),
-    "NaN clip norm": (dict(initial_l2_clip_norm=float("nan")), "initial_l2_clip_norm must be"),
     "clip norm out of range": (dict(l2_clip_norm_range=(2.0, 3.0)), r"within l2_clip_norm_range \[2.0, 3.0\]"),
-    "reversed range": (dict(l2_clip_norm_range=(3.0, 1.0)), "smallest, largest"),
-    "zero in range": (dict(l2_clip_norm_range=(0.0, 3.0)), "l2_clip_norm_range must be a number > 0"),
     "one number": (dict(l2_clip_norm_range=3.0), "two static numbers"),
     "zero noise": (dict(noise_multiplier=0.0), "noise_multiplier must be"),
     "zero count noise": (dict(count_stddev=0.0), "count_stddev must be"),
     "noise that float32 takes for 0": (dict(noise_multiplier=5e-324), "noise_multiplier must be"),
-    "count noise that float32 takes for inf": (dict(count_stddev=1e300), "count_stddev must be .* range of float32"),
-    "no count noise": (dict(count_stddev=None), "count_stddev must be"),
-    "quantile": (dict(target_quantile=1.5), "target_quantile must be"),
-    "NaN quantile": (dict(target_quantile=float("nan")), "target_quantile must be"),
     "learning rate": (dict(learning_rate=-0.1), "learning_rate must be"),
-    "infinite learning rate": (dict(learning_rate=float("inf")), "learning_rate must be"),
-    "probability": (dict(sampling_prob=1.5), "sampling_prob must be"),
-    "no probability": (dict(sampling_prob=64 // 1000), r"64 // 1000 is 0, 64 / 1000 is not"),
     "traced rows": (dict(max_batch_size=jnp.int32(8)), "list max_batch_size in static_args"),
-    "batch size": (dict(expected_batch_size=0), "expected_batch_size must be"),
-    "overflow": (dict(overflow_per_step=1.0), "overflow_per_step must be"),
-    "key": (dict(key=0), "key must be a PRNG key"),
 }
 
 
@@ -547,39 +486,6 @@ def test_frozen_and_integer_leaves_leave_as_exact_zeros(way):
     assert not released["n"].any()
     # The frozen leaf stays out of the norms, so one of the two rows is below the clip norm.
     assert abs(noisy_count(1.5, state.l2_clip_norm)) < 0.1
-
-
-def test_works_in_flax_training_loops():
-    model = nn.Dense(3, use_bias=False)
-    x = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
-    y = np.arange(8) % 3
-
-    def loss(p, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(model.apply(p, x), y)
-
-    params = {"params": {"kernel": jnp.eye(4, 3)}}
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.chain(make(), optax.sgd(0.1)))
-
-    @jax.jit
-    def step(state):
-        rows = gdpjax.per_example_grad(loss, batch_argnums=(1, 2))(state.params, x, y)
-        return state.apply_gradients(grads=rows)
-
-    for _ in range(2):
-        state = step(state)
-    assert gdpjax.ledger_of(state.opt_state).num_steps == 2
-
-    linear = nnx.Linear(4, 3, use_bias=False, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(linear, optax.chain(make(), optax.sgd(0.1)), wrt=nnx.Param)
-
-    @nnx.jit
-    def nnx_step(linear, optimizer):
-        rows = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), nnx.state(linear, nnx.Param))
-        optimizer.update(linear, rows)
-
-    nnx_step(linear, optimizer)
-    assert gdpjax.ledger_of(optimizer.opt_state).num_steps == 1
-    assert 0 < gdpjax.clip_norm_of(optimizer.opt_state) != 1.5
 
 
 def test_state_restored_as_numpy_arrays_and_x64_go_on():

@@ -2,7 +2,6 @@
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,96 +44,6 @@ def trained(tx, grad_fn, params, batch, num_steps):
     train = jax.jit(lambda carry: jax.lax.scan(step, carry, None, length=num_steps))
     (_, state), history = train((params, tx.init(params)))
     return history, state
-
-
-def test_an_optax_schedule_scales_what_is_released():
-    """The updates are what is released times the learning rate of the schedule."""
-    grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
-    schedule = optax.warmup_cosine_decay_schedule(0.1, 0.5, 2, 6)
-    params = jnp.ones(4)
-    private = gdpjax.privatize(grad_fn, **PRIVATE)
-    tx = gdpjax.dpsgd(schedule, clip=grad_fn, **PRIVATE)
-    private_state = private.init(params)
-    state = tx.init(params)
-
-    @jax.jit
-    def step(private_state, state):
-        clipped_sum = grad_fn(params, X)
-        released, private_state = private.update(clipped_sum, private_state, params)
-        updates, state = tx.update(clipped_sum, state, params)
-        return released, private_state, updates, state
-
-    learning_rates = jax.jit(jax.vmap(schedule))(np.arange(6))
-    for learning_rate in np.asarray(learning_rates):
-        released, private_state, updates, state = step(private_state, state)
-        np.testing.assert_allclose(updates, -learning_rate * np.asarray(released), rtol=1e-5)
-
-
-def test_an_average_of_the_parameters_is_postprocessing():
-    """An exponential moving average of the parameters is its formula, and no step of the ledger."""
-    grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
-    tx = gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE)
-    history, state = trained(tx, grad_fn, jnp.ones(4), (X,), 5)
-    average = np.ones(4, np.float32)
-    for params in np.asarray(history):
-        average = optax.incremental_update(params, average, step_size=0.1)
-    weights = 0.1 * 0.9 ** np.arange(4, -1, -1)
-    expected = 0.9**5 + weights @ np.asarray(history)
-    np.testing.assert_allclose(average, expected, rtol=1e-5)
-    assert gdpjax.ledger_of(state).num_steps == 5
-
-
-def test_a_sweep_over_an_injected_noise_multiplier():
-    """One program runs all configurations, each with its key, and every ledger has the steps of its own."""
-    static = ("clip", "key", "nesterov")
-    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=static)
-
-    def train(noise_multiplier, key):
-        options = {**PRIVATE, "noise_multiplier": noise_multiplier, "key": key}
-        tx = factory(0.1, clip=gdpjax.Sensitivity(1.0), **options)
-        params = jnp.ones(4)
-        first, state = tx.update(clipped_sum, tx.init(params), params)
-        # A hyperparameter is set by hand between the steps.
-        state.hyperparams["noise_multiplier"] = 2 * noise_multiplier
-        second, state = tx.update(clipped_sum, state, params)
-        return first + second, state
-
-    clipped_sum = X.sum(0)
-    noise_multipliers = np.float32([0.5, 1.0, 2.0])
-    keys = jax.random.split(jax.random.key(5), 3)
-    swept, states = jax.jit(jax.vmap(train))(noise_multipliers, keys)
-    train_alone = jax.jit(train)
-    for i in range(3):
-        alone, state = train_alone(noise_multipliers[i], keys[i])
-        np.testing.assert_allclose(swept[i], alone, rtol=1e-5, atol=1e-6)
-        state_of_sweep = jax.tree.map(lambda leaf, i=i: leaf[i], states)
-        ledger = gdpjax.ledger_of(state_of_sweep)
-        assert ledger == gdpjax.ledger_of(state)
-        first, second = ledger.events
-        assert (first.noise_multiplier, first.num_steps) == (noise_multipliers[i], 1)
-        assert (second.noise_multiplier, second.num_steps) == (2 * noise_multipliers[i], 1)
-    with pytest.raises(ValueError, match="share one noise key"):
-        jax.vmap(train, in_axes=(0, None))(noise_multipliers, keys[0])
-
-
-def test_equinox_model():
-    """All arrays of an equinox model are trained, and the model is whole afterwards."""
-    model = eqx.nn.MLP(4, 3, 5, 1, use_bias=False, use_final_bias=False, key=jax.random.key(0))
-    params, static = eqx.partition(model, eqx.is_inexact_array)
-
-    def loss(params, x, y):
-        model = eqx.combine(params, static)
-        return cross_entropy(model(x), y)
-
-    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
-    tx = gdpjax.dpadam(1e-2, clip=grad_fn, **PRIVATE)
-    history, state = trained(tx, grad_fn, params, (X, Y), 3)
-    trained_params = jax.tree.map(lambda leaf: np.asarray(leaf)[-1], history)
-    for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(trained_params), strict=True):
-        assert (before != after).all()
-    trained_model = eqx.combine(trained_params, static)
-    assert jax.eval_shape(jax.vmap(trained_model), X).shape == (8, 3)
-    assert gdpjax.ledger_of(state).num_steps == 3
 
 
 def tied_loss(params, token, label):

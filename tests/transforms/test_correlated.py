@@ -112,19 +112,6 @@ def test_jit_and_scan_agree(name):
     np.testing.assert_allclose(noise, whole, rtol=1e-5, atol=1e-6)
 
 
-def test_every_state_can_be_carried_by_a_scan():
-    for strategy in STRATEGIES.values():
-        noise = jax.eval_shape(functools.partial(scanned, make(strategy)))
-        assert noise.shape == (STEPS, SIZE)
-
-
-@pytest.mark.parametrize("name", slow_but_for("banded"))
-def test_eager_and_jit_agree(name):
-    tx, _, whole = compiled(name)
-    noise, _ = released(tx.update, tx.init(PARAMS), 4)
-    np.testing.assert_allclose(noise, whole[:4], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_run_that_goes_on_from_its_state_is_the_same_run(name):
     tx, step, whole = compiled(name)
@@ -220,26 +207,14 @@ def test_a_sweep_over_coefficients_and_noise_is_one_program():
     np.testing.assert_allclose(swept[2], known, rtol=1e-5, atol=1e-5)
 
 
-def test_a_shared_key_under_vmap_is_refused():
-    def run(lam):
-        tx = make(correlated.lambda_cgd(lam))
-        return tx.update(jnp.zeros(5), tx.init(jnp.zeros(5)), jnp.zeros(5))[0]
-
-    with pytest.raises(ValueError, match="share one noise key"):
-        jax.eval_shape(jax.vmap(run), np.linspace(0.1, 0.9, 3))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_steps": None}, "num_steps"),
         ({"participation": None}, "participation must be"),
-        ({"participation": "single"}, "participation must be"),
         ({"noise": "bisr"}, "noise must be gdpjax.IndependentGaussian"),
         ({"noise": gdpjax.IndependentGaussian()}, "only correlated noise is accounted for"),
         ({"batches": Poisson(100, 10, 20)}, "correlated noise goes with batches that promise how often"),
         ({"noise_multiplier": lambda step: 1.0 + step}, "one noise_multiplier"),
-        ({"num_steps": 0}, "num_steps"),
         ({"participation": correlated.FixedEpochs(5)}, "multiple of num_epochs"),
     ],
 )

@@ -104,16 +104,6 @@ def test_it_is_its_numbers(name, x64):
     assert BATCHES.overflow_per_step > 1e-7
 
 
-@pytest.mark.parametrize("name", slow_but_for_privatize())
-def test_compiled_and_not_are_the_same(name):
-    make, updates = MAKERS[name]
-    tx = make(batches=BATCHES)
-    eager, compiled = steps(tx, updates, 2), steps(tx, updates, 2, update=jax.jit(tx.update))
-    for leaf, other in zip(jax.tree.leaves(eager), jax.tree.leaves(compiled), strict=True):
-        np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-7)
-    assert gdpjax.ledger_of(eager[1]) == gdpjax.ledger_of(compiled[1])
-
-
 def test_the_ledgers_epsilon_is_that_of_the_run():
     tx = gdpjax.privatize(SUM, **private(batches=BATCHES))
     ledger = recorded(tx, PARAMS, 20)
@@ -199,21 +189,6 @@ def test_a_loop_that_draws_with_it_is_the_loop_by_hand():
     assert gdpjax.ledger_of(found[1]).num_steps == 4
 
 
-def test_a_sweep_under_vmap():
-    def one_run(noise_multiplier, key):
-        tx = gdpjax.privatize(SUM, noise_multiplier=noise_multiplier, batches=BATCHES, key=key)
-        return tx.update(PARAMS, tx.init(PARAMS), PARAMS)
-
-    noise, keys = jnp.array([0.5, 2.0]), jax.random.split(KEY, 2)
-    released, states = jax.jit(jax.vmap(one_run))(noise, keys)
-    alone_too = jax.jit(one_run)
-    for i in range(2):
-        alone, state = alone_too(noise[i], keys[i])
-        np.testing.assert_allclose(released["w"][i], alone["w"], rtol=1e-5)
-        swept = jax.tree.map(lambda leaf, i=i: leaf[i], states)
-        assert gdpjax.ledger_of(swept) == gdpjax.ledger_of(state)
-
-
 def test_a_sweep_over_probabilities_gives_their_numbers():
     def one_run(sampling_prob, key):
         tx = gdpjax.privatize(SUM, 1.0, PoissonNumbers(sampling_prob, 1000 * sampling_prob), key)
@@ -223,18 +198,6 @@ def test_a_sweep_over_probabilities_gives_their_numbers():
     np.testing.assert_array_equal(jax.jit(jax.vmap(one_run))(probs, jax.random.split(KEY, 2)), probs)
     with pytest.raises(ValueError, match=r"in a sweep over sampling probabilities give .*PoissonNumbers"):
         jax.vmap(lambda size: Poisson(1000, size, 10).sampling_prob)(jnp.array([64.0, 128.0]))
-
-
-def test_it_is_a_static_argument_of_injected_hyperparameters():
-    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clip", "key", "nesterov"))
-    tx = factory(0.1, clip=SUM, noise_multiplier=1.3, batches=BATCHES, key=KEY)
-    released, state = steps(tx, PARAMS, update=jax.jit(tx.update))
-    plain = gdpjax.dpsgd(0.1, clip=SUM, **private(batches=BATCHES))
-    expected, other = steps(plain, PARAMS, update=jax.jit(plain.update))
-    np.testing.assert_allclose(released[2]["w"], expected[2]["w"], rtol=1e-5)
-    assert set(state.hyperparams) == {"learning_rate", "noise_multiplier"}
-    (event,), (expected_event,) = gdpjax.ledger_of(state).events, gdpjax.ledger_of(other).events
-    assert (event.sampling_prob, event.overflow) == (expected_event.sampling_prob, expected_event.overflow)
 
 
 def test_an_accumulated_logical_batch():
@@ -249,12 +212,7 @@ def test_an_accumulated_logical_batch():
 WRONG = {
     "host batches": BATCHES.on_host(KEY),
     "a text": "poisson",
-    "a number": 64,
     "the class": Poisson,
-    "numbers without a scheme": {"num_examples": 1000},
-    "a tuple": (1000, 64, 100),
-    "false": False,
-    "nothing": None,
 }
 
 

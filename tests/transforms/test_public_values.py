@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import gdpjax
 from tests.transforms.test_wrappers import PARAMS, PRIVATE, private, sums_for
@@ -84,12 +83,6 @@ def test_several_public_values_reach_what_asks_for_them(name):
     assert np.isfinite(updates["w"]).all()
 
 
-def test_values_of_other_names_do_not_reach_it():
-    tx = gdpjax.public_values(on_plateau())
-    with pytest.raises(TypeError, match="value"):
-        tx.update(PARAMS, tx.init(PARAMS), PARAMS, value=1.0)
-
-
 def test_adaptive_clipping_and_accumulation_take_public_values():
     for name in ("privatize_adaptive", "accumulate_clipped"):
         tx = optax.chain(private(name), gdpjax.public_values(on_plateau()))
@@ -98,14 +91,3 @@ def test_adaptive_clipping_and_accumulation_take_public_values():
             tx.init(PARAMS),
         )
         assert updates["w"].shape == (2, 3)
-
-
-def test_an_nnx_optimizer_hands_a_public_value_on():
-    model = nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0))
-    tx = optax.chain(private("privatize"), gdpjax.public_values(on_plateau()))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    sums = nnx.state(model, nnx.Param)
-    with pytest.raises(ValueError, match="got value="):
-        optimizer.update(model, sums, value=1.0)
-    optimizer.update(model, sums, public_value=1.0)
-    assert gdpjax.ledger_of(optimizer.opt_state).num_steps == 1

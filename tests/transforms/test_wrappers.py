@@ -133,11 +133,6 @@ def test_a_ledger_is_read_only_in_wrappers_that_keep_what_is_inside(name):
             gdpjax.ledger_of(state)
 
 
-def test_after_the_noise_such_wrappers_are_read():
-    tx = optax.chain(private("privatize"), optax.apply_if_finite(optax.sgd(0.1), 3))
-    assert len(gdpjax.ledger_of(tx.init(PARAMS))) == 0
-
-
 def private(name, **changes):
     """Return a private transform."""
     options = {"noise_multiplier": 1.0, "key": jax.random.key(0)} | changes
@@ -219,20 +214,3 @@ def test_runs_that_begin_once_are_accepted():
         jax.eval_shape(run, params)
     for _ in range(2):
         tx.update(PARAMS, tx.init(PARAMS), PARAMS)
-
-
-def test_a_sweep_begins_once_for_each_configuration():
-    def run(noise_multiplier, key):
-        factory = optax.inject_hyperparams(gdpjax.privatize, static_args=("clip", "key"))
-        tx = factory(
-            gdpjax.Sensitivity(1.0),
-            noise_multiplier=noise_multiplier,
-            batches=PoissonNumbers(0.1, 1.0),
-            key=key,
-        )
-        state = tx.init(PARAMS)
-        for _ in range(2):
-            _, state = tx.update(PARAMS, state, PARAMS)
-        return state
-
-    jax.eval_shape(jax.vmap(run), jnp.ones(2), jax.random.split(jax.random.key(0), 2))
