@@ -61,12 +61,6 @@ def draw(step, num_valid):
     return FRESH.sample(KEY, step, num_valid=num_valid)
 
 
-@jax.jit
-def draw_fixed(step, num_valid):
-    """Draw one batch where every epoch has the batches of the first one."""
-    return FIXED.sample(KEY, step, num_valid=num_valid)
-
-
 BY_DEFAULT = [
     ("fresh", 7, 2),
     ("fresh", 7, 7),
@@ -141,14 +135,6 @@ def test_all_steps_of_a_block_are_equally_likely(steps, selected):
         check_distribution(counts, np.full(num_pairs, 1 / num_pairs))
 
 
-def test_poisson_batches_would_be_noticed():
-    """The counting above tells allocation from independent draws with the same probability."""
-    keys = jax.random.split(KEY, 7)
-    drawn = jax.jit(jax.vmap(lambda key: sampling.poisson_sample(key, N, 1 / 7, N)))(keys)
-    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), N)
-    assert (chosen.sum(axis=0) != 1).any()
-
-
 def test_batch_sizes_are_binomial():
     """The third step of 3000 epochs has as many rows as N draws with probability 1/5."""
     chosen = drawn_rows(KEY, 5 * np.arange(3000) + 2, 5)
@@ -187,14 +173,6 @@ def test_the_remainder_of_128_bits(length):
         remainders.append(number % length)
     found = remainder(words, np.uint32(length))
     assert np.asarray(found).tolist() == remainders
-
-
-def test_one_program_for_all_steps():
-    """Neither the step nor the number of real rows is in a shape."""
-    for step in range(21):
-        assert draw(step, step).indices.shape == (50,)
-        assert draw(step, 5).count.shape == ()
-    assert draw._cache_size() == 1
 
 
 def test_a_batch_above_the_capacity_is_padding_and_says_so():
@@ -256,8 +234,3 @@ def test_refusals(change, message):
     """A wrong number is refused by name."""
     with pytest.raises(ValueError, match=message):
         sampling.RandomAllocation(**{"num_examples": N, "expected_batch_size": 12, "epochs": 2} | change)
-
-
-def test_more_selected_steps_make_longer_epochs():
-    """An epoch has at least a step for each that an example takes part in."""
-    assert sampling.RandomAllocation(10, 10, epochs=1, num_selected=3).steps_per_epoch == 3

@@ -108,13 +108,6 @@ def test_removing_a_row_changes_no_law():
     assert abs(found.std() - without.std()) < 0.3
 
 
-def test_steps_of_one_group_are_independent_draws():
-    """A quarter of the ten rows of a group is in both of two batches with probability one half."""
-    both = included_for_keys(0, 0.5) * included_for_keys(3, 0.5)
-    in_both = both.sum(axis=1)
-    assert abs(in_both.mean() - 2.5) < 5 * np.sqrt(10 * 0.25 * 0.75 / len(in_both))
-
-
 @pytest.mark.parametrize("num_valid", [0, 1, 57, 100])
 def test_rows_that_are_not_real_are_padding(num_valid):
     """The real rows are drawn as they would be if all were real."""
@@ -152,11 +145,6 @@ def test_traced_values_out_of_range_never_fit(step, num_valid):
         jax.eval_shape(lambda: OF_25.sample(KEY, step, num_valid=num_valid))
 
 
-def test_a_batch_larger_than_a_group_is_refused():
-    with pytest.raises(ValueError, match="one group of at most 25 rows, got expected_batch_size=26"):
-        CyclicPoisson(100, 26, 10, num_groups=4)
-
-
 def test_only_banded_noise_of_as_many_bands_goes_with_the_groups():
     """Longer columns would overlap, so that an example's steps are no independent releases."""
     promise, event = OF_25.correlated_event(correlated.BandedToeplitz([1.0, 0.5]))
@@ -164,9 +152,3 @@ def test_only_banded_noise_of_as_many_bands_goes_with_the_groups():
     for strategy in (correlated.BandedToeplitz([1.0, 0.5, 0.3, 0.2, 0.1]), correlated.bisr(2)):
         with pytest.raises(ValueError, match="BandedToeplitz of at most 4 bands, got"):
             OF_25.correlated_event(strategy)
-
-
-def test_more_groups_than_rows_are_refused():
-    """A group without rows is refused."""
-    with pytest.raises(ValueError, match="num_groups must be a whole number >= 1, at most 5"):
-        CyclicPoisson(5, 1, 3, num_groups=6)

@@ -14,7 +14,6 @@ from scipy import stats
 
 from gdpjax import sampling
 from gdpjax.sampling import Poisson
-from gdpjax.sampling._padding import checked_rows, real_rows
 from tests.sampling.frequencies import included
 
 KEY = jax.random.key(7)
@@ -22,12 +21,6 @@ BATCHES = Poisson(num_examples=500, expected_batch_size=40, num_steps=6)
 
 
 draw = jax.jit(BATCHES.sample)
-
-
-@jax.jit
-def draw_with_padding(num_valid):
-    """The batch of one step, where only so many rows are real."""
-    return BATCHES.sample(KEY, 4, num_valid=num_valid)
 
 
 @jax.jit
@@ -58,13 +51,6 @@ def test_the_numbers_follow_from_three(num_examples, share, num_steps):
     assert batches.overflow <= 1e-12
 
 
-def test_the_divisor_is_the_public_number_that_was_given():
-    """And not that of the probability, which is rounded."""
-    batches = Poisson(num_examples=1000, expected_batch_size=64, num_steps=100)
-    assert batches.expected_batch_size == 64.0 != batches.sampling_prob * 1000
-    assert 0 <= 64 - batches.sampling_prob * 1000 < 64 * 2**-22
-
-
 def test_the_capacity_is_chosen_or_given():
     """A longer run needs a larger one; a small one is charged for."""
     assert Poisson(1000, 64, 100).capacity < Poisson(1000, 64, 10**8).capacity
@@ -73,13 +59,6 @@ def test_the_capacity_is_chosen_or_given():
     tail = sampling.overflow_probability(1000, given_one.sampling_prob, 1, 100)
     assert given_one.overflow_per_step == pytest.approx(tail, rel=1e-14)
     assert tail > 1e-6
-
-
-def test_where_every_batch_fits_nothing_is_charged():
-    """A capacity above all rows is never filled."""
-    for batches in (Poisson(1000, 64, 100, capacity=1001), Poisson(10, 10, 5)):
-        assert (batches.overflow_per_step, batches.overflow) == (0.0, 0.0)
-        assert batches.capacity > batches.num_examples
 
 
 def test_it_is_a_value():
@@ -98,14 +77,6 @@ def test_it_is_a_value():
             setattr(BATCHES, name, value)
     kinds = [type(value) for value in dataclasses.astuple(same)]
     assert kinds == [int, float, int, int]
-
-
-def test_a_replaced_length_keeps_the_capacity_and_says_what_it_costs():
-    """A longer run with the same batches overflows more often."""
-    longer = dataclasses.replace(BATCHES, num_steps=6000)
-    assert longer.capacity == BATCHES.capacity
-    np.testing.assert_allclose(longer.overflow_per_step, BATCHES.overflow_per_step, rtol=1e-14)
-    np.testing.assert_allclose(longer.overflow, 1000 * BATCHES.overflow)
 
 
 def test_its_own_replace_chooses_a_chosen_capacity_anew():
@@ -130,13 +101,6 @@ def test_device_host_and_the_long_form_draw_one_batch(x64):
             assert int(sample.count) == (~np.asarray(sample.is_padding)).sum() > 0
 
 
-def test_precision_does_not_move_a_batch():
-    """Enabling float64 changes no coin."""
-    with jax.enable_x64(True):
-        wide = draw(KEY, 2)
-    assert_same(draw(KEY, 2), wide)
-
-
 def test_it_is_static_in_compiled_code():
     """A scheme may be an argument of compiled code, of a scan and of a vmap."""
     of_batches = jax.jit(lambda batches, key, t: batches.sample(key, t), static_argnums=0)
@@ -157,14 +121,6 @@ def test_it_is_static_in_compiled_code():
         assert_same([part[t] for part in mapped], expected)
 
 
-@pytest.mark.parametrize("impl", ["rbg", "threefry2x32"])
-def test_any_key_and_a_legacy_one(impl):
-    """On the device as on the host."""
-    key = jax.random.key(3, impl=impl)
-    assert_same(draw(key, 1)[:2], BATCHES.on_host(key)[1])
-    assert_same(draw(jax.random.PRNGKey(3), 1), draw(jax.random.key(3), 1))
-
-
 def test_steps_have_batches_of_their_own_with_the_right_frequency():
     """Two steps have the same batch by chance only."""
     rounds = 2000
@@ -173,18 +129,6 @@ def test_steps_have_batches_of_their_own_with_the_right_frequency():
     drawn = included(np.asarray(samples.indices), np.asarray(samples.is_padding), 60)
     assert abs(drawn.mean() - 0.2) < 5 * np.sqrt(0.2 * 0.8 / (60 * rounds))
     assert len(np.unique(drawn, axis=0)) > 0.99 * rounds
-
-
-@pytest.mark.parametrize("num_valid", [0, 60, 500])
-def test_rows_beyond_the_real_ones_are_never_drawn(num_valid):
-    """Trap 34: a data set below the public maximum gives the same shapes and the same coins."""
-    everything = draw(KEY, 4)
-    sample = draw_with_padding(num_valid)
-    all_rows = np.asarray(everything.indices)[~np.asarray(everything.is_padding)]
-    rows = np.asarray(sample.indices)[~np.asarray(sample.is_padding)]
-    np.testing.assert_array_equal(rows, all_rows[all_rows < num_valid])
-    assert sample.indices.shape == everything.indices.shape
-    assert_same(sample[:2], BATCHES.on_host(KEY, num_valid=num_valid)[4])
 
 
 def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
@@ -283,56 +227,6 @@ def test_a_step_that_float32_may_have_rounded_has_no_batch(draw):
         sample = compiled(jnp.float32(step))
         assert sample.is_padding.all()
         assert int(sample.count) > 500
-
-
-@pytest.mark.parametrize("draw", [draw_poisson, draw_allocation])
-def test_the_type_of_a_step_that_is_exact_does_not_matter(draw):
-    """One batch for a step as a number of Python, of NumPy or of compiled code."""
-    # A number of Python has 53 bits, and the other is the last step that float32 tells from the next one.
-    large = 2**24 + 1
-    last = 2**24 - 1
-
-    @jax.jit
-    def draw_each(traced):
-        of_large = [draw(step) for step in (large, float(large), np.float64(large))]
-        of_last = [draw(step) for step in (last, np.float32(last), traced)]
-        return of_large, of_last
-
-    of_large, of_last = draw_each(jnp.float32(last))
-    for samples in (of_large, of_last):
-        assert not samples[0].is_padding.all()
-        for sample in samples[1:]:
-            assert_same(sample, samples[0])
-    assert np.any(of_large[0].indices != of_last[0].indices)
-
-
-def test_a_number_of_rows_is_not_rounded_either():
-    """The rows of a data set that is larger than float32 can count are all real, or the number is refused."""
-    num_rows = 2**24 + 3
-
-    def count(num_valid):
-        """Return how many rows are real, and whether their number is valid."""
-        included = jnp.ones(num_rows, bool)
-        real, is_valid = real_rows(included, num_valid, checked_rows(num_rows, num_valid))
-        return real.sum(), is_valid
-
-    compiled = jax.jit(count)
-    for num_valid in (2.0**24 + 1, np.int64(2**24 + 1)):
-        num_real, is_valid = jax.jit(lambda number=num_valid: count(number))()
-        assert int(num_real) == 2**24 + 1
-        assert is_valid
-
-    # The number that reaches compiled code in float32 may have been another one.
-    _, is_valid = compiled(jnp.float32(2**24))
-    assert not is_valid
-    num_real, is_valid = compiled(jnp.float32(2**24 - 1))
-    assert is_valid
-    assert int(num_real) == 2**24 - 1
-    with pytest.raises(
-        ValueError,
-        match="num_valid must be a whole number from 0 to num_examples=16777219, at most",
-    ):
-        count(np.float32(2**24))
 
 
 def test_a_step_too_large_for_its_type_repeats_no_batch():

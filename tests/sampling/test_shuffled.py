@@ -90,24 +90,6 @@ def test_all_partitions_are_equally_likely(n, steps):
     check_distribution(counts_of_pairs, np.full(num_ways**2, num_ways**-2.0))
 
 
-def test_allocation_would_be_noticed():
-    """Steps drawn for each row by itself make batches of random sizes, and another law of two rows' steps."""
-
-    @jax.jit
-    @jax.vmap
-    def draw_allocation(step):
-        return sampling.RandomAllocation(4, 2, epochs=1, capacity=5).sample(KEY, step)
-
-    drawn = draw_allocation(np.arange(12000))
-    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), 4)
-    chosen = chosen.reshape(6000, 2, 4)
-    assert (chosen.sum(axis=2) != 2).any()
-    place = chosen.argmax(axis=1)
-    both = np.bincount(place[:, 0] * 2 + place[:, 1], minlength=4)
-    with pytest.raises(AssertionError):
-        check_distribution(both, np.array([1, 2, 2, 1]) / 6)
-
-
 def test_rows_that_are_not_real_keep_their_place_in_the_order():
     """An example that takes the place of a null one moves no other, as the bound supposes."""
 
@@ -140,14 +122,6 @@ def test_rows_whose_words_tie_are_in_order(few):
         assert set(np.flatnonzero(lowest_rows(words, num))) == set(order[:num])
 
 
-def test_one_program_for_all_steps():
-    """Neither the step nor the number of real rows is in a shape."""
-    for step in range(21):
-        assert draw(step, step).indices.shape == (9,)
-        assert draw(step, 5).count.shape == ()
-    assert draw._cache_size() == 1
-
-
 def test_the_probability_of_a_tie():
     """Two rows of any epoch have the same 128 bits."""
     bound = sampling.Shuffled(1000, 100, epochs=3).overflow
@@ -160,22 +134,6 @@ def test_traced_values_out_of_range_give_padding(step, num_valid):
     sample = draw(step, num_valid)
     assert int(sample.count) > N
     assert sample.is_padding.all()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"expected_batch_size": N + 1}, "at most num_examples=60, got 61"),
-        ({"num_examples": 0}, "num_examples"),
-        ({"epochs": 0}, "epochs"),
-        ({"epochs": None, "num_steps": 3}, "whole epochs, of 5 steps each"),
-        ({"capacity": 13}, "at most 12 rows: leave capacity out"),
-        ({"order": "random"}, "order must be"),
-    ],
-)
-def test_refusals(change, message):
-    with pytest.raises(ValueError, match=message):
-        sampling.Shuffled(**{"num_examples": N, "expected_batch_size": 12, "epochs": 2} | change)
 
 
 @pytest.mark.parametrize("order", ["fresh", "fixed"])

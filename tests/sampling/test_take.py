@@ -95,14 +95,6 @@ def test_any_pytree_is_taken_also_under_transformations():
     assert set(batched[0]) == {"x", "t"}
 
 
-def test_a_batch_unpacks_and_stays_a_batch_in_compiled_code():
-    batch = jax.jit(BATCHES.sample)(KEY, 3)
-    indices, is_padding, count = batch
-    assert (indices.shape, is_padding.dtype, int(count)) == ((136,), bool, int((~is_padding).sum()))
-    assert batch.num_examples == 1000
-    assert isinstance(batch, sampling.Batch)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -108,23 +108,6 @@ def test_ties_are_cut_at_the_boundary(few):
         assert set(np.flatnonzero(is_lowest)) == set(in_order[:num_rows])
 
 
-def test_bad_arguments():
-    """Wrong numbers are refused; traced ones give padding and a count that never fits."""
-    too_many = NUM_EXAMPLES + 1
-    with pytest.raises(ValueError, match="TruncatedPoisson needs capacity="):
-        sampling.TruncatedPoisson(NUM_EXAMPLES, 6, 10)
-    with pytest.raises(ValueError, match="capacity"):
-        scheme(0)
-    with pytest.raises(ValueError, match="num_valid"):
-        scheme(4).sample(KEY, 0, num_valid=too_many)
-
-    draw_traced = jax.jit(lambda step, num_valid: scheme(4).sample(KEY, step, num_valid=num_valid))
-    for step, num_valid in [(0, too_many), (0, -1), (-1, 3)]:
-        sample = draw_traced(step, num_valid)
-        assert sample.is_padding.all()
-        assert int(sample.count) == np.iinfo(np.int32).max
-
-
 def test_an_example_takes_the_place_of_another_where_a_batch_is_full():
     full = stats.binom.sf(CAPACITY - 1, NUM_EXAMPLES, SAMPLING_PROB)
     assert scheme().displacing_prob == pytest.approx(full, rel=1e-8)

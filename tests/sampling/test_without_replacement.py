@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gdpjax.sampling import WithoutReplacement
-from gdpjax.sampling._ranks import order_statistic
 from tests.sampling.frequencies import check_distribution, check_frequencies, included
 
 
@@ -49,19 +48,6 @@ def test_marginal_and_pairwise_inclusion(num_examples, batch_size):
     check_frequencies(chosen, marginal, pairwise)
 
 
-def test_batches_are_whole_and_in_range():
-    """No row is twice in a batch."""
-    for num_examples, batch_size in [(7, 7), (60_000, 256)]:
-        sample = WithoutReplacement(num_examples, batch_size, 10).sample(jax.random.key(1), 3)
-        assert int(sample.count) == batch_size
-        assert not sample.is_padding.any()
-        rows = np.asarray(sample.indices)
-        assert rows.dtype == np.int32
-        assert len(np.unique(rows)) == batch_size
-        assert rows.min() >= 0
-        assert rows.max() < num_examples
-
-
 @pytest.mark.parametrize("few", [1, 3, 2**32], ids=["all equal", "many ties", "no ties"])
 def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
     """The rows are those of a sort by (high, low); where words tie in both at the boundary the batch does not fit."""
@@ -89,20 +75,6 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
         np.testing.assert_array_equal(sample.indices, expected)
     else:
         assert sample.is_padding.all()
-
-
-def test_order_statistic_of_marked_words():
-    """The word of a rank is that of a sort, and so is the number of words below it, with ties and both ends."""
-    generator = np.random.default_rng(0)
-    words = generator.integers(0, 2**32, 200, dtype=np.uint32)
-    words[:40] = words[40:80]
-    words[-2:] = 0, 2**32 - 1
-    is_marked = generator.random(200) < 0.7
-    ordered = np.sort(words[is_marked])
-    for rank in [0, 1, len(ordered) // 2, len(ordered) - 1]:
-        word, num_below = order_statistic(jnp.asarray(words), jnp.asarray(is_marked), jnp.int32(rank))
-        assert int(word) == ordered[rank]
-        assert int(num_below) == (ordered < ordered[rank]).sum()
 
 
 def test_the_bound_on_ties_and_on_the_distance_to_uniform():
@@ -151,18 +123,3 @@ def test_same_eagerly_compiled_mapped_and_scanned():
         batch = draw_one(keys[2])
         np.testing.assert_array_equal(batch, eager[2])
         assert batch.dtype == jnp.int32
-
-
-@pytest.mark.parametrize(
-    ("num_examples", "batch_size", "message"),
-    [
-        (0, 1, "num_examples"),
-        (5, 6, "expected_batch_size must be at most num_examples=5, got 6"),
-        (5, 0, "batch_size"),
-        (5, 1.5, "batches without replacement have one whole size, got 1.5"),
-    ],
-)
-def test_bad_input(num_examples, batch_size, message):
-    """A wrong size is refused, and the message names the argument."""
-    with pytest.raises(ValueError, match=message):
-        WithoutReplacement(num_examples, batch_size, 10)

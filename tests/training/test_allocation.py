@@ -1,6 +1,5 @@
 """A plan of random allocation, its statement, its loop, and a run that is killed in the middle of an epoch."""
 
-import dataclasses
 import functools
 
 import jax
@@ -14,12 +13,10 @@ from gdpjax.ledger import AllocationEvent
 from gdpjax.sampling import RandomAllocation
 from gdpjax.training import (
     FINISHED,
-    OVERFLOWED,
     Info,
     Plan,
     _run,
     batch_source,
-    group_by_user,
     make_plan,
     private_training,
     resume_run,
@@ -144,43 +141,6 @@ def test_bad_plans(changes, message):
         make_plan(BATCHES, **PLAN | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"epochs": 1.5}, "epochs"),
-        ({"num_steps": 10}, "whole epochs, of 7 steps each"),
-        ({"bins": "poisson"}, "bins"),
-        ({"num_selected": 0}, "num_selected"),
-    ],
-)
-def test_bad_batches(changes, message):
-    """Batches of no whole epochs, or with a field out of range, are refused."""
-    length = {} if "num_steps" in changes else {"epochs": 3}
-    with pytest.raises(ValueError, match=message):
-        RandomAllocation(N, 9, **length | changes)
-
-
-def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
-    """A batch above the capacity is announced, and nothing of it is trained on."""
-    drawn = jax.jit(lambda key: TWICE.sample(key, 0))(KEY)
-    too_many = dataclasses.replace(drawn, count=jnp.int32(TWICE.capacity + 1))
-    monkeypatch.setattr(RandomAllocation, "sample", lambda *_, **__: too_many)
-    other = built(TWICE, noise_multiplier=2.5)
-    state, _ = other.step(other.init(PARAMS, KEY), other.place(*rows()))
-    assert int(state.status) == OVERFLOWED
-    np.testing.assert_array_equal(state.params["w"], PARAMS["w"])
-
-
-def test_extreme_batch_sizes():
-    """A batch may hold all examples, and an epoch may have as many steps as examples."""
-    everyone = make_plan(BATCHES.replace(expected_batch_size=N, epochs=3), **PLAN)
-    assert (everyone.batches.steps_per_epoch, everyone.sampling_prob) == (1, 1.0)
-    assert everyone.capacity > N
-    single = make_plan(BATCHES.replace(expected_batch_size=1, epochs=1), **PLAN)
-    assert single.batches.steps_per_epoch == N
-    assert single.overflow <= 1e-8
-
-
 @pytest.mark.parametrize("n", [N, 41])
 def test_every_example_takes_part_in_exactly_its_steps(n):
     """The loop draws what is accounted for, also of fewer examples than the plan covers."""
@@ -204,35 +164,6 @@ def test_every_example_takes_part_in_exactly_its_steps(n):
     for t in range(plan.num_steps):
         indices, is_padding = source[t]
         np.testing.assert_array_equal(indices[~is_padding], rows_of(norms[t], paddings[t]))
-
-
-def test_fixed_bins_repeat_the_epoch():
-    """Every example has the same step in all epochs."""
-    training, x = numbered(BATCHES.replace(bins="fixed"))
-    _, info = training.run_steps(training.init(PARAMS, KEY), training.place(x, x[:, 0]), 21)
-    taken = times_taken(training.plan, [info], N)
-    assert (taken == taken[0]).all()
-    assert (taken.sum(axis=1) == 1).all()
-
-
-def test_users_take_part_whole():
-    """A user is an example: all of the user's rows are in one batch of an epoch."""
-    plan = make_plan(BATCHES, **PLAN, unit="user")
-    ids = np.arange(90) % 30
-    x = rows()[0].repeat(2, axis=0)[:90]
-    (x,), missing = group_by_user(ids, x, max_per_user=3, key=KEY)
-
-    def loss_of_user(params, x, is_missing):
-        return jnp.sum(jnp.where(is_missing, 0.0, x @ params["w"]))
-
-    training = private_training(plan, loss_of_user, optax.sgd(0.1))
-    state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x, missing), 21)
-    assert int(state.status) == FINISHED
-    sizes = (~np.asarray(info.is_padding)).sum(axis=1).reshape(3, 7)
-    assert (sizes.sum(axis=1) == 30).all()
-    assert (sizes[0] != sizes[1]).any()
-    (event,) = gdpjax.ledger_of(state.opt_state).events
-    assert (event.num_epochs, event.missing_steps) == (3, 0)
 
 
 # A run in a folder.

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-import gdpjax
 from gdpjax import correlated
 from gdpjax.accounting import certified, gdp_epsilon
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, Ledger, ledger_of
@@ -16,7 +15,6 @@ from gdpjax.sampling import CyclicPoisson, Poisson, Shuffled, WithoutReplacement
 from gdpjax.training import (
     FINISHED,
     CheckpointError,
-    Plan,
     _run,
     batch_source,
     make_plan,
@@ -76,16 +74,6 @@ def begun(folder, training, key):
 
 def resumed(folder, training):
     return resume_run(folder, training, PARAMS, placed(training), scan=False)
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_the_plan_and_its_json(name):
-    """A plan that was written and read is the same one."""
-    plan = built(name).plan
-    again = Plan.from_json(plan.to_json())
-    assert again == plan
-    assert again.event == plan.event
-    assert hash(again.noise) == hash(plan.noise)
 
 
 def test_the_events():
@@ -276,15 +264,6 @@ def test_a_state_that_was_put_back_is_refused(tmp_path):
         run.advance(5)
 
 
-def test_another_number_of_bands_is_named_before_any_array(tmp_path):
-    """The plan differs, and so do the arrays that hold the noise."""
-    training = built("fixed")
-    begun(tmp_path / "run", training, jax.random.key(7072))
-    other = private_training(make_plan(FIXED, **COMMON, noise=correlated.bisr(4)), loss, optax.sgd(0.1))
-    with pytest.raises(ValueError, match=r"another plan \(noise"):
-        resumed(tmp_path / "run", other)
-
-
 def test_other_data_are_refused(tmp_path):
     """The group of an example belongs to its row."""
     training = built("cyclic")
@@ -348,48 +327,3 @@ def banded_toeplitz(scale):
 
 def banded_inverse(scale):
     return correlated.BandedInverse(jnp.stack([1.0, -0.5 * scale, -0.1 * scale]), memory="buffer")
-
-
-def buffered_toeplitz(scale):
-    return correlated.BufferedToeplitz(jnp.stack([0.9 * scale, 0.5 * scale]), jnp.stack([0.3 * scale, 0.2 * scale]))
-
-
-@pytest.mark.parametrize(
-    "strategy_of",
-    [
-        banded_toeplitz,
-        pytest.param(banded_inverse, marks=pytest.mark.slow),
-        pytest.param(buffered_toeplitz, marks=pytest.mark.slow),
-    ],
-)
-def test_a_sweep_over_noise_and_coefficients_is_one_program(strategy_of):
-    """Other coefficients are another argument, and a run of the sweep is that of numbers that are known."""
-    sweep = jax.jit(jax.vmap(functools.partial(swept_parameters, "banded", strategy_of)))
-    noise, coefficients, keys = jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0]), jax.random.split(KEY, 2)
-    swept = sweep(noise, coefficients, keys)
-    sweep(2 * noise, 0.9 * coefficients, keys)
-    assert sweep._cache_size() == 1
-    if strategy_of is banded_toeplitz:
-        # With these numbers it is a training whose steps are compiled for other tests.
-        alone = trained(built("banded"), keys[1])[0].params["w"]
-    else:
-        alone = swept_parameters("banded", strategy_of, noise[1], coefficients[1], keys[1])
-    np.testing.assert_allclose(swept[1], alone, rtol=1e-4, atol=1e-4)
-
-
-def test_correlation_takes_noise_back():
-    """The sum of all steps, as a constant learning rate makes it, has less noise than with independent draws."""
-    plan = make_plan(Shuffled(600, 6, epochs=1, order="fixed"), **COMMON, noise=correlated.bisr(8))
-    training = private_training(plan, lambda params, x, y: 0.0 * jnp.sum(params), optax.sgd(1.0))
-    data = training.place(np.zeros((600, 1)), np.zeros(600))
-    state, _ = training.run_steps(training.init(jnp.zeros(4000), KEY), data, plan.num_steps)
-    # A hundred independent draws, each of standard deviation 2, divided by the expected batch size.
-    independent = np.sqrt(plan.num_steps) * 2.0 / 6
-    assert np.std(state.params) < 0.5 * independent
-    assert certified(plan.event).epsilon(1e-5).upper == pytest.approx(gdp_epsilon(1e-5, 0.5), rel=1e-6)
-
-
-def test_users_are_the_unit_as_everywhere():
-    plan = make_plan(FIXED, **COMMON, noise=correlated.bisr(3), unit="user")
-    assert "every user takes part" in plan.statement()
-    assert plan.neighboring_relation is gdpjax.NeighboringRelation.REPLACE_SPECIAL

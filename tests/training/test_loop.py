@@ -486,28 +486,6 @@ def test_truncated_batches_are_trained_on_and_recorded(truncated):
     assert max(sizes) == 7, "nothing overflows"
 
 
-def test_the_statement_says_that_users_are_drawn_for_truncated_batches():
-    """The unit of the plan is the unit of the sentence."""
-    plan = make_plan(TRUNCATED, **PRIVATE, unit="user")
-    assert "every user is drawn for each batch" in plan.statement()
-
-
-@pytest.mark.slow
-def test_users_are_drawn_whole_in_truncated_batches():
-    """A plan per user takes the rows of users."""
-    plan = make_plan(TRUNCATED, **PRIVATE, unit="user")
-    ids = np.arange(90) % 30
-    x = rows()[0].repeat(2, axis=0)[:90]
-    (x,), missing = group_by_user(ids, x, max_per_user=3, key=jax.random.key(0))
-
-    def loss_of_user(params, x, is_missing):
-        return jnp.sum(jnp.where(is_missing, 0.0, x @ params["w"]))
-
-    training = private_training(plan, loss_of_user, optax.sgd(0.1))
-    state, _ = training.run_steps(training.init(PARAMS, KEY), training.place(x, missing), 6)
-    assert gdpjax.ledger_of(state.opt_state).events == (plan.event,)
-
-
 def test_what_is_not_trained_stays_as_it_is():
     """Weight decay would shrink a frozen leaf, and Adam's moments of whole numbers would become floats."""
 

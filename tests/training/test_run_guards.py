@@ -1,10 +1,9 @@
 """A run refuses what would let a repeated chunk meet other data, or be taken twice."""
 
-import jax
 import pytest
 
 import gdpjax
-from gdpjax.training import resume_run, start_run
+from gdpjax.training import start_run
 from tests.training import killed
 
 
@@ -29,18 +28,3 @@ def test_training_and_data_of_a_run_cannot_be_replaced(tmp_path):
     for name in ("training", "data"):
         with pytest.raises(AttributeError):
             setattr(run, name, None)
-
-
-def test_what_is_no_training_is_refused(tmp_path):
-    message = r"training must be a Training, which private_training\(\.\.\.\) returned"
-    with pytest.raises(ValueError, match=message):
-        start_run(tmp_path / "run", None, {}, None, key=jax.random.key(0))
-    with pytest.raises(ValueError, match=message):
-        resume_run(tmp_path / "run", None, {}, None)
-
-    training, params, data = killed.build()
-    start_run(tmp_path / "run", training, params, data, key=gdpjax.fresh_key())
-    with pytest.raises(ValueError, match=r"training.plan must be a Plan"):
-        resume_run(tmp_path / "run", training._replace(plan={}), params, data)
-    with pytest.raises(ValueError, match="array 0 of the data must be"):
-        resume_run(tmp_path / "run", training, params, data._replace(arrays=(object(), *data.arrays[1:])))

@@ -16,7 +16,6 @@ from gdpjax.training import (
     Plan,
     _run,
     batch_source,
-    group_by_user,
     make_plan,
     private_training,
     resume_run,
@@ -93,27 +92,6 @@ def test_a_plan_meets_its_target_by_the_upper_end(target):
     assert plan.is_private
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"epochs": 1.5}, "epochs"),
-        ({"epochs": None, "num_steps": 10}, "whole epochs, of 7 steps each"),
-        ({"capacity": 20}, "every batch has at most 9 rows: leave capacity out"),
-        ({"order": "random"}, "order"),
-        ({"expected_batch_size": 0.5}, r"is that the sampling probability\?"),
-    ],
-)
-def test_bad_batches(changes, message):
-    """Batches of no whole epochs, or with a field out of range, are refused."""
-    with pytest.raises(ValueError, match=message):
-        Shuffled(**dict(num_examples=N, expected_batch_size=9, epochs=3) | changes)
-
-
-def test_groups_are_refused():
-    with pytest.raises(ValueError, match="group_size > 1"):
-        make_plan(BATCHES, **PLAN, group_size=2)
-
-
 @pytest.mark.parametrize("n", [N, 41])
 def test_every_example_takes_part_once_an_epoch(padded, n):
     """The loop draws what is accounted for, also of fewer examples than the plan covers."""
@@ -135,24 +113,6 @@ def test_every_example_takes_part_once_an_epoch(padded, n):
     for t in range(28):
         indices, is_padding = source[t]
         np.testing.assert_array_equal(indices[~is_padding], rows_of(norms[t], paddings[t]))
-
-
-@pytest.mark.slow
-def test_users_take_part_whole():
-    """A user is an example: all of the user's rows are in one batch of an epoch."""
-    plan = make_plan(BATCHES, **PLAN, unit="user", neighboring_relation=RELATION.ADD_OR_REMOVE_ONE)
-    x = np.ones((90, D), np.float32)
-    (x,), missing = group_by_user(np.arange(90) % 30, x, max_per_user=3, key=KEY)
-
-    def loss_of_user(params, x, is_missing):
-        return jnp.sum(jnp.where(is_missing, 0.0, x @ params["w"]))
-
-    training = private_training(plan, loss_of_user, optax.sgd(0.1))
-    state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x, missing), 21)
-    assert int(state.status) == FINISHED
-    sizes = (~np.asarray(info.is_padding)).sum(axis=1).reshape(3, 7)
-    assert (sizes.sum(axis=1) == 30).all()
-    assert (sizes[0] != sizes[1]).any()
 
 
 # A run in a folder.
