@@ -457,31 +457,6 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
     assert_same_bits(run.state.params, whole.state.params)
 
 
-def test_a_correlated_plan():
-    """The noise that is kept for later steps has the structure of the module's parameters."""
-    model = Shared(nnx.Rngs(0))
-    batches = gdpjax.sampling.Shuffled(40, 8, epochs=1, order="fixed")
-    plan = PLAN.replace(batches=batches, noise=gdpjax.correlated.bisr(2), neighboring_relation=None)
-    training = gdpjax.nnx.private_training(plan, model, loss_fn, optax.sgd(0.1))
-    state = training.init(model, KEY)
-    after, _ = jax.eval_shape(training.step, state, training.place(X, Y))
-    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
-
-
-def test_explain_names_the_variables():
-    """The explanation has a line for each variable, by its path in the module."""
-    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
-    model = Network(nnx.Rngs(0), dropout, use_bias=True)
-    explained = gdpjax.nnx.explain(loss_fn, model, (X, Y), batch_argnums=(1, 2), wrt=nnx.PathContains("first"))
-    methods = {leaf.name: leaf.method for leaf in explained.leaves}
-    assert methods == {
-        "['first']['bias'].value": "formed",
-        "['first']['kernel'].value": "outer product",
-        "['last']['bias'].value": "not trained",
-        "['last']['kernel'].value": "not trained",
-    }
-
-
 def test_flax_is_imported_when_it_is_used():
     """Importing gdpjax does not import flax, and using `gdpjax.nnx` does."""
     program = "import sys, gdpjax; assert 'flax' not in sys.modules; gdpjax.nnx; assert 'flax' in sys.modules"

@@ -88,51 +88,6 @@ def test_a_registered_primitive_is_used_and_agrees_with_vmap():
     assert methods() == before
 
 
-class Product(AbstractPrimitive):
-    """A matrix product whose factor is what a test says."""
-
-    def __init__(self, factor):
-        self.make_factor = factor
-
-    def is_site(self, eqn, operand):
-        return operand == 1
-
-    def factor(self, eqn, operand, x, s):
-        return self.make_factor(x[None], s[None])
-
-
-@pytest.mark.parametrize(
-    ("factor", "got"),
-    [
-        (
-            lambda x, s: Outer(s, x, (("l", 0), ("r", 0))),
-            r"one for a weight \[4, 5\]: see its axes",
-        ),
-        (
-            lambda x, s: Outer(x, s, (("l", 0), ("l", 1))),
-            r"left \[1, 5\] and right \[1, 4\], not \[T, ",
-        ),
-        (
-            lambda x, s: Outer(x[0], s[0], (("l", 0), ("r", 0))),
-            r"left \[5\] and right \[4\], not \[T, ",
-        ),
-        (
-            lambda x, s: Full(jnp.einsum("td,tp->pd", x, s)),
-            r"one for a weight \[4, 5\]: see its axes",
-        ),
-        (lambda x, s: (x, s), r"got \("),
-    ],
-)
-def test_a_factor_that_does_not_fit_its_weight_is_refused(factor, got):
-    """The message says what shapes it has."""
-    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), 1.0)
-    with (
-        registered("dot_general", Product(factor), replace=True),
-        pytest.raises(ValueError, match=got),
-    ):
-        grad_fn(jnp.ones((5, 4)), jnp.ones((6, 5)))
-
-
 def test_a_name_is_taken_once():
     """A second family would replace the first unseen."""
     with pytest.raises(ValueError, match="registered already"):

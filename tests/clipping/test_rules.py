@@ -254,23 +254,6 @@ def test_sensitivity_of_traced_bounds():
         assert np.isnan(of(0.0))
 
 
-def test_rules_are_equal_if_they_are_saved_as_the_same():
-    """Traced rules are equal only to themselves."""
-    assert Flat(1.0) == Flat(np.float32(1.0))
-    assert hash(Flat(1.0)) == hash(Flat(np.float32(1.0)))
-    assert Flat(1.0) != Flat(2.0)
-    assert Flat(1.0) != PerLeaf(1.0)
-    assert PerGroup({"a": "x"}, {"x": 1.0}) == PerGroup({"a": "x"}, {"x": 1.0})
-
-    def compare(c):
-        rule = Flat(c)
-        assert rule == rule
-        assert rule != Flat(c)
-        return c
-
-    jax.jit(compare)(1.0)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

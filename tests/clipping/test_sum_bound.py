@@ -209,26 +209,6 @@ def test_a_batch_too_large_for_the_bound_is_refused():
     assert rounding_budget([jnp.zeros(3)], 16_384).slack < 0.01
 
 
-def test_traced_clip_norm_gives_the_same_sum_and_nan_when_invalid():
-    """The sum is the same with a clip norm that is traced, mapped over or known, and NaN with an invalid one."""
-    rows = np.abs(np.random.default_rng(0).normal(size=(8, 4)))
-    rows = np.float32(5 * rows)
-
-    def sum_at(l2_clip_norm):
-        return gdpjax.clipped_grad(dot_loss, l2_clip_norm)(np.zeros(4, np.float32), rows)
-
-    l2_clip_norms = np.array([0.1, 1.0, 7.0], np.float32)
-    traced_sum_at = fast(sum_at)
-    mapped = fast(jax.vmap(sum_at))(l2_clip_norms)
-    for l2_clip_norm, one_of_mapped in zip(l2_clip_norms, mapped, strict=True):
-        np.testing.assert_allclose(traced_sum_at(l2_clip_norm), one_of_mapped, rtol=1e-6)
-    # Both programs above trace the clip norm; these two know it while they are made.
-    np.testing.assert_allclose(mapped[1], clipped_sum(rows, 1.0), rtol=1e-6)
-    np.testing.assert_allclose(mapped[2], clipped_sum(rows, 7.0), rtol=1e-6)
-    for invalid in [0.0, -1.0, np.nan, np.inf]:
-        assert np.isnan(traced_sum_at(invalid)).all()
-
-
 def test_padding_to_several_sizes_needs_one_slack():
     """A padded size that follows the realised batch must not change every row's clip threshold with it."""
     rows = np.full((256, 1), 100.0, np.float32)

@@ -96,18 +96,6 @@ def test_a_batch_that_fits_is_the_poisson_batch():
 lowest_rows = jax.jit(_ranks.lowest_rows)
 
 
-@pytest.mark.parametrize("few", [1, 2, 3])
-def test_ties_are_cut_at_the_boundary(few):
-    """The rows with the smallest words are taken, and those that tie in all words in their order."""
-    words = np.random.default_rng(few).integers(0, few, (4, NUM_EXAMPLES)).astype(np.uint32)
-    is_candidate = np.arange(NUM_EXAMPLES) % 3 > 0
-    in_order = sorted(np.flatnonzero(is_candidate), key=lambda row: (*words[:, row], row))
-    num_candidates = is_candidate.sum()
-    for num_rows in (0, 1, 5, num_candidates, num_candidates + 1):
-        is_lowest = lowest_rows(words, is_candidate, np.int32(num_rows))
-        assert set(np.flatnonzero(is_lowest)) == set(in_order[:num_rows])
-
-
 def test_an_example_takes_the_place_of_another_where_a_batch_is_full():
     full = stats.binom.sf(CAPACITY - 1, NUM_EXAMPLES, SAMPLING_PROB)
     assert scheme().displacing_prob == pytest.approx(full, rel=1e-8)

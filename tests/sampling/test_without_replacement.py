@@ -77,28 +77,6 @@ def test_the_rows_with_the_smallest_words_are_taken(monkeypatch, few):
         assert sample.is_padding.all()
 
 
-def test_the_bound_on_ties_and_on_the_distance_to_uniform():
-    """The derivation holds for all words of 3 bits, with 8 in the place of 2^64, for ties and total variation."""
-    num_examples, num_words = 5, 8
-    words = np.array(list(itertools.product(range(num_words), repeat=num_examples)))
-    ordered = np.sort(words, axis=1)
-    weights = 2 ** np.arange(num_examples)
-    for batch_size in range(1, num_examples):
-        # A tie at the boundary decides which rows are in the batch.
-        is_tie = ordered[:, batch_size - 1] == ordered[:, batch_size]
-        rows = np.argsort(words, axis=1, kind="stable")[:, :batch_size]
-        batches = weights[rows].sum(axis=1)
-
-        subsets, counts = np.unique(batches, return_counts=True)
-        distance = np.abs(counts / len(words) - 1 / len(subsets)).sum() / 2
-        prob_of_tie_anywhere = 1 - (1 - 1 / num_words) ** num_examples
-        assert distance <= is_tie.mean() <= prob_of_tie_anywhere <= num_examples / num_words
-
-        # Without a tie every subset is exactly equally likely, so that the error is an additive delta.
-        _, counts = np.unique(batches[~is_tie], return_counts=True)
-        assert len(set(counts)) == 1
-
-
 def test_sampling_error():
     """The sampling error is an upper bound on the formula, and never above one."""
     error = WithoutReplacement(60_000, 256, 3516).overflow

@@ -12,7 +12,6 @@ import gdpjax
 from gdpjax.ledger import AllocationEvent
 from gdpjax.sampling import RandomAllocation
 from gdpjax.training import (
-    FINISHED,
     Info,
     Plan,
     _run,
@@ -126,46 +125,6 @@ def test_a_plan_meets_its_target(target):
     assert plan.is_private
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"group_size": 2}, "group_size > 1"),
-        ({"neighboring_relation": gdpjax.NeighboringRelation.REPLACE_ONE}, "proved bound under"),
-        ({"num_steps": 21}, "batches= says how batches are drawn: leave num_steps out"),
-        ({"num_selected": 2}, "no argument 'num_selected'"),
-    ],
-)
-def test_bad_plans(changes, message):
-    """What random allocation does not have, and what its batches already say, is refused."""
-    with pytest.raises(ValueError, match=message):
-        make_plan(BATCHES, **PLAN | changes)
-
-
-@pytest.mark.parametrize("n", [N, 41])
-def test_every_example_takes_part_in_exactly_its_steps(n):
-    """The loop draws what is accounted for, also of fewer examples than the plan covers."""
-    training, x = numbered(TWICE)
-    plan = training.plan
-    state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x[:n], x[:n, 0]), plan.num_steps)
-    assert int(state.status) == FINISHED
-    taken = times_taken(plan, [info], n)
-    # One step of the first four of an epoch, and one of the other three.
-    assert (taken[:, :4].sum(axis=1) == 1).all()
-    assert (taken[:, 4:].sum(axis=1) == 1).all()
-    assert (taken[0] != taken[1]).any()
-    (event,) = gdpjax.ledger_of(state.opt_state).events
-    assert plan.overflow * 0.999999 <= event.overflow <= plan.overflow * 1.0001
-    assert event == AllocationEvent(2.0, 7, 3, 2, overflow=event.overflow, announced=True)
-
-    # A loader draws the same batches on the host.
-    norms, paddings = np.asarray(info.norms), np.asarray(info.is_padding)
-    source = batch_source(plan, state, n)
-    assert len(source) == plan.num_steps
-    for t in range(plan.num_steps):
-        indices, is_padding = source[t]
-        np.testing.assert_array_equal(indices[~is_padding], rows_of(norms[t], paddings[t]))
-
-
 # A run in a folder.
 
 
@@ -174,24 +133,6 @@ def parts():
     """Return training, parameters and data of a run of four epochs of seven steps, of numbered rows."""
     training, x = numbered(FOUR_EPOCHS)
     return training, PARAMS, training.place(x, x[:, 0])
-
-
-def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(parts, tmp_path):
-    """Parameters, optimizer state and ledger are those of a run that was not killed."""
-    key = jax.random.key(20)
-    whole = start_run(tmp_path / "whole", *parts, key=key, scan=False)
-    infos = finished(whole)
-    assert (times_taken(parts[0].plan, infos, N).sum(axis=1) == 1).all()
-    interrupted(parts, tmp_path / "run", 12, 5, key)
-    run = resume_run(tmp_path / "run", *parts, scan=False)
-    (event,) = run.ledger.events
-    assert (event.num_epochs, event.missing_steps, event.num_steps) == (2, 4, 10)
-    finished(run)
-    ours = jax.tree.leaves((run.state.params, run.state.opt_state))
-    theirs = jax.tree.leaves((whole.state.params, whole.state.opt_state))
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert run.ledger == whole.ledger
 
 
 def lost_batches(training, x, state, steps):

@@ -22,7 +22,6 @@ from gdpjax.training import (
     resume_run,
     start_run,
 )
-from tests.compilations import Compilations
 from tests.training.interrupted import committed, finished, interrupted
 
 N, D = 60, 3
@@ -271,54 +270,6 @@ def test_other_data_are_refused(tmp_path):
     moved = training.place(ROWS[::-1], np.zeros(N))
     with pytest.raises(ValueError, match="row for row"):
         resume_run(tmp_path / "run", training, PARAMS, moved, scan=False)
-
-
-@pytest.mark.parametrize("name", ["fixed", "banded", "cyclic", pytest.param("buffered", marks=pytest.mark.slow)])
-def test_two_calls_of_run_steps_compile_once(name):
-    """A run that goes on, and a run with another key, are the same program."""
-    training = built(name)
-    state, _ = trained(training)
-    with Compilations() as compilations:
-        training.run_steps(state, placed(training), training.plan.num_steps)
-        again, _ = trained(training, jax.random.key(76))
-    assert compilations.count == 0
-    assert np.all(np.isfinite(state.params["w"]))
-    assert not np.array_equal(again.params["w"], state.params["w"])
-
-
-def swept_parameters(name, strategy_of, noise_multiplier, coefficient, key):
-    """Return the parameters of a whole run, of which noise multiplier, strategy and key may be traced."""
-    plan = built(name).plan.replace(noise_multiplier=noise_multiplier, noise=strategy_of(coefficient))
-    training = private_training(plan, loss, optax.sgd(0.1))
-    return trained(training, key)[0].params["w"]
-
-
-@pytest.fixture(scope="module")
-def swept_lambdas():
-    """Return the settings of three runs, and their parameters from one program, which is traced once."""
-    settings = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.0, 0.5, 0.9]), jax.random.split(KEY, 3)
-    traces = []
-
-    def run(*one):
-        traces.append(1)
-        return swept_parameters("fresh", correlated.lambda_cgd, *one)
-
-    swept = jax.jit(jax.vmap(run))(*settings)
-    assert len(traces) == 1
-    return settings, swept
-
-
-@pytest.mark.parametrize("lane", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_sweep_over_noise_and_lambda_is_one_program(swept_lambdas, lane):
-    """Each of its runs is that of numbers that are known when it is traced."""
-    (noise, lambdas, keys), swept = swept_lambdas
-    if lane == 1:
-        # The numbers of a training whose steps are compiled for other tests.
-        assert (noise[lane], lambdas[lane]) == (COMMON["noise_multiplier"], 0.5)
-        alone = trained(built("fresh"), keys[lane])[0].params["w"]
-    else:
-        alone = swept_parameters("fresh", correlated.lambda_cgd, float(noise[lane]), float(lambdas[lane]), keys[lane])
-    np.testing.assert_allclose(swept[lane], alone, rtol=1e-4, atol=1e-4)
 
 
 def banded_toeplitz(scale):

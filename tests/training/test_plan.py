@@ -125,9 +125,6 @@ def test_batches_that_were_edited_are_refused(mnist, name, value):
     ("text", "message"),
     [
         ("not json", "expected JSON, got other text"),
-        ("[]", "expected `object`, got `array`"),
-        ("{}", "other JSON"),
-        ("[" * 100_000, "levels of nesting"),
         ('{"gdpjax_plan": 99}', "version 2"),
         ('{"gdpjax_plan": 2, "delta": 1e-5}', "missing or unknown"),
     ],
@@ -232,16 +229,12 @@ def test_a_plan_without_enough_noise_says_that_it_is_not_private(options, reason
         (dict(noise_multiplier=None), "exactly one of noise_multiplier, epsilon and mu"),
         (dict(epsilon=1.0), "exactly one of noise_multiplier, epsilon and mu"),
         (dict(num_steps=None), "exactly one of num_steps and epochs"),
-        (dict(epochs=3), "exactly one of num_steps and epochs"),
         (dict(noise_multiplier=np.nan), "noise_multiplier"),
         (dict(delta=0.0), "delta"),
         (dict(delta=1e-320), "delta must exceed"),
         (dict(clip=-1.0), "l2_clip_norm"),
         (dict(expected_batch_size=70_000), "expected_batch_size must be at most num_examples=60000"),
-        (dict(max_examples=0), "num_examples"),
-        (dict(num_steps=1.5), "num_steps"),
         (dict(sampling="uniform"), "no argument 'sampling'; did you mean 'batches'"),
-        (dict(unit=""), "unit"),
     ],
 )
 def test_bad_input(changes, message):

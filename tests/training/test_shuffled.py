@@ -11,7 +11,6 @@ from gdpjax.accounting import gdp_epsilon
 from gdpjax.ledger import ShuffledEvent
 from gdpjax.sampling import Shuffled
 from gdpjax.training import (
-    FINISHED,
     Info,
     Plan,
     _run,
@@ -90,29 +89,6 @@ def test_a_plan_meets_its_target_by_the_upper_end(target):
     found = gdp_epsilon(1e-5, mu) if "epsilon" in target else mu
     assert 0.9999 * aim < found <= aim * (1 + 1e-9)
     assert plan.is_private
-
-
-@pytest.mark.parametrize("n", [N, 41])
-def test_every_example_takes_part_once_an_epoch(padded, n):
-    """The loop draws what is accounted for, also of fewer examples than the plan covers."""
-    training, x = padded
-    state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x[:n], x[:n, 0]), 28)
-    assert int(state.status) == FINISHED
-    taken = times_taken([info], n)
-    assert (taken.sum(axis=1) == 1).all()
-    assert (taken[0] != taken[1]).any()
-    (event,) = gdpjax.ledger_of(state.opt_state).events
-    expected = ShuffledEvent(2.0, 7, 4, RELATION.ADD_OR_REMOVE_ONE, overflow=event.overflow)
-    assert event == expected
-    assert training.plan.overflow * 0.999999 <= event.overflow <= training.plan.overflow * 1.0001
-
-    # A loader draws the same batches on the host.
-    norms, paddings = np.asarray(info.norms), np.asarray(info.is_padding)
-    source = batch_source(training.plan, state, n)
-    assert len(source) == 28
-    for t in range(28):
-        indices, is_padding = source[t]
-        np.testing.assert_array_equal(indices[~is_padding], rows_of(norms[t], paddings[t]))
 
 
 # A run in a folder.

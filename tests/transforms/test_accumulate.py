@@ -286,33 +286,6 @@ def test_an_added_row_that_moves_all_others_keeps_the_bound(options):
         assert np.linalg.norm(larger - smaller) <= factor_of(64, 64, 3, **options)
 
 
-def test_mapped_is_a_loop_and_a_shared_key_is_refused():
-    grad_fn = clipped()
-
-    def train(multiplier, key, rows):
-        options = {**PRIVATE, "noise_multiplier": multiplier, "key": key}
-        tx = gdpjax.accumulate_clipped(gdpjax.dpsgd(0.1, clip=grad_fn, **options), 2)
-
-        def step(carry, part):
-            params, state = carry
-            updates, state = tx.update(grad_fn(params, part), state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (PARAMS, tx.init(PARAMS)), rows.reshape(2, -1, 3))[0]
-
-    multipliers, keys = np.float32([0.5, 2.0]), jax.random.split(jax.random.key(3), 2)
-    mapped, states = jax.jit(jax.vmap(train, in_axes=(0, 0, None)))(multipliers, keys, ROWS)
-    compiled = jax.jit(train)
-    for i in range(2):
-        alone, state = compiled(multipliers[i], keys[i], ROWS)
-        np.testing.assert_allclose(np.asarray(mapped["w"])[i], alone["w"], rtol=1e-6)
-        picked = jax.tree.map(lambda x, i=i: x[i], states)
-        assert gdpjax.ledger_of(picked) == gdpjax.ledger_of(state)
-        assert gdpjax.ledger_of(picked).events[0].noise_multiplier == multipliers[i]
-    with pytest.raises(ValueError, match="share one noise key"):
-        jax.vmap(train, in_axes=(0, None, None))(multipliers, keys[0], ROWS)
-
-
 def test_behind_clip_and_sum_in_a_chain():
     clip = gdpjax.clip_and_sum(1.0)
     tx = optax.chain(clip, gdpjax.accumulate_clipped(gdpjax.privatize(clip, **PRIVATE), 2))

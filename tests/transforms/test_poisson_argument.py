@@ -1,7 +1,5 @@
 """Poisson batches of the private transforms are their numbers, each drawn with, noised with and recorded."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,36 +155,6 @@ def test_relation_announcement_and_schedule_are_as_before(relation):
 
 def quadratic(w, x):
     return jnp.vdot(w, x) ** 2
-
-
-def test_a_loop_that_draws_with_it_is_the_loop_by_hand():
-    sampling_key, noise_key = jax.random.split(jax.random.key(11))
-    data = jnp.asarray(np.random.default_rng(1).normal(size=(200, 4)), jnp.float32)
-    batches = Poisson(num_examples=200, expected_batch_size=16, num_steps=4)
-    prob = sampling.dyadic_probability(16 / 200)
-    capacity = -(-sampling.choose_capacity(200, prob, 4) // 8) * 8
-    grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
-    ours = gdpjax.dpsgd(0.1, grad_fn, 1.0, batches, noise_key)
-    numbers = PoissonNumbers(prob, 16, sampling.overflow_probability(200, prob, 1, capacity))
-    by_hand = gdpjax.dpsgd(0.1, grad_fn, 1.0, numbers, noise_key)
-
-    def trained(tx, draw):
-        def step(carry, t):
-            params, state = carry
-            batch = draw(t)
-            total = grad_fn(params, data[batch.indices], is_padding=batch.is_padding)
-            updates, state = tx.update(total, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        w = jnp.ones(4)
-        return jax.jit(lambda carry: jax.lax.scan(step, carry, jnp.arange(4))[0])((w, tx.init(w)))
-
-    def draw_by_hand(t):
-        return sampling.poisson_sample(jax.random.fold_in(sampling_key, t), 200, prob, capacity)
-
-    found = trained(ours, functools.partial(batches.sample, sampling_key))
-    assert_equal_trees(found, trained(by_hand, draw_by_hand))
-    assert gdpjax.ledger_of(found[1]).num_steps == 4
 
 
 def test_a_sweep_over_probabilities_gives_their_numbers():

@@ -299,24 +299,6 @@ def test_every_step_of_a_long_schedule_has_its_own_numbers():
     assert all(event.is_exact for event in ledger)
 
 
-def test_sweep_by_vmap_over_traced_hyperparameters():
-    params = {"w": jnp.zeros(4)}
-    keys = jax.random.split(jax.random.key(1), 3)
-    multipliers = jnp.array([0.5, 1.0, 2.0])
-
-    def train(noise_multiplier, key):
-        tx = make(noise_multiplier=noise_multiplier, key=key)
-        return tx.update(params, tx.init(params), params)
-
-    released, states = jax.jit(jax.vmap(train))(multipliers, keys)
-    for i in range(3):
-        alone, state = train(float(multipliers[i]), keys[i])
-        np.testing.assert_allclose(released["w"][i], alone["w"], rtol=2e-6)
-        assert gdpjax.ledger_of(jax.tree.map(lambda x, i=i: x[i], states)) == gdpjax.ledger_of(state)
-    with pytest.raises(ValueError, match="pick one configuration"):
-        gdpjax.ledger_of(states)
-
-
 def two_configurations(noise_multiplier, total=None):
     tx = make(noise_multiplier=noise_multiplier)
     params = {"w": jnp.zeros(4)}
@@ -558,17 +540,6 @@ def test_transforms_with_a_state_before_the_noise_have_no_ledger(name):
         assert len(gdpjax.ledger_of(chain(make(), BEFORE[name]()).init(params))) == 0
     clipped_in_the_chain = optax.chain(gdpjax.clip_and_sum(1.0), make(), optax.adam(0.1))
     assert len(gdpjax.ledger_of(clipped_in_the_chain.init(params))) == 0
-
-
-def test_turning_x64_on_later_keeps_one_row():
-    params = {"w": jnp.zeros(4, jnp.float32)}
-    tx = make()
-    _, state = tx.update(params, tx.init(params), params)
-    with jax.enable_x64(True):
-        _, state = jax.jit(tx.update)(params, state, params)
-    (event,) = gdpjax.ledger_of(state).events
-    assert event.num_steps == 2
-    assert event.noise_multiplier <= 1.3
 
 
 def test_a_concrete_noise_multiplier_of_zero_adds_nothing_and_is_recorded():
