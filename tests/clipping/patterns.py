@@ -227,10 +227,7 @@ def _conv(
     channels=4,
     out=6,
 ):
-    params = {
-        "k": normal(1, 3, 2, channels // groups, out, scale=0.3),
-        "b": normal(2, out),
-    }
+    params = {"k": normal(1, 3, 2, channels // groups, out, scale=0.3), "b": normal(2, out)}
 
     def loss(p, x):
         y = lax.conv_general_dilated(
@@ -338,12 +335,7 @@ def branch_on_data():
 
 @pattern
 def branch_on_parameters():
-    params = {
-        "a": normal(1, 3, 4),
-        "c": normal(2, 3, 4),
-        "d": normal(3, 3, 4),
-        "s": jnp.ones(4),
-    }
+    params = {"a": normal(1, 3, 4), "c": normal(2, 3, 4), "d": normal(3, 3, 4), "s": jnp.ones(4)}
 
     def loss(p, x):
         first = lax.cond(

@@ -8,10 +8,7 @@ import pytest
 import gdpjax
 
 SLOW = pytest.mark.slow
-STRATEGIES = {
-    "vmap": {},
-    "microbatch": {"strategy": "microbatch", "microbatch_size": 2},
-}
+STRATEGIES = {"vmap": {}, "microbatch": {"strategy": "microbatch", "microbatch_size": 2}}
 
 
 def loss(params, x, y):
@@ -67,9 +64,7 @@ def test_gradients_are_averaged_over_copies_before_clipping(strategy):
 
 
 @pytest.mark.parametrize("multiplicity", [pytest.param(1, marks=SLOW), 3, pytest.param(32, marks=SLOW)])
-def test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multiplicity(
-    multiplicity,
-):
+def test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multiplicity(multiplicity):
     """Trap 26. The same copies as rows of their own would move it by K clip norms."""
     averaged = gdpjax.average_augmentations(jnp.vdot, multiplicity, augmented_argnums=1)
     grad_fn = gdpjax.clipped_grad(averaged, 1.5)
@@ -95,12 +90,7 @@ def test_copies_made_from_a_key_have_distinct_keys(strategy):
         return jnp.vdot(w, x), jax.random.key_data(key)
 
     averaged = gdpjax.average_augmentations(loss_and_key, 4, key_argnums=2, has_aux=True)
-    options = {
-        "key_argnums": 2,
-        "has_aux": True,
-        "return_info": True,
-        **STRATEGIES[strategy],
-    }
+    options = {"key_argnums": 2, "has_aux": True, "return_info": True, **STRATEGIES[strategy]}
     grad_fn = gdpjax.clipped_grad(averaged, 1.0, **options)
     key = jax.random.key(3)
     _, info = fast(grad_fn)(np.zeros(3, np.float32), X[:, 0], key)

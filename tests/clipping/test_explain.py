@@ -129,11 +129,7 @@ def layers(params, x):
 
 @pytest.mark.parametrize(
     "rows",
-    [
-        {},
-        {"microbatch_size": 3},
-        {"is_padding": np.zeros(8, bool), "microbatch_size": 2},
-    ],
+    [{}, {"microbatch_size": 3}, {"is_padding": np.zeros(8, bool), "microbatch_size": 2}],
 )
 def test_operations_by_hand(rows):
     """By hand: 5 layers of 20 x 20 at 7 positions, with the products for inputs and for weights; a head of

@@ -73,12 +73,7 @@ def test_taps_give_the_definition(name):
         assert_is_definition(name, jnp.float64, 1e-12, strategy="ghost")
 
 
-CHUNKED = [
-    "embedding",
-    "convolution",
-    "branch_on_data",
-    "rules_in_scans_and_checkpoints",
-]
+CHUNKED = ["embedding", "convolution", "branch_on_data", "rules_in_scans_and_checkpoints"]
 
 
 @pytest.mark.parametrize("name", CHUNKED)

@@ -180,8 +180,5 @@ def test_what_cannot_be_kept_apart_is_refused():
         return w * lax.custom_linear_solve(matvec, lax.stop_gradient(x[0, 0, 0]), lambda _, b: b)
 
     rows = np.ones((2, 3, 3, 4), np.float32)
-    with pytest.raises(
-        ValueError,
-        match=r"inside custom_linear_solve, .* take the convolution out of it",
-    ):
+    with pytest.raises(ValueError, match=r"inside custom_linear_solve, .* take the convolution out of it"):
         gdpjax.clipped_grad(loss, 1.0, strategy="vmap")(jnp.ones(()), rows)

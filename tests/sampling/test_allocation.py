@@ -61,23 +61,8 @@ def draw(step, num_valid):
     return FRESH.sample(KEY, step, num_valid=num_valid)
 
 
-BY_DEFAULT = [
-    ("fresh", 7, 2),
-    ("fresh", 7, 7),
-    ("fresh", 60, 1),
-    ("fixed", 7, 3),
-]
-STEPS_AND_SELECTED = [
-    (1, 1),
-    (2, 1),
-    (7, 1),
-    (7, 2),
-    (7, 3),
-    (6, 3),
-    (7, 7),
-    (5, 4),
-    (60, 1),
-]
+BY_DEFAULT = [("fresh", 7, 2), ("fresh", 7, 7), ("fresh", 60, 1), ("fixed", 7, 3)]
+STEPS_AND_SELECTED = [(1, 1), (2, 1), (7, 1), (7, 2), (7, 3), (6, 3), (7, 7), (5, 4), (60, 1)]
 BINS_AND_SIZES = [
     pytest.param(bins, *sizes, marks=() if (bins, *sizes) in BY_DEFAULT else pytest.mark.slow)
     for bins, sizes in itertools.product(["fresh", "fixed"], STEPS_AND_SELECTED)

@@ -106,10 +106,7 @@ def rows_of(sample):
     return np.asarray(sample.indices)[~np.asarray(sample.is_padding)].tolist()
 
 
-@pytest.mark.parametrize(
-    ("n", "capacity"),
-    [(1, 5), (31, 1), (32, 5), (33, 32), (1000, 32)],
-)
+@pytest.mark.parametrize(("n", "capacity"), [(1, 5), (31, 1), (32, 5), (33, 32), (1000, 32)])
 def test_the_rows_are_those_that_were_drawn(n, capacity):
     """Rows are those of a plain search, within words of 32, at their ends, and where the capacity cuts."""
     generator = np.random.default_rng(n)
@@ -147,13 +144,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "p",
-    [
-        0.1,
-        1e-6,
-        2**-32,
-        pytest.param(0.3, marks=SLOW),
-        pytest.param(256 / 60_000, marks=SLOW),
-    ],
+    [0.1, 1e-6, 2**-32, pytest.param(0.3, marks=SLOW), pytest.param(256 / 60_000, marks=SLOW)],
 )
 def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
     """Trap 32, at the threshold itself: float32(0.1) is above 0.1, so rounding to nearest would include more."""
@@ -220,11 +211,7 @@ def test_overflow_probability_against_the_exact_tail():
 
 def test_chosen_capacity_is_the_smallest():
     """A capacity of one slot less would overflow too often."""
-    for n, p, num_steps in [
-        (1437, 64 / 1437, 900),
-        (60_000, 256 / 60_000, 3516),
-        (10, 1.0, 5),
-    ]:
+    for n, p, num_steps in [(1437, 64 / 1437, 900), (60_000, 256 / 60_000, 3516), (10, 1.0, 5)]:
         capacity = sampling.choose_capacity(n, p, num_steps)
         assert sampling.overflow_probability(n, p, num_steps, capacity) <= 1e-12
         assert sampling.overflow_probability(n, p, num_steps, capacity - 1) > 1e-12

@@ -140,10 +140,7 @@ def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
     sample = draw_tight(too_large, 1)
     assert np.all(sample.is_padding)
     assert not np.any(sample.indices)
-    with pytest.raises(
-        sampling.BatchOverflowError,
-        match=f"step 1 drew {sample.count} .* capacity is 58",
-    ):
+    with pytest.raises(sampling.BatchOverflowError, match=f"step 1 drew {sample.count} .* capacity is 58"):
         tight.on_host(too_large)[1]
 
 
@@ -164,17 +161,7 @@ def test_a_traced_step_out_of_range_never_fits(step):
     assert int(sample.count) > BATCHES.num_examples
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        -1,
-        1.5,
-        True,
-        2**31,
-        jnp.bfloat16(3),
-        2.0**31,
-    ],
-)
+@pytest.mark.parametrize("step", [-1, 1.5, True, 2**31, jnp.bfloat16(3), 2.0**31])
 def test_a_step_that_is_none_is_refused(step):
     """Nothing but a whole number is a step."""
     with pytest.raises(ValueError, match="step must be"):
@@ -213,10 +200,7 @@ def test_a_step_that_float32_may_have_rounded_has_no_batch(draw):
     """Both are 2^24 in float32, so that two steps of the run would have one batch."""
     compiled = jax.jit(draw)
     for step in (2**24, 2**24 + 1):
-        with pytest.raises(
-            ValueError,
-            match="step must be a whole number >= 0, at most 16777215, got 16777216",
-        ):
+        with pytest.raises(ValueError, match="step must be a whole number >= 0, at most 16777215, got 16777216"):
             draw(np.float32(step))
         sample = compiled(jnp.float32(step))
         assert sample.is_padding.all()
@@ -253,20 +237,11 @@ def test_a_batch_that_a_loop_would_repeat_is_refused():
 REFUSALS = {
     "fraction": (dict(num_examples=1.5), "num_examples must be"),
     "too many": (dict(num_examples=2**31), "at most 2147483647"),
-    "NaN batch": (
-        dict(expected_batch_size=float("nan")),
-        "expected_batch_size must be a finite number > 0",
-    ),
-    "batch above all": (
-        dict(expected_batch_size=500.5),
-        "at most num_examples=500, got 500.5",
-    ),
+    "NaN batch": (dict(expected_batch_size=float("nan")), "expected_batch_size must be a finite number > 0"),
+    "batch above all": (dict(expected_batch_size=500.5), "at most num_examples=500, got 500.5"),
     "capacity": (dict(capacity=0), "capacity must be a whole number >= 1"),
     "capacity of text": (dict(capacity="large"), "capacity must be"),
-    "small capacity": (
-        dict(capacity=40),
-        "capacity=40 is too small .* Leave capacity out",
-    ),
+    "small capacity": (dict(capacity=40), "capacity=40 is too small .* Leave capacity out"),
     "steps and epochs": (dict(epochs=2), "exactly one of num_steps and epochs"),
     "no length": (dict(num_steps=None), "exactly one of num_steps and epochs"),
 }

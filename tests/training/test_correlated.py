@@ -98,11 +98,7 @@ def test_brackets_in_closed_form_agree_with_the_contour_and_hold_mu(noise_multip
     release = event.from_above
     closed = certified(event)
     contour = certified(Ledger([release]))
-    questions = {
-        "epsilon": (1e-9, 1e-5, 0.2),
-        "delta": (0.0, 0.5, 8.0),
-        "tradeoff": (1e-3, 0.5),
-    }
+    questions = {"epsilon": (1e-9, 1e-5, 0.2), "delta": (0.0, 0.5, 8.0), "tradeoff": (1e-3, 0.5)}
     for question, places in questions.items():
         for place in places:
             ours = getattr(closed, question)(place)

@@ -22,14 +22,8 @@ PLAN = {
     "delta": 1e-5,
     "noise_multiplier": 2.0,
 }
-PARAMS = {
-    "w": jnp.array([0.3, -0.2, 0.5]),
-    "b": jnp.zeros(()),
-}
-FACTORS = {
-    "w": jnp.array([0.1, 1.0, 20.0]),
-    "b": jnp.asarray(3.0),
-}
+PARAMS = {"w": jnp.array([0.3, -0.2, 0.5]), "b": jnp.zeros(())}
+FACTORS = {"w": jnp.array([0.1, 1.0, 20.0]), "b": jnp.asarray(3.0)}
 
 
 def loss(params, x, y):

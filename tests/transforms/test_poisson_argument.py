@@ -177,11 +177,7 @@ def test_an_accumulated_logical_batch():
     np.testing.assert_allclose(event.overflow, 2 * batches.overflow_per_step, rtol=1e-5)
 
 
-WRONG = {
-    "host batches": BATCHES.on_host(KEY),
-    "a text": "poisson",
-    "the class": Poisson,
-}
+WRONG = {"host batches": BATCHES.on_host(KEY), "a text": "poisson", "the class": Poisson}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
