@@ -182,20 +182,6 @@ def test_what_the_forward_pass_writes_is_refused(what, message):
         gdpjax.nnx.explain(loss_fn, model, (X, Y), batch_argnums=(1, 2))
 
 
-@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
-@pytest.mark.parametrize("what", ["count", "sow"])
-def test_what_is_counted_or_sown_is_dropped(what):
-    """A module that counts its calls or sows what it sees trains like one that does not."""
-    sums = []
-    for model in (Network(nnx.Rngs(0), Writes(what)), Network(nnx.Rngs(0), Writes("nothing"))):
-        sums.append(gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(model, X, Y))
-        assert model.middle.count[...] == 0
-        assert not hasattr(model.middle, "seen")
-    jax.tree.map(np.testing.assert_array_equal, *sums)
-    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
-    assert trained(training, model)
-
-
 class Masks(nnx.Module):
     """A module that draws twice from a dropout, and once from another one."""
 
@@ -258,61 +244,6 @@ def test_dropout_by_hand_takes_a_key():
     assert int(model.first.rngs.count[...]) == int(model.second.rngs.count[...]) == 0
     with pytest.raises(ValueError, match=r"nnx\.GRUCell hold one, too.* fresh, secret PRNG key"):
         grad_fn(model, equal_rows, Y)
-
-
-def test_an_example_key_is_apart_from_the_streams():
-    """The draws of a loss with the key of an example are independent of those of its layers."""
-    model = Masks(nnx.Rngs(0))
-
-    def loss(model, x, y, key):
-        kept, _, _ = model(x)
-        # What the stream would draw, had it the same key: it is the second leaf of the streams, behind its count.
-        key_of_stream = jax.random.fold_in(jax.random.fold_in(key, 1), 0)
-        own = jax.random.bernoulli(key_of_stream, shape=(64,))
-        return model.weight[...] @ jnp.where(kept > 0, 1.0, own)
-
-    training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.0), example_key=True)
-    _, info = trained(training, model, 1)
-
-    # Each coordinate is there with probability 3/4; with one key for both it were 1/2.
-    is_real = ~np.asarray(info.is_padding)
-    losses = np.asarray(info.losses)[is_real]
-    assert 0.6 < losses.mean() / 64 < 0.9
-
-
-@nnx.vmap(in_axes=0)
-def make_dropouts(rngs):
-    return nnx.Dropout(0.5, rngs=rngs)
-
-
-@nnx.vmap(in_axes=(0, None))
-def apply_each(layer, weight):
-    return layer(weight)
-
-
-class Stacked(nnx.Module):
-    """A stack of three dropouts in one layer."""
-
-    def __init__(self, rngs):
-        self.weight = nnx.Param(jnp.ones(64))
-        self.layers = make_dropouts(nnx.Rngs(dropout=rngs.dropout.split(3)))
-
-    def __call__(self, x):
-        return apply_each(self.layers, self.weight[...])
-
-
-def test_streams_of_stacked_layers():
-    """Each layer of a stack has draws of its own."""
-    model = Stacked(nnx.Rngs(0))
-
-    def loss(model, x):
-        return jnp.array([1, 10, 100]) @ model(x).sum(axis=1)
-
-    grad_fn = gdpjax.nnx.clipped_grad(loss, 1e6)
-    gradient = jax.jit(lambda x: grad_fn(model, x, key=KEY)["weight"][...])
-    total = gradient(X[:1])
-    words = np.rint(np.asarray(total) / 2).astype(int)
-    assert set(words.tolist()) == ALL_WORDS
 
 
 class Tied(nnx.Module):
@@ -410,20 +341,14 @@ def test_groups_of_a_module_are_a_dict_by_its_attributes():
 def test_bad_arguments():
     """A wrong module, filter or argument is refused by name."""
     model = Network(nnx.Rngs(0))
-    with pytest.raises(ValueError, match="nnx module"):
-        gdpjax.nnx.private_training(PLAN, {"w": jnp.ones(2)}, loss_fn, optax.sgd(0.1))
-    with pytest.raises(ValueError, match="nnx module"):
-        gdpjax.nnx.private_training(PLAN, (model, jnp.ones(2)), loss_fn, optax.sgd(0.1))
-    with pytest.raises(ValueError, match="selects no variable"):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), wrt=nnx.LoRAParam)
-    with pytest.raises(ValueError, match="wrt must be a filter"):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), wrt=3)
-    with pytest.raises(ValueError, match=r"wrt=\.\.\."):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), trainable=True)
-    with pytest.raises(ValueError, match="private_training has no argument 'strategie'; did you mean 'strategy'"):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), strategie="auto")
-    with pytest.raises(ValueError, match="argnums"):
-        gdpjax.nnx.clipped_grad(loss_fn, 1.0, argnums=0)
+    refused = {
+        "nnx module": ({"w": jnp.ones(2)}, {}),
+        "selects no variable": (model, {"wrt": nnx.LoRAParam}),
+        r"wrt=\.\.\.": (model, {"trainable": True}),
+    }
+    for message, (given, options) in refused.items():
+        with pytest.raises(ValueError, match=message):
+            gdpjax.nnx.private_training(PLAN, given, loss_fn, optax.sgd(0.1), **options)
     with pytest.raises(ValueError, match="this one has none"):
         gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(model, X, Y, key=KEY)
 

@@ -15,11 +15,6 @@ def loss(params, x, y):
     return (jnp.tanh(x @ params["w"]).sum() + params["b"] - y) ** 2
 
 
-def jitter(params, x, y, key):
-    """A loss that augments its example with the key it is given."""
-    return loss(params, x + jax.random.normal(key, x.shape), y)
-
-
 def fast(function):
     """Compiled as a whole without optimisation: compiling is nearly all the time that these tests take."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
@@ -98,62 +93,3 @@ def test_copies_made_from_a_key_have_distinct_keys(strategy):
     assert len(np.unique(np.asarray(info.aux).reshape(20, 2), axis=0)) == 20
     first_of_second = jax.random.fold_in(jax.random.fold_in(key, 1), 0)
     np.testing.assert_array_equal(info.aux[1, 0], jax.random.key_data(first_of_second))
-
-
-def test_copies_made_from_a_key_are_averaged_too():
-    """The gradients of a loss that augments its example itself."""
-    averaged = gdpjax.average_augmentations(jitter, 4, key_argnums=3)
-    grad_fn = gdpjax.clipped_grad(averaged, 0.7, batch_argnums=(1, 2), key_argnums=3)
-    key = jax.random.key(7)
-    x = X[:, 0]
-
-    def gradient(i, k):
-        key_of_copy = jax.random.fold_in(jax.random.fold_in(key, i), k)
-        return jax.grad(jitter)(PARAMS, jnp.asarray(x)[i], jnp.asarray(Y)[i], key_of_copy)
-
-    @fast
-    def sum_and_gradients():
-        of_example = jax.vmap(gradient, (None, 0))
-        of_all = jax.vmap(of_example, (0, None))
-        return grad_fn(PARAMS, x, Y, key), of_all(np.arange(5), np.arange(4))
-
-    found, of_copies = sum_and_gradients()
-    means = {name: np.asarray(leaf).mean(axis=1) for name, leaf in of_copies.items()}
-    expected = clipped_by_hand(means, 0.7)
-    for leaf, value in zip(jax.tree.leaves(found), expected, strict=True):
-        np.testing.assert_allclose(leaf, value, rtol=2e-5, atol=1e-6)
-
-
-def test_a_bad_copy_removes_its_example():
-    """To the bit, whatever its other copies are."""
-    averaged = gdpjax.average_augmentations(loss, 4, augmented_argnums=1)
-    grad_fn = gdpjax.clipped_grad(averaged, 1.0, batch_argnums=(1, 2))
-    padded = fast(lambda x, is_padding: grad_fn(PARAMS, x, Y, is_padding=is_padding))
-    spoiled = X.copy()
-    spoiled[2, 3, 0] = np.nan
-    poisoned = padded(spoiled, np.zeros(5, bool))
-    removed = padded(X, np.arange(5) == 2)
-    for name in PARAMS:
-        np.testing.assert_array_equal(poisoned[name], removed[name])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "each once"),
-        ({"augmented_argnums": 1, "key_argnums": 1}, "each once"),
-        ({"augmented_argnums": (1, 1)}, "each once"),
-        ({"augmented_argnums": -1}, "argument numbers >= 0"),
-        ({"augmented_argnums": 1, "multiplicity": 0}, "multiplicity must be"),
-        ({"augmented_argnums": 1, "multiplicity": 2.5}, "multiplicity must be"),
-        ({"augmented_argnums": 1, "multiplicity": None}, "multiplicity must be"),
-        ({"augmented_argnums": 1, "loss_fn": 3}, "function of one example"),
-    ],
-    ids=str,
-)
-def test_bad_arguments_are_refused(options, message):
-    """Numbers of arguments, and the number of copies, which is static."""
-    with pytest.raises(ValueError, match=message):
-        gdpjax.average_augmentations(**{"loss_fn": loss, "multiplicity": 4, **options})
-    with pytest.raises(ValueError, match="known before compiling"):
-        jax.jit(lambda k: gdpjax.average_augmentations(loss, k, augmented_argnums=1))(4)

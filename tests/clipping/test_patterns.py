@@ -1,7 +1,5 @@
 """The strategies agree on every pattern: the same sums and norms as one gradient after the other."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,44 +93,3 @@ PRECISIONS = [
 def test_lower_precision(name, dtype, tolerance):
     """To the precision of the dtype."""
     assert_is_definition(name, dtype, tolerance, strategy="ghost")
-
-
-def test_a_written_out_loop_is_a_loop_under_vmap_and_grad():
-    """Chunks of a convolution are written out on a CPU, one after the other; a sweep still shares the rows."""
-    loss, params, rows = make("convolution", jnp.float32)
-
-    def total(bound, **options):
-        return jnp.sum(gdpjax.clipped_grad(loss, bound, **options)(params, *rows)["k"])
-
-    def swept(bounds, **options):
-        of_bound = functools.partial(total, **options)
-        return jax.vmap(jax.value_and_grad(of_bound))(bounds)
-
-    def both(bounds):
-        return swept(bounds, microbatch_size=2), swept(bounds, strategy="vmap")
-
-    in_chunks, at_once = compiled(both, np.array([0.1, 1.0], np.float32))
-    for found, expected in zip(in_chunks, at_once, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_derivatives_of_the_sum_follow_the_rules_too():
-    """Forward and backward, whatever is kept in factors."""
-    with jax.enable_x64(True):
-        loss, params, rows = make("weight_norm_by_column", jnp.float64)
-
-        def total(params, strategy):
-            clipped = gdpjax.clipped_grad(loss, 1.0, strategy=strategy)(params, *rows)
-            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(clipped))
-
-        def in_factors(params):
-            of_factors = functools.partial(total, strategy="ghost")
-            _, slope = jax.jvp(of_factors, (params,), (params,))
-            return slope, jax.grad(of_factors)(params)
-
-        slope, found = compiled(in_factors, params)
-        expected = compiled(jax.grad(functools.partial(total, strategy="vmap")), params)
-        for leaf in params:
-            np.testing.assert_allclose(found[leaf], expected[leaf], rtol=1e-10, atol=1e-10)
-        slope_of_expected = sum(np.vdot(expected[leaf], params[leaf]) for leaf in params)
-        np.testing.assert_allclose(slope, slope_of_expected, rtol=1e-10, atol=1e-10)

@@ -201,20 +201,6 @@ def test_rows_one_at_a_time_see_no_other(name):
     assert np.linalg.norm(moved) <= 0.2
 
 
-@pytest.mark.parametrize("name", ["custom_vmap", "unvmap_any"])
-def test_trials_side_by_side_see_no_other(name):
-    """A vmap around the clipped sum computes the trials one after the other, too."""
-
-    def loss(w, x):
-        return jnp.tanh(w @ ONLY_ALONE[name](x))
-
-    grad_fn = gdpjax.clipped_grad(loss, 0.5, strategy="sequential")
-    batches = jnp.stack([X, 3.0 * X + 1.0])
-    together = jax.jit(jax.vmap(grad_fn, (None, 0)))(W, batches)
-    apart = jnp.stack([jax.jit(grad_fn)(W, batch) for batch in batches])
-    np.testing.assert_allclose(together, apart, rtol=1e-5, atol=1e-6)
-
-
 def test_rows_one_at_a_time_on_a_mesh_with_padding_and_info():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
@@ -262,20 +248,6 @@ def test_a_collective_over_the_users_shard_map_is_refused(name, place):
     grad_fn = gdpjax.clipped_grad(functools.partial(PLACES[place], COLLECTIVES[name]), 1.0)
     with pytest.raises(ValueError, match="names an axis across examples"):
         jax.eval_shape(in_shard_map(grad_fn), W, X)
-
-
-def test_an_axis_of_the_losss_own_is_no_ones_elses():
-    """A collective within one example reaches no other."""
-
-    def own_shard_map(w, x):
-        return in_shard_map(lambda w, x: jax.lax.psum(w @ x, "d"))(w, x)
-
-    def own_vmap(w, x):
-        add_up = jax.vmap(lambda x: jax.lax.psum(w @ x, "copies"), axis_name="copies")
-        return add_up(jnp.stack([x, x])).sum()
-
-    for loss in (own_shard_map, own_vmap):
-        assert traced(loss).shape == W.shape
 
 
 def test_an_unknown_primitive_is_refused_and_a_sequential_foreign_call_is_not():

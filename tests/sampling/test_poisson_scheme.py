@@ -1,8 +1,6 @@
 """`sampling.Poisson`: its numbers follow from each other, and it draws the batches that they are of."""
 
-import dataclasses
 import functools
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -61,24 +59,6 @@ def test_the_capacity_is_chosen_or_given():
     assert tail > 1e-6
 
 
-def test_it_is_a_value():
-    """It compares, hashes, prints and pickles as its numbers, and cannot be changed."""
-    same = Poisson(np.int64(500), np.float32(40), 6.0)
-    assert same == BATCHES
-    assert hash(same) == hash(BATCHES)
-    assert repr(same) == repr(BATCHES)
-    assert eval(repr(BATCHES)) == BATCHES
-    assert pickle.loads(pickle.dumps(BATCHES)) == BATCHES
-    for name, value in dict(num_examples=501, expected_batch_size=41, num_steps=7, capacity=99).items():
-        other = dataclasses.replace(BATCHES, **{name: value})
-        assert other != BATCHES
-        assert getattr(other, name) == value
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(BATCHES, name, value)
-    kinds = [type(value) for value in dataclasses.astuple(same)]
-    assert kinds == [int, float, int, int]
-
-
 def test_its_own_replace_chooses_a_chosen_capacity_anew():
     """So that what follows from the numbers follows; one that was given stays."""
     longer = BATCHES.replace(num_steps=10**8)
@@ -99,26 +79,6 @@ def test_device_host_and_the_long_form_draw_one_batch(x64):
             assert_same(sample, long_form(step))
             assert_same(sample[:2], host[step])
             assert int(sample.count) == (~np.asarray(sample.is_padding)).sum() > 0
-
-
-def test_it_is_static_in_compiled_code():
-    """A scheme may be an argument of compiled code, of a scan and of a vmap."""
-    of_batches = jax.jit(lambda batches, key, t: batches.sample(key, t), static_argnums=0)
-
-    @jax.jit
-    def scan():
-        def step(t, _):
-            return t + 1, BATCHES.sample(KEY, t)
-
-        _, samples = jax.lax.scan(step, 0, length=4)
-        return samples
-
-    mapped = jax.jit(jax.vmap(functools.partial(BATCHES.sample, KEY)))(np.arange(4))
-    scanned, mapped = (jax.tree.map(np.asarray, drawn) for drawn in (scan(), mapped))
-    for t in range(4):
-        expected = of_batches(BATCHES, KEY, t)
-        assert_same([part[t] for part in scanned], expected)
-        assert_same([part[t] for part in mapped], expected)
 
 
 def test_steps_have_batches_of_their_own_with_the_right_frequency():

@@ -83,21 +83,3 @@ def test_sampling_error():
     formula = 60_000 * 3516 / 2**64
     assert error >= formula
     np.testing.assert_allclose(error, formula, rtol=1e-12)
-
-
-def test_same_eagerly_compiled_mapped_and_scanned():
-    """A key gives one batch, eagerly, compiled, mapped, in a scan, and with float64 enabled."""
-    keys = jax.random.split(jax.random.key(2), 4)
-
-    def draw_one(key):
-        return WithoutReplacement(100, 9, 10).sample(key, 2).indices
-
-    eager = np.stack([draw_one(key) for key in keys])
-    np.testing.assert_array_equal(jax.jit(jax.vmap(draw_one))(keys), eager)
-    np.testing.assert_array_equal(jax.jit(draw_one)(keys[1]), eager[1])
-    _, scanned = jax.lax.scan(lambda _, key: (None, draw_one(key)), None, keys)
-    np.testing.assert_array_equal(scanned, eager)
-    with jax.enable_x64(True):
-        batch = draw_one(keys[2])
-        np.testing.assert_array_equal(batch, eager[2])
-        assert batch.dtype == jnp.int32

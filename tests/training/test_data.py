@@ -7,8 +7,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gdpjax.training import make_plan, private_training
-from gdpjax.training._fingerprint import environment
+from gdpjax.training import _run, make_plan, private_training
 
 PLAN = make_plan(
     clip=1.0,
@@ -90,20 +89,6 @@ def test_numbers_that_32_bits_do_not_hold_are_refused(value, dtype, first):
         TRAINING.place(np.ones((4096, 4), np.float32), values)
 
 
-@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rows_that_are_not_finite_are_counted(convert, value):
-    """A row is counted once, wherever it has such values, and trains on nothing: `place` tells."""
-    x = np.ones((300, 4), np.float32)
-    x[:2, 1:3] = value
-    labels = {"a": np.where(np.arange(300) == 7, value, 0), "b": np.arange(300)}
-    message = r"^3 of 300 examples have a NaN or an infinity .* The number is private"
-    with pytest.warns(UserWarning, match=message) as told:
-        data = TRAINING.place(convert(x), jax.tree.map(convert, labels))
-    assert told[0].filename == __file__
-    np.testing.assert_array_equal(data.arrays[0][:300], x)
-
-
 def test_parameters_do_not_change_with_the_array_that_they_came_from():
     """They are copied too."""
     weights = aligned_ones((64, 64))
@@ -115,8 +100,8 @@ def test_parameters_do_not_change_with_the_array_that_they_came_from():
 def test_the_processors_of_a_process_are_in_its_environment(monkeypatch):
     """XLA cuts a sum into a part for each processor that the process may use, not for each that there is."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
-    before = environment()
+    before = _run.environment()
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {2}, raising=False)
-    assert environment() == before | {"cpu_count": 1}
+    assert _run.environment() == before | {"cpu_count": 1}
     monkeypatch.setenv("PJRT_NPROC", "1")
-    assert environment() == before | {"cpu_count": 1, "pjrt_nproc": "1"}
+    assert _run.environment() == before | {"cpu_count": 1, "pjrt_nproc": "1"}

@@ -130,6 +130,14 @@ def test_chunks_of_every_length_are_one_program(small, tmp_path):
     assert compilations.count == 0
 
 
+def test_the_loop_writes_the_new_state_over_the_old_one(small, tmp_path):
+    """All leaves that change are donated to it, too."""
+    run = begun(tmp_path / "run", small, key=jax.random.key(66), scan=True)
+    changing, fixed = run._steps._apart(run.state)
+    memory = run._steps._loop.lower(changing, fixed, small[2], np.int32(1)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(changing))
+
+
 def test_the_compiler_gives_the_memory_of_the_old_state_to_the_new_one(small, tmp_path):
     """All leaves that change are donated, the frozen base is not returned, and the run's account counts that."""
     training, _, data = small

@@ -16,7 +16,6 @@ import optax
 import pytest
 
 from gdpjax.training import CheckpointError, _checkpoint, _run, private_training, resume_run, start_run
-from gdpjax.training._journal import Journal
 from tests.training import killed
 from tests.training.interrupted import Killed, committed
 
@@ -322,13 +321,13 @@ def test_every_changed_line_of_the_journal_is_refused(lost, tmp_path, line, edit
     path = tmp_path / "journal.jsonl"
     lines = (lost / CHECKPOINTS / "journal.jsonl").read_text().splitlines()
     path.write_text("\n".join(lines) + "\n")
-    journal = Journal(path)
+    journal = _run.Journal(path)
     journal.read(killed.NUM_STEPS)
     assert (journal.end, len(journal.chunks)) == (14, 2)
     lines[line] = edit(lines[line])
     path.write_bytes(("\n".join(lines) + "\n").encode(errors="surrogatepass"))
     with pytest.raises(CheckpointError, match=r"the journal is damaged: .*journal.jsonl, line [123]"):
-        Journal(path).read(killed.NUM_STEPS)
+        _run.Journal(path).read(killed.NUM_STEPS)
 
 
 def test_a_journal_with_lines_taken_out_doubled_or_of_another_run(small, lost, tmp_path):

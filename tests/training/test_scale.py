@@ -9,9 +9,8 @@ import optax
 import pytest
 
 import gdpjax
-from gdpjax.training import adam_scale, make_plan, private_training, resume_run, start_run
+from gdpjax.training import adam_scale, make_plan, private_training
 from gdpjax.transforms import PrivatizeState
-from tests.training.interrupted import committed, finished
 
 N, D = 40, 3
 PLAN = {
@@ -242,26 +241,6 @@ def test_the_factors_do_not_see_the_noise_key():
         nodes = jax.tree.leaves(state, is_leaf=is_private_state)
         assert not any(is_private_state(node) for node in nodes)
         assert isinstance(state[0], optax.ScaleByAdamState)
-
-
-def test_a_run_goes_on_with_the_same_factors(adaptive, tmp_path):
-    """A resumed run has the moments of its checkpoint, bit for bit, and factors are another program under one key."""
-    training, data = adaptive
-    key = jax.random.key(8)
-    interrupted = committed(start_run(tmp_path / "one", training, PARAMS, data, key=key))
-    interrupted.advance(2)
-    resumed = resume_run(tmp_path / "one", training, PARAMS, data)
-    finished(resumed, 2)
-
-    whole = start_run(tmp_path / "two", training, PARAMS, data, key=key)
-    finished(whole, 2)
-    for name in PARAMS:
-        np.testing.assert_array_equal(resumed.state.params[name], whole.state.params[name])
-
-    # The key was used for a run with factors.
-    plain = private_training(training.plan, loss, optax.adam(0.1))
-    with pytest.raises(ValueError, match=r"for another run \(other program\)"):
-        start_run(tmp_path / "three", plain, PARAMS, data, key=key)
 
 
 def test_the_statement():

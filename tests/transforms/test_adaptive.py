@@ -325,25 +325,6 @@ def test_padding_marked_by_the_engine_is_the_same_as_no_row():
     assert total[1].l2_clip_norm == rowwise[1].l2_clip_norm == zeroed[1].l2_clip_norm
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_sweep_by_vmap_equals_a_loop(way):
-    keys, rates = jax.random.split(jax.random.key(1), 3), np.float32([0.0, 0.2, 1.0])
-
-    def train(learning_rate, key):
-        tx = make(learning_rate=learning_rate, key=key)
-        return WAYS[way](tx, ROWS, tx.init(PARAMS), PARAMS)
-
-    released, states = jax.jit(jax.vmap(train))(rates, keys)
-    compiled = jax.jit(train)
-    for i in range(3):
-        alone, state = compiled(rates[i], keys[i])
-        np.testing.assert_allclose(released[i], alone, rtol=1e-5)
-        np.testing.assert_allclose(gdpjax.clip_norm_of(states)[i], state.l2_clip_norm, rtol=1e-5)
-    assert gdpjax.clip_norm_of(states)[0] == 1.5
-    with pytest.raises(ValueError, match="share one noise key"):
-        jax.vmap(lambda rate: train(rate, keys[0]))(jnp.asarray(rates))
-
-
 def test_the_clip_norm_stays_in_its_public_range():
     @jax.jit
     def next_norm(rows, learning_rate):
@@ -392,21 +373,14 @@ def test_arguments_that_leave_open_what_was_clipped_are_refused():
     refused = [
         (params, {}, "without a batch axis"),
         (params, {"norms": jnp.ones(5)}, "together"),
-        (params, {"clipped_by": stated}, "together"),
         (rows, {"clipped_by": stated, "norms": jnp.ones(5)}, "has shape"),
         (params, {"clipped_by": stated, "norms": jnp.ones((5, 2))}, r"floating \[B\]"),
-        (params, {"clipped_by": stated, "norms": jnp.ones(())}, r"floating \[B\]"),
-        (params, {"clipped_by": stated, "norms": jnp.ones(5, bool)}, r"floating \[B\]"),
         (params, {"clipped_by": 1.5, "norms": jnp.ones(5)}, "which has no .sensitivity"),
         ({"w": rows["w"], "b": jnp.ones(4)}, {}, "same leading batch axis"),
-        ({"w": jnp.ones((5, 3)), "b": rows["b"]}, {}, "batch axis followed by"),
-        ({"w": rows["w"]}, {}, "same structure"),
     ]
     for updates, extra, message in refused:
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(functools.partial(tx.update, updates, state, params, **extra))
-    with pytest.raises(ValueError, match="needs the parameters"):
-        jax.eval_shape(functools.partial(tx.update, rows, state))
     with pytest.raises(ValueError, match="belong to the"):
         make(max_batch_size=9).update(params, state, params, clipped_by=stated, norms=jnp.ones(5))
     with pytest.raises(ValueError, match=r"with 0 of them"):

@@ -1,6 +1,5 @@
 """Private training with schedules, averages, sweeps, equinox, frozen and tied parameters, bfloat16."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

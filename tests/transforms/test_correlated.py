@@ -174,32 +174,6 @@ def test_cyclic_poisson_is_recorded_with_its_groups():
     assert certified(1.5, 0.25, 3).epsilon(1e-5).lower * 0.999 <= bracket.lower <= bracket.upper
 
 
-def test_a_sweep_over_coefficients_and_noise_is_one_program():
-    lams, noise = np.float32([0.0, 0.9, 0.5]), np.float32([1.5, 2.0, 1.0])
-    keys = [jax.random.key(1), jax.random.key(2), jax.random.key(3)]
-    zeros, traces = np.zeros(50, np.float32), []
-
-    def run(lam, noise_multiplier, key):
-        traces.append(1)
-        tx = make(correlated.lambda_cgd(lam), noise_multiplier=noise_multiplier, key=key)
-
-        def body(state, _):
-            noise, state = tx.update(zeros, state, zeros)
-            return state, noise
-
-        return jax.lax.scan(body, tx.init(zeros), length=STEPS)[1]
-
-    swept = np.asarray(jax.jit(jax.vmap(run))(lams, noise, jnp.stack(keys)))
-    assert len(traces) == 1
-    alone = jax.jit(run)
-    for i in range(3):
-        np.testing.assert_allclose(swept[i], alone(lams[i], noise[i], keys[i]), rtol=1e-5, atol=1e-5)
-
-    # The last is also one whose numbers are known before it is compiled; larger leaves begin with the same draws.
-    known = compiled("lambda")[2][:, :50]
-    np.testing.assert_allclose(swept[2], known, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -40,23 +40,6 @@ def test_inject_hyperparams_with_a_schedule_and_a_hand_set_value():
     assert update._cache_size() == 1
 
 
-NAIVE = {
-    "dpsgd": (gdpjax.dpsgd, {"clip": True}, 'static_args=\\("clip"'),
-    "privatize": (gdpjax.privatize, {"clip": True}, 'for gdpjax.privatize: "clip"'),
-}
-
-
-@pytest.mark.parametrize("case", NAIVE)
-def test_inject_hyperparams_without_static_args_says_what_to_list(case):
-    factory, options, message = NAIVE[case]
-    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) ** 2, 1.0)
-    options = {name: grad_fn if value is True else value for name, value in options.items()}
-    rate = {} if factory is gdpjax.privatize else {"learning_rate": 0.1}
-    tx = optax.inject_hyperparams(factory)(**rate, **options, **PRIVATE)
-    with pytest.raises(ValueError, match=message):
-        tx.init(jnp.ones(4))
-
-
 def test_flax_train_state_and_its_serialization():
     model = nn.Dense(3, use_bias=False)
     params = {"params": {"kernel": jnp.eye(4, 3)}}

@@ -214,19 +214,6 @@ def test_accelerators_draw_in_place():
             assert word not in text(platform)
 
 
-def test_same_values_under_vmap_and_jit():
-    """The values of a compiled vmap over keys are those of each key."""
-
-    @jax.jit
-    @jax.vmap
-    def draw_of_each(key):
-        return noise.standard_normal(key, LARGE, jnp.float32)
-
-    mapped = draw_of_each(KEYS)
-    assert mapped.shape == (8, *LARGE)
-    assert_close(np.reshape(mapped, (8, -1)), expected()[:, : 5 * 3277])
-
-
 def test_float64_noise_has_float64_resolution():
     """Values in float64 are normal, hardly ever float32 numbers, and all different."""
     with jax.enable_x64(True):

@@ -189,31 +189,6 @@ def test_what_is_stated_is_believed():
 WAYS = {"clipped_grad": clipped, "clip_and_sum": lambda: gdpjax.clip_and_sum(1.0)}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_whole_step_works_under_every_transformation(way):
-    """jit, scan, checkpoint, cond, and vmap over configurations, of step and of gradient alone."""
-    clip = WAYS[way]()
-    rows_of = gdpjax.per_example_grad(loss)
-
-    def step(key, noise_multiplier, params):
-        noised = private(clip, key=key, noise_multiplier=noise_multiplier)
-        tx = noised if way == "clipped_grad" else optax.chain(clip, noised)
-
-        def one(carry, rows):
-            params, state = carry
-            gradient = clip(params, rows) if way == "clipped_grad" else rows_of(params, rows)
-            updates, state = tx.update(gradient, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(jax.checkpoint(one), (params, tx.init(params)), ROWS.reshape(2, 4, 3))[0]
-
-    keys, multipliers = jax.random.split(jax.random.key(2), 2), jnp.array([1.0, 2.0])
-    params, states = jax.jit(jax.vmap(step, (0, 0, None)))(keys, multipliers, PARAMS)
-    alone, _ = jax.jit(step)(keys[1], multipliers[1], PARAMS)
-    np.testing.assert_allclose(params["w"][1], alone["w"], rtol=1e-5)
-    assert gdpjax.ledger_of(jax.tree.map(lambda leaf: leaf[1], states)).num_steps == 2
-
-
 def test_sums_that_leave_an_inner_trace_are_taken():
     grad_fn = clipped()
     tx = private(grad_fn)
