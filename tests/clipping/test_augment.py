@@ -7,7 +7,6 @@ import pytest
 
 import gdpjax
 
-SLOW = pytest.mark.slow
 STRATEGIES = {"vmap": {}, "microbatch": {"strategy": "microbatch", "microbatch_size": 2}}
 
 
@@ -58,7 +57,7 @@ def test_gradients_are_averaged_over_copies_before_clipping(strategy):
             np.testing.assert_allclose(leaf, value, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("multiplicity", [pytest.param(1, marks=SLOW), 3, pytest.param(32, marks=SLOW)])
+@pytest.mark.parametrize("multiplicity", [3, pytest.param(32, marks=pytest.mark.slow)])
 def test_one_example_moves_the_sum_by_at_most_the_clip_norm_whatever_the_multiplicity(multiplicity):
     """Trap 26. The same copies as rows of their own would move it by K clip norms."""
     averaged = gdpjax.average_augmentations(jnp.vdot, multiplicity, augmented_argnums=1)

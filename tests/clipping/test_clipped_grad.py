@@ -65,29 +65,14 @@ def assert_trees_close(a, b, **tolerance):
 SATURATED = 5e-6
 """The absolute error of a clipped sum in float32: programs of one row and of many round tanh differently, and where it
 is close to 1 the derivative 1 - tanh^2 has few digits."""
-SLOW = pytest.mark.slow
 STRATEGIES = [
     {"strategy": "vmap"},
-    {"strategy": "auto"},
     {"strategy": "auto", "microbatch_size": 5},
     {"strategy": "microbatch", "microbatch_size": 1},
-    {"strategy": "ghost", "microbatch_size": 13},
     {"strategy": "ghost", "microbatch_size": 4},
-    {"strategy": "sequential", "microbatch_size": 6},
 ]
-
-
-def strategies_with_slow_ones(*by_default):
-    """All strategies as parameters of a test: the numbered ones, and the others marked as slow."""
-    parameters = []
-    for number, options in enumerate(STRATEGIES):
-        marks = () if number in by_default else SLOW
-        parameters.append(pytest.param(options, id=str(options), marks=marks))
-    return parameters
-
-
-# One of each kind: the whole batch, chunks of both kinds of gradients, and single rows.
-MOST_STRATEGIES = strategies_with_slow_ones(0, 2, 3, 5)
+"""One of each kind: the whole batch, chunks of both kinds of gradients, and single rows."""
+each_strategy = pytest.mark.parametrize("options", STRATEGIES, ids=str)
 
 
 def by_strategy(loss_fn, clip, **options):
@@ -121,7 +106,7 @@ def with_info(options):
     return _shared(tuple(options.items()))
 
 
-@pytest.mark.parametrize("options", MOST_STRATEGIES)
+@each_strategy
 def test_every_strategy_is_the_definition(options):
     """The sum is that of the clipped gradients, in NumPy."""
     params, x, y = make_problem()
@@ -129,7 +114,7 @@ def test_every_strategy_is_the_definition(options):
     assert_trees_close(clipped, by_hand(params, x, y, 0.5), rtol=2e-5, atol=SATURATED)
 
 
-@pytest.mark.parametrize("options", MOST_STRATEGIES)
+@each_strategy
 def test_info_reports_losses_norms_and_aux_with_padding_zero(options):
     """For each row what its loss says, and nothing for padding."""
     params, x, y = make_problem()
@@ -151,20 +136,19 @@ def test_padding_content_never_matters():
     """Not a bit of the sum changes with what is in the rows of padding."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 10
-    for number in (0, 2, 3, 5):
-        grad_fn = with_info(STRATEGIES[number])
+    for options in STRATEGIES:
+        grad_fn = with_info(options)
         clean, _ = grad_fn(params, x, y, is_padding=padding)
         for garbage in [np.nan, np.inf, 1e30]:
             spoilt = np.where(padding[:, None], np.float32(garbage), x)
             assert_trees_close(grad_fn(params, spoilt, y, is_padding=padding)[0], clean, rtol=0)
 
 
-@pytest.mark.parametrize("strategy", ["auto", pytest.param("microbatch", marks=SLOW)])
-def test_chunks_of_padding_are_skipped_unless_the_work_is_constant(strategy):
+def test_chunks_of_padding_are_skipped_unless_the_work_is_constant():
     """The time of a step then does not tell how many rows there are; the sum is the same."""
     params, x, y = make_problem()
     padding = np.arange(13) >= 5  # the second and third chunk of five hold no example
-    options = {"strategy": strategy, "microbatch_size": 5}
+    options = {"microbatch_size": 5}
     for constant_work in (False, True):
         grad_fn = gdpjax.clipped_grad(loss, 0.5, batch_argnums=(1, 2), constant_work=constant_work, **options)
         program = jax.make_jaxpr(grad_fn)(params, x, y, is_padding=padding)
@@ -183,7 +167,7 @@ def test_chunks_of_padding_are_skipped_unless_the_work_is_constant(strategy):
     assert not norms[5:].any()
 
 
-@pytest.mark.parametrize("options", MOST_STRATEGIES)
+@each_strategy
 def test_all_padding_and_empty_batches_give_zeros(options):
     """A Poisson batch may be empty."""
     params, x, y = make_problem()
@@ -198,7 +182,7 @@ def test_all_padding_and_empty_batches_give_zeros(options):
         assert info.norms.shape == batch[1].shape
 
 
-@pytest.mark.parametrize("options", strategies_with_slow_ones(5))
+@each_strategy
 def test_keys_are_folded_by_position_whatever_the_strategy(options):
     """The key of a row does not depend on how the batch is cut."""
 
@@ -375,7 +359,7 @@ def test_bad_input_is_refused_with_advice(case):
         call(**options)
 
 
-@pytest.mark.parametrize("options", MOST_STRATEGIES)
+@each_strategy
 def test_no_row_moves_the_gradient_of_another(options):
     """Trap 22, in the sum itself: the norms of all others stay the same to the bit, and so does what they add."""
     params, x, y = make_problem()
@@ -403,7 +387,7 @@ def test_rows_do_not_influence_each_other():
     np.testing.assert_array_equal(after[unchanged], before[unchanged])
 
 
-@pytest.mark.parametrize("batch_size", [1, pytest.param(2, marks=SLOW), 3])
+@pytest.mark.parametrize("batch_size", [1, 3])
 def test_few_rows_with_padding(batch_size):
     """An example that takes more memory than the sums, in a batch that has fewer rows than chunks are wished for."""
 

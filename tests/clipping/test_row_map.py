@@ -1,7 +1,6 @@
 """A row whose gradient overflows leaves what the other rows add as it is, in convolutions of every kind."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +80,7 @@ LOSSES = {
 }
 
 
-BY_DEFAULT = [
+DTYPES_LOSSES_STRATEGIES = [
     # Where rows reach each other if their convolutions are not isolated: not in every compiled program.
     (np.float32, "grouped", "vmap"),
     (np.float32, "in_a_derivative_rule", "microbatch"),
@@ -93,10 +92,6 @@ BY_DEFAULT = [
     (np.float32, "of_batch_groups", "auto"),
     (np.float32, "of_two_data", "auto"),
     (np.float32, "of_two_data", "vmap"),
-]
-DTYPES_LOSSES_STRATEGIES = [
-    pytest.param(*case, marks=() if case in BY_DEFAULT else pytest.mark.slow)
-    for case in itertools.product([np.float32, np.float64], LOSSES, ["auto", "vmap", "microbatch"])
 ]
 
 

@@ -61,12 +61,7 @@ def draw(step, num_valid):
     return FRESH.sample(KEY, step, num_valid=num_valid)
 
 
-BY_DEFAULT = [("fresh", 7, 2), ("fresh", 7, 7), ("fresh", 60, 1), ("fixed", 7, 3)]
-STEPS_AND_SELECTED = [(1, 1), (2, 1), (7, 1), (7, 2), (7, 3), (6, 3), (7, 7), (5, 4), (60, 1)]
-BINS_AND_SIZES = [
-    pytest.param(bins, *sizes, marks=() if (bins, *sizes) in BY_DEFAULT else pytest.mark.slow)
-    for bins, sizes in itertools.product(["fresh", "fixed"], STEPS_AND_SELECTED)
-]
+BINS_AND_SIZES = [("fresh", 7, 2), ("fresh", 7, 7), ("fresh", 60, 1), ("fixed", 7, 3)]
 
 
 @pytest.mark.parametrize(("bins", "steps", "selected"), BINS_AND_SIZES)
@@ -82,12 +77,9 @@ def test_every_row_is_in_one_step_of_each_block(bins, steps, selected):
         assert (chosen[0] != chosen[1]).any()
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     ("steps", "selected"),
-    [pytest.param(2, 1, marks=SLOW), (5, 1), pytest.param(7, 2, marks=SLOW), (8, 3)],
+    [(5, 1), (8, 3)],
 )
 def test_all_steps_of_a_block_are_equally_likely(steps, selected):
     """Places are independent over rows, blocks and epochs, and every pair of places is as likely as another."""
@@ -118,13 +110,6 @@ def test_all_steps_of_a_block_are_equally_likely(steps, selected):
         both = (first * len(blocks[-1]) + last).reshape(-1)
         counts = np.bincount(both, minlength=num_pairs)
         check_distribution(counts, np.full(num_pairs, 1 / num_pairs))
-
-
-def test_batch_sizes_are_binomial():
-    """The third step of 3000 epochs has as many rows as N draws with probability 1/5."""
-    chosen = drawn_rows(KEY, 5 * np.arange(3000) + 2, 5)
-    counts = np.bincount(chosen.sum(axis=1), minlength=N + 1)
-    check_distribution(counts, stats.binom.pmf(np.arange(N + 1), N, 1 / 5))
 
 
 def test_the_step_of_a_row_does_not_depend_on_how_many_there_are():

@@ -59,15 +59,6 @@ def test_the_capacity_is_chosen_or_given():
     assert tail > 1e-6
 
 
-def test_its_own_replace_chooses_a_chosen_capacity_anew():
-    """So that what follows from the numbers follows; one that was given stays."""
-    longer = BATCHES.replace(num_steps=10**8)
-    assert longer == Poisson(500, 40, 10**8)
-    assert longer.capacity > BATCHES.capacity
-    assert BATCHES.replace(epochs=2) == Poisson(500, 40, epochs=2)
-    assert Poisson(500, 40, 6, capacity=99).replace(num_steps=7).capacity == 99
-
-
 @pytest.mark.parametrize("x64", [False, True])
 def test_device_host_and_the_long_form_draw_one_batch(x64):
     """In either precision, step by step."""

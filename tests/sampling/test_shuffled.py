@@ -39,12 +39,9 @@ def draw(step, num_valid):
     return SEVEN.sample(KEY, step, num_valid=num_valid)
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     "steps",
-    [7, 59, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), pytest.param(60, marks=SLOW)],
+    [7, 59],
 )
 def test_every_row_is_in_one_step_of_every_epoch(steps):
     """In batches whose sizes are known, and differ by one at most; every epoch is another order."""
@@ -58,7 +55,7 @@ def test_every_row_is_in_one_step_of_every_epoch(steps):
 
 @pytest.mark.parametrize(
     ("n", "steps"),
-    [(5, 2), pytest.param(4, 2, marks=SLOW), pytest.param(4, 4, marks=SLOW)],
+    [(5, 2)],
 )
 def test_all_partitions_are_equally_likely(n, steps):
     """And independent from epoch to epoch."""

@@ -14,14 +14,10 @@ from gdpjax.sampling import RandomAllocation
 from gdpjax.training import (
     Info,
     Plan,
-    _run,
     batch_source,
     make_plan,
     private_training,
-    resume_run,
-    start_run,
 )
-from tests.training.interrupted import committed, finished, interrupted
 
 N, D = 60, 3
 BATCHES = RandomAllocation(N, 9, epochs=3)
@@ -143,37 +139,3 @@ def lost_batches(training, x, state, steps):
         indices, is_padding = source[t]
         infos.append(Info(None, np.linalg.norm(x[indices], axis=1), is_padding, None))
     return infos
-
-
-def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(parts, tmp_path, monkeypatch):
-    """The lost steps are charged and left out, the noise has a new key, and the steps of the examples stay."""
-    training, x = numbered(FOUR_EPOCHS)
-    key = jax.random.key(21)
-    kept = interrupted(parts, tmp_path / "run", 12, 5, key)
-    environment = _run.environment
-    monkeypatch.setattr(_run, "environment", lambda: environment() | {"cpu": "another"})
-    run = resume_run(tmp_path / "run", *parts, scan=False)
-    assert (run.step, run.num_lost) == (15, 5)
-    before = training.init(PARAMS, key)
-    sampling_keys = [jax.random.key_data(state.sampling_key) for state in (run.state, before)]
-    np.testing.assert_array_equal(*sampling_keys)
-    assert not np.array_equal(run.state.opt_state[0].key_data, before.opt_state[0].key_data)
-    rest = finished(run)
-    assert (len(kept), len(rest)) == (10, 13)
-    # The lost steps take the place of what was not kept.
-    lost = lost_batches(training, x, before, range(10, 15))
-    assert (times_taken(training.plan, kept + lost + rest, N).sum(axis=1) == 1).all()
-    (event,) = run.ledger.events
-    assert (event.num_epochs, event.missing_steps) == (4, 0)
-
-
-def test_with_rows_that_moved_it_does_not_go_on(parts, tmp_path):
-    """An example at another row might take part twice in an epoch."""
-    training, params, _ = parts
-    run = committed(start_run(tmp_path / "run", *parts, key=jax.random.key(22), scan=False))
-    run.advance(5)
-    _, x = numbered(FOUR_EPOCHS)
-    moved = training.place(x[::-1], x[::-1, 0])
-    with pytest.raises(ValueError, match="the step of an example belongs to its row"):
-        resume_run(tmp_path / "run", training, params, moved, scan=False)
-    assert resume_run(tmp_path / "run", *parts, scan=False).step == 5

@@ -192,22 +192,6 @@ def test_an_interrupt_while_the_loop_compiles_costs_nothing(tmp_path):
     assert run.step == 3
 
 
-@pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
-def test_the_runs_of_a_training_share_its_compiled_steps(small, tmp_path, scan):
-    """Another seed is another argument: it compiles nothing, and has noise of its own."""
-    states, steps, num_compiled = [], [], []
-    for seed in (61, 62):
-        run = begun(tmp_path / str(seed), small, key=jax.random.key(seed), scan=scan)
-        run.advance(2)
-        states.append(run.state)
-        steps.append(run._steps)
-        num_compiled.append((run._steps._step._cache_size(), run._steps._loop._cache_size()))
-    assert steps[0] is steps[1]
-    assert num_compiled[0] == num_compiled[1]
-    assert sum(num_compiled[0]) >= 1
-    assert not np.array_equal(states[0].params["head"], states[1].params["head"])
-
-
 def test_leaves_that_share_their_memory(tmp_path):
     """One array twice among the parameters is two leaves, each trained by its own gradient."""
     shared = jnp.full((2,), 0.5)

@@ -347,19 +347,6 @@ def test_a_truncated_plan_needs_more_noise_for_its_finite_range():
     assert roomy.is_private
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"group_size": 2}, "group_size > 1"),
-        ({"neighboring_relation": gdpjax.NeighboringRelation.REPLACE_SPECIAL}, "proved bound under ADD_OR_REMOVE_ONE"),
-    ],
-)
-def test_bad_truncated_plans(changes, message):
-    """A plan of truncated batches with what they do not have is refused."""
-    with pytest.raises(ValueError, match=message):
-        make_plan(TRUNCATED, **OTHER, **changes, noise_multiplier=2.0)
-
-
 @pytest.mark.parametrize(("delta", "is_large"), [(1e-3, True), (9e-4, False)])
 def test_a_statement_warns_of_a_delta_that_one_published_example_meets(delta, is_large):
     plan = make_plan(

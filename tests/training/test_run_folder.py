@@ -346,28 +346,6 @@ def test_a_journal_with_lines_taken_out_doubled_or_of_another_run(small, lost, t
         resume_run(folder, *small, scan=False)
 
 
-INDEX_EDITS = [
-    *({name: value} for name in ("step", "journal", "saves") for value in (-1, 1.5, "7", None, [7], 2**70)),
-    *({name: value} for name in ("leaves", "sha256", "plan", "fingerprint") for value in (3, "x", None, [[[]]])),
-    *({"arrays": value} for value in ("../elsewhere", "/", "", 7, None)),
-    *({"key_impl": value} for value in ("nonsense", 7, "")),
-    {"sha256": {"a": 1}},
-    {"version": "2"},
-    {"more": 1},
-]
-
-
-@pytest.mark.parametrize("change", INDEX_EDITS, ids=str)
-def test_every_wrong_shape_of_the_index_is_one_error(seven, tmp_path, change):
-    """No value of the index, whatever its type, raises anything but a CheckpointError."""
-    folder = tmp_path / "run"
-    (folder / CHECKPOINTS).mkdir(parents=True)
-    content = json.loads((seven / CHECKPOINTS / "index.json").read_text())
-    (folder / CHECKPOINTS / "index.json").write_text(json.dumps(content | change))
-    with pytest.raises(CheckpointError, match=r"index|version"):
-        _checkpoint.read_index(folder)
-
-
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"gdpjax_plan": 1}', "[" * 100_000])
 def test_a_plan_file_that_is_not_the_plan(small, seven, tmp_path, text):
     """A plan file that differs from the run's plan is refused, as readers of the folder believe it."""

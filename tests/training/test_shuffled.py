@@ -11,16 +11,10 @@ from gdpjax.accounting import gdp_epsilon
 from gdpjax.ledger import ShuffledEvent
 from gdpjax.sampling import Shuffled
 from gdpjax.training import (
-    Info,
     Plan,
-    _run,
-    batch_source,
     make_plan,
     private_training,
-    resume_run,
-    start_run,
 )
-from tests.training.interrupted import committed, finished, interrupted
 
 N, D = 60, 3
 BATCHES = Shuffled(N, 9, epochs=3)
@@ -92,36 +86,3 @@ def test_a_plan_meets_its_target_by_the_upper_end(target):
 
 
 # A run in a folder.
-
-
-def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(padded, tmp_path, monkeypatch):
-    """The lost steps are charged and left out, the noise has a new key, and the permutations stay."""
-    training, x = padded
-    parts = training, PARAMS, training.place(x, x[:, 0])
-    key = jax.random.key(72)
-    kept = interrupted(parts, tmp_path / "run", 12, 5, key)
-    environment = _run.environment
-    monkeypatch.setattr(_run, "environment", lambda: environment() | {"cpu": "another"})
-    run = resume_run(tmp_path / "run", *parts, scan=False)
-    assert (run.step, run.num_lost) == (15, 5)
-    (event,) = run.ledger.events
-    assert (event.num_epochs, event.missing_steps, event.num_steps) == (3, 6, 15)
-    rest = finished(run)
-    # The lost steps, drawn once more on the host, take the place of what was not kept.
-    source = batch_source(training.plan, training.init(PARAMS, key), N)
-    lost = []
-    for t in range(10, 15):
-        indices, is_padding = source[t]
-        lost.append(Info(None, np.linalg.norm(x[indices], axis=1), is_padding, None))
-    assert (times_taken(kept + lost + rest, N).sum(axis=1) == 1).all()
-    (event,) = run.ledger.events
-    assert (event.num_epochs, event.missing_steps) == (4, 0)
-
-
-def test_with_rows_that_moved_it_does_not_go_on(padded, tmp_path):
-    """An example at another row might take part twice in an epoch."""
-    training, x = padded
-    parts = training, PARAMS, training.place(x, x[:, 0])
-    committed(start_run(tmp_path / "run", *parts, key=KEY, scan=False)).advance(5)
-    with pytest.raises(ValueError, match="the step of an example belongs to its row"):
-        resume_run(tmp_path / "run", training, PARAMS, training.place(x[::-1], x[:, 0]), scan=False)

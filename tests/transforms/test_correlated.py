@@ -90,21 +90,6 @@ def test_draws_that_are_kept_are_those_that_are_made_again():
     np.testing.assert_allclose(compiled("buffer")[2], compiled("regenerate")[2], atol=1e-5)
 
 
-def slow_but_for(*names):
-    """All strategies, of which only some are in the default suite: there is one step, compiled in other ways."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
-
-
-def scanned(tx):
-    """The noise of a whole run in one loop, [STEPS, SIZE]."""
-
-    def body(state, _):
-        noise, state = tx.update(PARAMS, state, PARAMS)
-        return state, noise
-
-    return jax.lax.scan(body, tx.init(PARAMS), length=STEPS)[1]
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_run_that_goes_on_from_its_state_is_the_same_run(name):
     tx, step, whole = compiled(name)
@@ -226,12 +211,7 @@ def test_several_noise_multipliers_are_recorded_by_the_least():
 
 @pytest.mark.parametrize(
     ("share", "refuted", "num_releases"),
-    [
-        (1.0, False, 2**11),
-        (0.7, True, 2**11),
-        pytest.param(1.0, False, 2**14, marks=pytest.mark.slow),
-        pytest.param(0.9, True, 2**14, marks=pytest.mark.slow),
-    ],
+    [(1.0, False, 2**11), (0.7, True, 2**11), pytest.param(0.9, True, 2**14, marks=pytest.mark.slow)],
 )
 def test_the_audit_sees_a_sensitivity_that_is_too_small(share, refuted, num_releases, monkeypatch):
     """The best test of a run is its projection on the change that one example makes, with the noise whitened.

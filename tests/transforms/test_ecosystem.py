@@ -61,20 +61,3 @@ def test_flax_train_state_and_its_serialization():
     assert gdpjax.ledger_of(restored.opt_state) == gdpjax.ledger_of(state.opt_state)
     for a, b in zip(jax.tree.leaves(step(state)), jax.tree.leaves(step(restored)), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_donated_state():
-    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.vdot(w, x) ** 2, 1.0)
-    tx = gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE)
-
-    def step(params, state):
-        updates, state = tx.update(grad_fn(params, X), state, params)
-        return optax.apply_updates(params, updates), state
-
-    donating, params = jax.jit(step, donate_argnums=(0, 1)), jnp.ones(4)
-    state = tx.init(params)
-    for _ in range(3):
-        params, state = donating(params, state)
-    assert gdpjax.ledger_of(state).num_steps == 3
-    assert jax.random.key_data(PRIVATE["key"]).shape == (2,)  # donation did not take the user's key with it
-    donating(jnp.ones(4), tx.init(jnp.ones(4)))

@@ -294,23 +294,6 @@ def test_loops_over_keys_are_accepted():
     jax.eval_shape(jax.grad(lambda s: release(KEY, s).sum()), 1.0)
 
 
-def test_a_loop_that_carries_the_state_is_accepted():
-    tx = make()
-
-    def step(state, _):
-        updates, state = tx.update(PARAMS, state, PARAMS)
-        return state, updates["w"]
-
-    loop = jax.jit(lambda state: jax.lax.scan(step, state, length=3))
-    state = jax.jit(tx.init)(PARAMS)
-    noises = []
-    for _ in range(2):
-        state, noise = loop(state)
-        noises.append(noise)
-    assert int(state.count) == 6
-    assert len(np.unique(noises)) == np.size(noises)
-
-
 def sharded(function, *specs, check_vma=True):
     mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"), check_vma=check_vma)

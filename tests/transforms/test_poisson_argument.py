@@ -43,15 +43,6 @@ MAKERS = {
 each_transform = pytest.mark.parametrize("name", MAKERS)
 
 
-def slow_but_for_privatize(*values):
-    """Cases of each transform, which all pass `batches` to the same function; of `privatize` they are not slow."""
-    cases = []
-    for name in MAKERS:
-        marks = [] if name == "privatize" else [pytest.mark.slow]
-        cases.append(pytest.param(name, *values, marks=marks))
-    return cases
-
-
 def steps(tx, updates, num_steps=3, update=None):
     """Return the releases of all steps, and the last state."""
     state, released = tx.init(PARAMS), []
@@ -85,7 +76,7 @@ def assert_equal_trees(tree, other):
         np.testing.assert_allclose(leaf, other_leaf, rtol=1e-14)
 
 
-@pytest.mark.parametrize(("name", "x64"), [*[(name, False) for name in MAKERS], *slow_but_for_privatize(True)])
+@pytest.mark.parametrize(("name", "x64"), [*[(name, False) for name in MAKERS], ("privatize", True)])
 def test_it_is_its_numbers(name, x64):
     """Traps 4, 30 and 33: noise, ledger and epsilon are those of the numbers that the batches are drawn with."""
     make, updates = MAKERS[name]

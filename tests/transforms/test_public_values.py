@@ -81,13 +81,3 @@ def test_several_public_values_reach_what_asks_for_them(name):
     public = {f"public_{each}": value for each, value in values.items()}
     updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS, **public)
     assert np.isfinite(updates["w"]).all()
-
-
-def test_adaptive_clipping_and_accumulation_take_public_values():
-    for name in ("privatize_adaptive", "accumulate_clipped"):
-        tx = optax.chain(private(name), gdpjax.public_values(on_plateau()))
-        updates = jax.eval_shape(
-            lambda state, tx=tx, name=name: tx.update(sums_for(name), state, PARAMS, public_value=1.0)[0],
-            tx.init(PARAMS),
-        )
-        assert updates["w"].shape == (2, 3)
