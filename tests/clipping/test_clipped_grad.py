@@ -200,24 +200,6 @@ def test_keys_are_folded_by_position_whatever_the_strategy(options):
     np.testing.assert_allclose(grad_fn(w, x, key), np.asarray(factors(key)) @ x, rtol=1e-5)
 
 
-def test_keyword_and_unbatched_arguments_pass_through():
-    """They come whole to the loss of every example."""
-
-    def scaled(w, x, scale, *, power):
-        return (jnp.vdot(w, x) * scale["a"]) ** power
-
-    w = np.ones(3, np.float32)
-    x = normal(0, 7, 3)
-    grad_fn = gdpjax.clipped_grad(scaled, 1e6)
-    total = fast(lambda w, x: grad_fn(w, x, {"a": 2.0}, power=2))(w, x)
-
-    def of_all_rows(w):
-        return sum(scaled(w, row, {"a": 2.0}, power=2) for row in x)
-
-    expected = fast(jax.grad(of_all_rows))(w)
-    np.testing.assert_allclose(total, expected, rtol=1e-5)
-
-
 def test_several_parameter_arguments_share_one_norm():
     """The rows of both are scaled by the norm of both together."""
     w = np.ones(3, np.float32)

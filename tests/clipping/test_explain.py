@@ -65,19 +65,6 @@ def zeros(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def test_the_table_names_large_formed_gradients():
-    """A formed gradient of a million numbers is worth a line."""
-
-    def loss(p, x):
-        return jnp.sum(jnp.tanh(x @ p["w"]))
-
-    params = {"w": zeros(1000, 1000)}
-    found = gdpjax.clipping.explain(loss, params, zeros(8, 3, 1000))
-    assert "a sum of 3 outer products" in str(found)
-    assert "large gradients formed for each example: ['w']" in str(found)
-    assert "outer product" in str(gdpjax.clipping.explain(loss, params, zeros(8, 1000)))
-
-
 def test_chunks_follow_the_size_of_a_row():
     """Fewer rows at a time if each takes more memory."""
 

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from gdpjax import correlated
 from gdpjax.sampling import BatchOverflowError, CyclicPoisson, overflow_probability
 from tests.sampling.frequencies import included
 
@@ -117,12 +116,3 @@ def test_traced_values_out_of_range_never_fit(step, num_valid):
     assert np.all(sample.is_padding)
     with pytest.raises(ValueError, match="must be"):
         jax.eval_shape(lambda: OF_25.sample(KEY, step, num_valid=num_valid))
-
-
-def test_only_banded_noise_of_as_many_bands_goes_with_the_groups():
-    """Longer columns would overlap, so that an example's steps are no independent releases."""
-    promise, event = OF_25.correlated_event(correlated.BandedToeplitz([1.0, 0.5]))
-    assert (promise, event.num_groups) == (correlated.SingleParticipation(), 4)
-    for strategy in (correlated.BandedToeplitz([1.0, 0.5, 0.3, 0.2, 0.1]), correlated.bisr(2)):
-        with pytest.raises(ValueError, match="BandedToeplitz of at most 4 bands, got"):
-            OF_25.correlated_event(strategy)

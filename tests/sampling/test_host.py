@@ -70,15 +70,6 @@ def test_a_plan_of_any_length_has_the_overflow_of_its_event(name):
         assert batches.overflow == 0
 
 
-@pytest.mark.parametrize("impl", ["rbg", "threefry2x32"])
-def test_any_key_and_a_legacy_one(impl):
-    """A key of any generator gives the batches of the device, and a legacy key those of the typed one."""
-    batches = SCHEMES["poisson"]
-    key = jax.random.key(3, impl=impl)
-    assert_same(batches.on_host(key)[1], jax.jit(batches.sample)(key, 1)[:2])
-    assert_same(batches.on_host(jax.random.PRNGKey(3))[1], batches.on_host(jax.random.key(3))[1])
-
-
 def test_a_batch_that_does_not_fit_is_refused():
     """Traps 15 and 33: a batch is neither truncated nor skipped, and those before it are given."""
     batches = sampling.Poisson(100, 50, 10, capacity=58)

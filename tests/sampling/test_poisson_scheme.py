@@ -95,14 +95,6 @@ def test_a_batch_above_the_capacity_is_padding_and_refused_on_the_host():
         tight.on_host(too_large)[1]
 
 
-def test_steps_beyond_the_length_are_drawn_on_the_device_and_refused_on_the_host():
-    """Compiled code cannot know where the run ends; the host does."""
-    beyond = BATCHES.num_steps + 3
-    assert_same(draw(KEY, beyond), long_form(beyond))
-    with pytest.raises(IndexError, match="from 0 to 5"):
-        BATCHES.on_host(KEY)[beyond]
-
-
 @pytest.mark.parametrize("step", [-1, 1.5, float("nan")])
 def test_a_traced_step_out_of_range_never_fits(step):
     """It gives padding, and a count above all rows."""

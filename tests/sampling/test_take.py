@@ -78,23 +78,6 @@ def test_batches_on_the_host_take_rows_too(scheme, convert):
     np.testing.assert_array_equal(rows[exists], ROWS[indices[exists]])
 
 
-def test_any_pytree_is_taken_also_under_transformations():
-    """It is the same in jit, vmap and scan, and with the true number of rows given to the sampler."""
-    data = {"x": ROWS, "t": (np.arange(500), jnp.ones((500, 2)))}
-
-    def rows_of(step):
-        return BATCHES.sample(KEY, step, num_valid=500).take(data, ROWS[:, 0])
-
-    steps = jnp.arange(4)
-    batched = jax.jit(jax.vmap(rows_of))(steps)
-    _, scanned = jax.lax.scan(lambda _, step: (None, rows_of(step)), None, steps)
-    one_by_one = [jax.jit(rows_of)(step) for step in range(4)]
-    stacked = jax.tree.map(lambda *rows: np.stack(rows), *one_by_one)
-    jax.tree.map(np.testing.assert_array_equal, stacked, batched)
-    jax.tree.map(np.testing.assert_array_equal, scanned, batched)
-    assert set(batched[0]) == {"x", "t"}
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [

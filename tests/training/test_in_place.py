@@ -138,25 +138,6 @@ def test_the_loop_writes_the_new_state_over_the_old_one(small, tmp_path):
     assert memory.alias_size_in_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(changing))
 
 
-def test_the_compiler_gives_the_memory_of_the_old_state_to_the_new_one(small, tmp_path):
-    """All leaves that change are donated, the frozen base is not returned, and the run's account counts that."""
-    training, _, data = small
-    run = begun(tmp_path / "run", small)
-    changing, fixed = run._steps._apart(run.state)
-    compiled = run._steps._step.lower(changing, fixed, data).compile()
-    memory = compiled.memory_analysis()
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(changing))
-    assert memory.alias_size_in_bytes == size
-    num_bytes_of_info = training.plan.capacity * (4 + 4 + 1)
-    # The frozen base is not returned: 6 kB that the results do not have.
-    assert memory.output_size_in_bytes - size < num_bytes_of_info + 500
-    assert any(leaf.shape == FROZEN for leaf in jax.tree.leaves(fixed))
-    assert sum(leaf.shape == TRAINED for leaf in jax.tree.leaves(changing)) == 3
-    # What a run holds: its account has the state at the beginning of the chunk, too.
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    assert run._steps.held_bytes(run.state, data) == held
-
-
 def test_an_interrupted_chunk_is_repeated_from_the_state_that_was_kept(small, stepped, tmp_path):
     """The steps that were taken have left no trace in it."""
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import gdpjax
@@ -127,21 +126,6 @@ def test_the_divisor_is_the_number_that_was_given():
     (mean,), _ = steps(tx, PARAMS, 1)
     np.testing.assert_array_equal(mean["w"], PARAMS["w"] / 64)
     assert jnp.float32(BATCHES.sampling_prob * 1000) < 64
-
-
-@pytest.mark.parametrize("relation", ["ADD_OR_REMOVE_ONE", "REPLACE_SPECIAL"])
-def test_relation_announcement_and_schedule_are_as_before(relation):
-    schedule = optax.join_schedules([optax.constant_schedule(1.0), optax.constant_schedule(2.0)], [2])
-    options = dict(
-        noise_multiplier=schedule, neighboring_relation=gdpjax.NeighboringRelation[relation], announced=True, key=KEY
-    )
-    short = gdpjax.privatize(SUM, batches=BATCHES, **options)
-    long = gdpjax.privatize(SUM, batches=long_form(), **options)
-    found, expected = steps_of_both(short, long, PARAMS)
-    assert_equal_trees(found, expected)
-    events = gdpjax.ledger_of(found[1]).events
-    assert [(event.noise_multiplier, event.num_steps) for event in events] == [(1.0, 2), (2.0, 1)]
-    assert all(event.announced and event.neighboring_relation.name == relation for event in events)
 
 
 def quadratic(w, x):

@@ -1,6 +1,5 @@
 """Wrappers around a private transform: what each of optax does, which ledgers are read, and states that begin again."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -189,28 +188,3 @@ def test_lookahead_that_resets_is_refused_when_it_is_compiled():
     params = optax.LookaheadParams.init_synced(PARAMS)
     with pytest.raises(ValueError, match="after its update"):
         jax.eval_shape(tx.update, PARAMS, tx.init(params), params)
-
-
-def next_state(tx, params, _, state):
-    return tx.update(params, state, params)[1]
-
-
-def test_runs_that_begin_once_are_accepted():
-    """A program of two runs, for several shapes, that also asks for the shapes of a state; steps computed at once."""
-    tx, other = private("privatize"), private("privatize", key=jax.random.key(1))
-
-    @jax.jit
-    def run(params):
-        ends = []
-        for each in (tx, other):
-            jax.eval_shape(each.init, params)
-            state = each.init(params)
-            for _ in range(2):
-                _, state = each.update(params, state, params)
-            ends.append(jax.lax.fori_loop(0, 2, functools.partial(next_state, each, params), state))
-        return ends
-
-    for params in (PARAMS, {"w": jnp.ones(3)}):
-        jax.eval_shape(run, params)
-    for _ in range(2):
-        tx.update(PARAMS, tx.init(PARAMS), PARAMS)
