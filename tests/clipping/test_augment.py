@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 
 import gdpjax
+from tests.clipping.compiling import fast
 
 STRATEGIES = {"vmap": {}, "microbatch": {"strategy": "microbatch", "microbatch_size": 2}}
 
 
 def loss(params, x, y):
     return (jnp.tanh(x @ params["w"]).sum() + params["b"] - y) ** 2
-
-
-def fast(function):
-    """Compiled as a whole without optimisation: compiling is nearly all the time that these tests take."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 RNG = np.random.default_rng(0)

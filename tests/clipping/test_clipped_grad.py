@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gdpjax
+from tests.clipping.compiling import fast
 
 
 def normal(seed, *shape, dtype=np.float32):
@@ -27,11 +28,6 @@ def make_problem(dtype=np.float32, batch_size=13):
 def loss(params, x, y):
     hidden = jnp.tanh(x @ params["dense"]["kernel"] + params["dense"]["bias"])
     return (hidden @ params["out"] - y) ** 2
-
-
-def fast(function):
-    """Compiled as a whole without optimisation: compiling is nearly all the time that these tests take."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def loss_and_aux(params, x, y):

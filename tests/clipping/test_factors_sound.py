@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 
 import gdpjax
+from tests.clipping.compiling import fast
 
 ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 SLOW = pytest.mark.slow
-
-
-def fast(function):
-    """Compile without optimisation, for tests that do not depend on it."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def outer_loss(w, a, s):

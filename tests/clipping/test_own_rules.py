@@ -12,6 +12,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping import AbstractClipRule, Groups
+from tests.clipping.compiling import fast
 
 ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -50,10 +51,6 @@ class Written(Smooth):
 
     def coefficient(self, norm, bound):
         return jnp.minimum(1, bound / norm)
-
-
-def fast(function):
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def loss(w, x):

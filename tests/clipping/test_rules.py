@@ -10,6 +10,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping import AutoS, Flat, Normalize, PerGroup, PerLeaf
+from tests.clipping.compiling import fast
 
 ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 SHAPES = {"a": (3, 2), "b": (2,), "c": (4,)}
@@ -74,10 +75,6 @@ def by_definition(rule, batch):
     for name, leaf in batch.items():
         norms[name] = np.linalg.norm(leaf.reshape(len(leaf), -1), axis=1)
     return {name: np.tensordot(factor, batch[name], 1) for name, factor in factors(rule, norms).items()}
-
-
-def fast(function):
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def dot_loss(w, x):

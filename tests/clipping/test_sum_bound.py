@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import gdpjax
 from gdpjax._core import trees
 from gdpjax.clipping._rounding_budget import rounding_budget
-
-ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+from tests.clipping.compiling import fast
 
 
 def dot_loss(w, x):
@@ -27,11 +26,6 @@ def exact_sum(rows, l2_clip_norm):
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     factors = np.minimum(1, l2_clip_norm / np.maximum(norms, 1e-300))
     return (rows * factors).sum(axis=0)
-
-
-def fast(function):
-    """Compile without optimisation, for tests that do not depend on it."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping._forms import _table
+from tests.clipping.compiling import fast
 
 ROWS = 300
 TIMES = 3
@@ -15,11 +16,6 @@ TABLE = 50
 EMPTY = np.zeros((TABLE, WIDTH), np.float32)
 table_sum = _table.table_sum
 compiled_table_sum = jax.jit(table_sum)
-
-
-def fast(function):
-    """Compiled without optimisation, for what does not depend on it."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def lookups(seed, dtype=np.float32, num_rows=ROWS):

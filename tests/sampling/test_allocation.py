@@ -52,7 +52,6 @@ def epochs_of(key, num_epochs, steps_per_epoch, n=N, **options):
 
 
 FRESH = scheme(7, capacity=50, num_selected=2)
-FIXED = scheme(7, capacity=50, num_selected=2, bins="fixed")
 
 
 @jax.jit
@@ -77,10 +76,7 @@ def test_every_row_is_in_one_step_of_each_block(bins, steps, selected):
         assert (chosen[0] != chosen[1]).any()
 
 
-@pytest.mark.parametrize(
-    ("steps", "selected"),
-    [(5, 1), (8, 3)],
-)
+@pytest.mark.parametrize(("steps", "selected"), [(5, 1), (8, 3)])
 def test_all_steps_of_a_block_are_equally_likely(steps, selected):
     """Places are independent over rows, blocks and epochs, and every pair of places is as likely as another."""
     chosen = epochs_of(KEY, 4000, steps, num_selected=selected, n=6)

@@ -39,10 +39,7 @@ def included_for_keys(step, prob, num_keys=4000):
     return chosen.astype(float)
 
 
-@pytest.mark.parametrize(
-    ("num_examples", "num_groups"),
-    [(103, 4), (7, 7)],
-)
+@pytest.mark.parametrize(("num_examples", "num_groups"), [(103, 4), (7, 7)])
 def test_the_groups_are_a_partition_that_comes_back(num_examples, num_groups):
     """Every row is in one group, whose sizes differ by one at most, and the next cycle has the same groups."""
     longest = -(-num_examples // num_groups)

@@ -139,10 +139,7 @@ def test_invalid_traced_numbers_never_fit():
     assert int(draw(0.5, 50)) <= 50
 
 
-@pytest.mark.parametrize(
-    "p",
-    [0.1, 1e-6, 2**-32],
-)
+@pytest.mark.parametrize("p", [0.1, 1e-6, 2**-32])
 def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
     """Trap 32, at the threshold itself: float32(0.1) is above 0.1, so rounding to nearest would include more."""
     threshold = int(sampling.dyadic_probability(p) * 2**32)

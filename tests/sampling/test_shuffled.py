@@ -39,10 +39,7 @@ def draw(step, num_valid):
     return SEVEN.sample(KEY, step, num_valid=num_valid)
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [7, 59],
-)
+@pytest.mark.parametrize("steps", [7, 59])
 def test_every_row_is_in_one_step_of_every_epoch(steps):
     """In batches whose sizes are known, and differ by one at most; every epoch is another order."""
     chosen = epochs_of(KEY, 3, steps)
@@ -53,10 +50,7 @@ def test_every_row_is_in_one_step_of_every_epoch(steps):
         assert all((one != other).any() for one, other in itertools.combinations(chosen, 2))
 
 
-@pytest.mark.parametrize(
-    ("n", "steps"),
-    [(5, 2)],
-)
+@pytest.mark.parametrize(("n", "steps"), [(5, 2)])
 def test_all_partitions_are_equally_likely(n, steps):
     """And independent from epoch to epoch."""
     place = epochs_of(KEY, 16000, steps, n=n).argmax(axis=1)  # [epochs, rows]

@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 
 from gdpjax import sampling
-from gdpjax.sampling import _ranks
 from tests.sampling.frequencies import check_frequencies, included
 
 KEY = jax.random.key(3)
@@ -91,9 +90,6 @@ def test_a_batch_that_fits_is_the_poisson_batch():
         drawn_rows = np.asarray(poisson.indices)[is_real]
         assert set(np.asarray(of_three.indices)) <= set(drawn_rows)
         assert (np.diff(of_three.indices) > 0).all()
-
-
-lowest_rows = jax.jit(_ranks.lowest_rows)
 
 
 def test_an_example_takes_the_place_of_another_where_a_batch_is_full():

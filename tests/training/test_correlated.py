@@ -261,11 +261,3 @@ def test_other_data_are_refused(tmp_path):
     moved = training.place(ROWS[::-1], np.zeros(N))
     with pytest.raises(ValueError, match="row for row"):
         resume_run(tmp_path / "run", training, PARAMS, moved, scan=False)
-
-
-def banded_toeplitz(scale):
-    return correlated.BandedToeplitz(jnp.stack([1.0, 0.5 * scale, 0.3 * scale]))
-
-
-def banded_inverse(scale):
-    return correlated.BandedInverse(jnp.stack([1.0, -0.5 * scale, -0.1 * scale]), memory="buffer")

@@ -9,7 +9,7 @@ import pytest
 import gdpjax
 from gdpjax import NeighboringRelation
 from gdpjax.ledger import UniformEvent
-from gdpjax.sampling import BatchOverflowError, PoissonNumbers, TruncatedPoisson, WithoutReplacement
+from gdpjax.sampling import BatchOverflowError, PoissonNumbers, WithoutReplacement
 from gdpjax.training import (
     FINISHED,
     OVERFLOWED,
@@ -434,16 +434,6 @@ def test_running_statistics_of_nnx(training):
     model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="BatchStat"):
         training.init(nnx.state(model), jax.random.key(0))
-
-
-TRUNCATED = TruncatedPoisson(N, 8, num_steps=6, capacity=7)
-"""Batches that often lose a part."""
-
-
-@pytest.fixture(scope="module")
-def truncated():
-    """Return a training on truncated batches."""
-    return private_training(make_plan(TRUNCATED, **PRIVATE), loss, optax.sgd(0.1, momentum=0.9))
 
 
 def test_what_is_not_trained_stays_as_it_is():

@@ -11,7 +11,6 @@ from tests.several_processes import result_of
 from tests.training import processes
 from tests.training.interrupted import committed
 
-ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("processes.py")
 
 
@@ -55,14 +54,6 @@ def test_several_processes_add_the_same_correlated_noise(tmp_path):
     began, lost, charged, resumed = launch(2, tmp_path / "killed", "correlated", "resume")
     assert (began, lost, charged) == (5, 0, 12)
     np.testing.assert_array_equal(resumed, values)
-
-
-RESULT = """
-params = {"w": jnp.zeros((16, 2)), "b": jnp.zeros(2)}
-MESH
-run.advance(3)
-print("RESULT", run.step, float(run.state.params["w"].addressable_data(0).sum()), flush=True)
-"""
 
 
 @pytest.mark.slow

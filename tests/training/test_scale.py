@@ -88,13 +88,6 @@ def adam_factors(moments, count, epsilon, b2):
     return {name: root_mean_square / root for name, root in roots.items()}
 
 
-@pytest.fixture(scope="module")
-def adaptive():
-    """Return a training with the factors of Adam, and its data."""
-    training = private_training(make_plan(**PLAN), loss, optax.adam(0.1), scale=adam_scale(epsilon=1e-3))
-    return training, training.place(*rows())
-
-
 @pytest.mark.parametrize("strategy", ["auto", pytest.param("vmap", marks=pytest.mark.slow), "microbatch"])
 def test_a_step_without_noise_is_the_written_out_step(strategy):
     """Gradients are scaled, clipped, added up, and divided by batch size and factors."""

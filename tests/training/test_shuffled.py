@@ -1,53 +1,18 @@
-"""Runs on shuffled batches: the plan, its statement, the loop, and a run that is killed in the middle of an epoch."""
+"""A plan of shuffled batches, its statement, and the target that it meets."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import gdpjax
 from gdpjax.accounting import gdp_epsilon
 from gdpjax.ledger import ShuffledEvent
 from gdpjax.sampling import Shuffled
-from gdpjax.training import (
-    Plan,
-    make_plan,
-    private_training,
-)
+from gdpjax.training import Plan, make_plan
 
 N, D = 60, 3
 BATCHES = Shuffled(N, 9, epochs=3)
 PLAN = dict(clip=1.0, delta=1e-5, noise_multiplier=2.0)
-PARAMS = {"w": jnp.zeros(D)}
-KEY = jax.random.key(71)
 RELATION = gdpjax.NeighboringRelation
-
-
-@pytest.fixture(scope="module")
-def padded():
-    """A training of seven steps an epoch, of a private number of examples, and data that it is given.
-
-    Gradients do not depend on the parameters, and their norms are the numbers of the rows.
-    """
-    plan = make_plan(BATCHES.replace(epochs=4), **PLAN, neighboring_relation=RELATION.ADD_OR_REMOVE_ONE)
-    training = private_training(plan, lambda params, x, y: params["w"] @ x, optax.sgd(0.1))
-    return training, np.outer(np.arange(1, N + 1), [1, 0, 0]).astype(np.float32)
-
-
-def rows_of(norms, is_padding):
-    """Return the numbers of the rows of a batch."""
-    return np.rint(norms[~is_padding]).astype(int) - 1
-
-
-def times_taken(infos, num_rows, steps=7):
-    """Return how often each row took part in each step, [epochs, steps, rows], by the `Info` of the steps."""
-    norms = np.concatenate([np.atleast_2d(info.norms) for info in infos])
-    is_padding = np.concatenate([np.atleast_2d(info.is_padding) for info in infos])
-    taken = np.zeros((len(norms), num_rows), int)
-    for step in range(len(norms)):
-        np.add.at(taken[step], rows_of(norms[step], is_padding[step]), 1)
-    return taken.reshape(-1, steps, num_rows)
 
 
 @pytest.mark.parametrize("relation", [None, RELATION.REPLACE_ONE, RELATION.ADD_OR_REMOVE_ONE])

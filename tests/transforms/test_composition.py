@@ -12,7 +12,6 @@ from gdpjax.sampling import PoissonNumbers
 pytestmark = pytest.mark.usefixtures("cheap_noise")
 PRIVATE = {"noise_multiplier": 1.0, "batches": PoissonNumbers(0.25, 8.0), "key": jax.random.key(0)}
 X = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
-Y = np.arange(8) % 3
 
 
 def cross_entropy(logits, label):

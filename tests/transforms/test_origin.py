@@ -186,9 +186,6 @@ def test_what_is_stated_is_believed():
     tx.update(mean_gradient(PARAMS, ROWS), tx.init(PARAMS), PARAMS)
 
 
-WAYS = {"clipped_grad": clipped, "clip_and_sum": lambda: gdpjax.clip_and_sum(1.0)}
-
-
 def test_sums_that_leave_an_inner_trace_are_taken():
     grad_fn = clipped()
     tx = private(grad_fn)

@@ -128,10 +128,6 @@ def test_the_divisor_is_the_number_that_was_given():
     assert jnp.float32(BATCHES.sampling_prob * 1000) < 64
 
 
-def quadratic(w, x):
-    return jnp.vdot(w, x) ** 2
-
-
 def test_a_sweep_over_probabilities_gives_their_numbers():
     def one_run(sampling_prob, key):
         tx = gdpjax.privatize(SUM, 1.0, PoissonNumbers(sampling_prob, 1000 * sampling_prob), key)
