@@ -87,14 +87,7 @@ def by_strategy(loss_fn, clip, **options):
 
 @functools.cache
 def _shared(options):
-    return by_strategy(
-        loss_and_aux,
-        0.5,
-        batch_argnums=(1, 2),
-        has_aux=True,
-        return_info=True,
-        **dict(options),
-    )
+    return by_strategy(loss_and_aux, 0.5, batch_argnums=(1, 2), has_aux=True, return_info=True, **dict(options))
 
 
 def with_info(options):
@@ -168,11 +161,7 @@ def test_all_padding_and_empty_batches_give_zeros(options):
     """A Poisson batch may be empty."""
     params, x, y = make_problem()
     grad_fn = with_info(options)
-    for batch in [
-        (x, y, np.ones(13, bool)),
-        (x[:0], y[:0], None),
-        (x[:0], y[:0], np.ones(0, bool)),
-    ]:
+    for batch in [(x, y, np.ones(13, bool)), (x[:0], y[:0], None), (x[:0], y[:0], np.ones(0, bool))]:
         clipped, info = grad_fn(params, batch[0], batch[1], is_padding=batch[2])
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(clipped))
         assert info.norms.shape == batch[1].shape

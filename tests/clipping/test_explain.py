@@ -65,19 +65,6 @@ def zeros(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def test_chunks_follow_the_size_of_a_row():
-    """Fewer rows at a time if each takes more memory."""
-
-    def loss(p, x):
-        return jnp.sum(jnp.tanh(x @ p["w"]))
-
-    small = gdpjax.clipping.explain(loss, {"w": zeros(10, 10)}, zeros(256, 10))
-    large = gdpjax.clipping.explain(loss, {"w": zeros(10, 10)}, zeros(256, 100_000, 10))
-    assert small.chunk == 256
-    assert large.chunk == 4
-    assert gdpjax.clipping.explain(loss, {"w": zeros(3, 3)}, zeros(9, 3), microbatch_size=2).chunk == 2
-
-
 def test_totals_and_padding():
     """The bytes of a row, of all rows at a time, and the operations."""
 
@@ -86,10 +73,7 @@ def test_totals_and_padding():
 
     params = {"b": zeros(256), "w": zeros(512, 256)}
     whole = gdpjax.explain(loss, params, zeros(1024, 512))
-    assert [(leaf.num_bytes, leaf.formed_bytes) for leaf in whole.leaves] == [
-        (1024, 1024),
-        (3072, 2**19),
-    ]
+    assert [(leaf.num_bytes, leaf.formed_bytes) for leaf in whole.leaves] == [(1024, 1024), (3072, 2**19)]
     lines = str(whole).splitlines()
     assert lines[-3].split() == ["all", "4", "KiB", "513", "KiB"]
     assert lines[-2] == "1024 of 1024 rows at a time, whose gradients take 4 MiB"

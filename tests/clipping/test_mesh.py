@@ -15,10 +15,7 @@ def test_the_sum_does_not_depend_on_the_devices(report):
     report = {name: found for name, found in report.items() if name != "checked shard_map"}
     assert len(report) == 4
     for name, found in report.items():
-        assert found["error"] <= 1e-5, (
-            name,
-            found,
-        )  # rounding, and a slack that holds the devices' share
+        assert found["error"] <= 1e-5, (name, found)  # rounding, and a slack that holds the devices' share
 
 
 def test_one_all_reduce_of_the_parameters_in_float32(report):

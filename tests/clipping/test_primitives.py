@@ -79,10 +79,7 @@ def test_a_registered_primitive_is_used_and_agrees_with_vmap():
     assert before["['w']"] == ("formed", "cumsum")
     expected = norms("vmap")
     with registered("cumsum", CumulativeSum()):
-        assert methods() == {
-            "['w']": ("outer product", "dot_general"),
-            "['v']": ("formed", "dot_general"),
-        }
+        assert methods() == {"['w']": ("outer product", "dot_general"), "['v']": ("formed", "dot_general")}
         for left, right in zip(jax.tree.leaves(norms("ghost")), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
     assert methods() == before
@@ -92,10 +89,7 @@ def test_a_name_is_taken_once():
     """A second family would replace the first unseen."""
     with pytest.raises(ValueError, match="registered already"):
         register_primitive("dot_general", CumulativeSum())
-    with (
-        registered("sin", Sine(), replace=True),
-        pytest.raises(ValueError, match="registered already"),
-    ):
+    with registered("sin", Sine(), replace=True), pytest.raises(ValueError, match="registered already"):
         register_primitive("sin", Sine())
 
 
@@ -117,10 +111,7 @@ def test_an_unknown_primitive_is_refused_until_it_is_vouched_for():
 
     with pytest.raises(ValueError, match="not known to act on one example"):
         explained()
-    with (
-        registered("doubled_by_a_user", Silent()),
-        pytest.raises(ValueError, match="not known to act"),
-    ):
+    with registered("doubled_by_a_user", Silent()), pytest.raises(ValueError, match="not known to act"):
         explained()
     with registered("doubled_by_a_user", AbstractPrimitive()):
         assert explained().leaves

@@ -132,11 +132,7 @@ PLACES = {
     "jvp rule": in_jvp_rule,
     "augmentations": in_augmentations,
 }
-REACHING = {
-    "pure_callback": by_callback,
-    "custom_vmap_call": by_custom_vmap,
-    "ffi_call": by_foreign_call,
-}
+REACHING = {"pure_callback": by_callback, "custom_vmap_call": by_custom_vmap, "ffi_call": by_foreign_call}
 
 
 @pytest.mark.parametrize("place", PLACES)

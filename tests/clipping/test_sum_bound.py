@@ -245,10 +245,7 @@ def test_an_invalid_traced_clip_norm_shows_in_an_empty_batch_too(chunk):
         assert np.isfinite(total(1.0, is_padding)).all()
 
 
-@pytest.mark.parametrize(
-    ("compute", "options"),
-    [(jnp.float32, {}), (jnp.bfloat16, {"microbatch_size": 100})],
-)
+@pytest.mark.parametrize(("compute", "options"), [(jnp.float32, {}), (jnp.bfloat16, {"microbatch_size": 100})])
 def test_a_loss_that_computes_in_less_than_its_parameters_is_summed_in_theirs(compute, options):
     """The sum has the precision of float64 parameters: one in float32 is off by 5e-5, where the slack is 1e-8."""
     rng = np.random.default_rng(0)

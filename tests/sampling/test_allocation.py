@@ -141,16 +141,6 @@ def test_the_remainder_of_128_bits(length):
     assert np.asarray(found).tolist() == remainders
 
 
-def test_a_batch_above_the_capacity_is_padding_and_says_so():
-    """A batch that does not fit is never truncated."""
-    batches = scheme(12, capacity=11, epochs=5)
-    sample = jax.jit(batches.sample)
-    key = next(key for key in jax.random.split(KEY, 500) if int(sample(key, 7).count) > 11)
-    assert sample(key, 7).is_padding.all()
-    with pytest.raises(sampling.BatchOverflowError, match=r"step 7 drew .* neither truncated nor redrawn"):
-        batches.on_host(key)[7]
-
-
 @pytest.mark.parametrize(("steps", "selected"), [(4, 1), (7, 2), (3, 3)])
 def test_the_probability_of_overflow(steps, selected):
     """The union bound over steps is at least the probability of one more row, and about that of the shortest block."""
@@ -172,14 +162,6 @@ def test_the_error_of_the_remainder():
     batches = scheme(5, 10, epochs=20)
     assert batches.num_steps == 100
     assert 100 * 2.0**-128 <= batches.overflow < 101 * 2.0**-128
-
-
-@pytest.mark.parametrize(("step", "num_valid"), [(-1, 5), (0, N + 1), (0, -1)])
-def test_traced_values_out_of_range_never_fit(step, num_valid):
-    """A wrong traced number gives padding and a count above every capacity."""
-    sample = draw(step, num_valid)
-    assert int(sample.count) > N
-    assert sample.is_padding.all()
 
 
 @pytest.mark.parametrize(

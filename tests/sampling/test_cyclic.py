@@ -103,13 +103,3 @@ def test_a_batch_that_does_not_fit_is_padding_and_stops_the_host():
     assert np.all(jax.jit(OF_25.sample)(key, 0).is_padding)
     with pytest.raises(BatchOverflowError, match="drew 25"):
         OF_25.on_host(key)[0]
-
-
-@pytest.mark.parametrize(("step", "num_valid"), [(-1, 10), (0, 101), (0, -1)])
-def test_traced_values_out_of_range_never_fit(step, num_valid):
-    """In compiled code they give padding and a count that never fits; as numbers they are refused."""
-    sample = draw(step, num_valid)
-    assert int(sample.count) > 26
-    assert np.all(sample.is_padding)
-    with pytest.raises(ValueError, match="must be"):
-        jax.eval_shape(lambda: OF_25.sample(KEY, step, num_valid=num_valid))

@@ -143,10 +143,7 @@ def test_invalid_traced_numbers_never_fit():
 def test_words_below_the_accounted_threshold_are_included(monkeypatch, p):
     """Trap 32, at the threshold itself: float32(0.1) is above 0.1, so rounding to nearest would include more."""
     threshold = int(sampling.dyadic_probability(p) * 2**32)
-    words = np.array(
-        [0, threshold - 1, threshold, threshold + 1, threshold + 31, 2**32 - 1],
-        np.uint32,
-    )
+    words = np.array([0, threshold - 1, threshold, threshold + 1, threshold + 31, 2**32 - 1], np.uint32)
     monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: jnp.asarray(words))
     in_float32 = jnp.float32(sampling.dyadic_probability(p))
 

@@ -109,14 +109,6 @@ def test_the_probability_of_a_tie():
     assert 3 * 1000 * 999 / 2 * 2.0**-128 <= bound <= 1e-31
 
 
-@pytest.mark.parametrize(("step", "num_valid"), [(-1, 5), (0, N + 1), (0, -1)])
-def test_traced_values_out_of_range_give_padding(step, num_valid):
-    """And a count that never fits."""
-    sample = draw(step, num_valid)
-    assert int(sample.count) > N
-    assert sample.is_padding.all()
-
-
 @pytest.mark.parametrize("order", ["fresh", "fixed"])
 def test_what_batches_promise_of_an_example_is_kept(order):
     """Once an epoch, and with one order for all epochs always in the same step of it."""

@@ -38,15 +38,6 @@ def test_data_do_not_change_with_the_array_that_they_came_from(spec):
     assert float(data.arrays[0].min()) == 1
 
 
-def test_an_array_of_jax_that_lies_in_memory_of_numpy_is_copied_too():
-    """`jax.device_put` may use the memory of its argument."""
-    x = aligned_ones((4096, 4))
-    sharding = NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data"))
-    data = TRAINING.place(jax.device_put(x), sharding=sharding)
-    x[:] = 0
-    assert float(data.arrays[0].min()) == 1
-
-
 def test_a_batch_is_copied_before_the_step_is_computed():
     """A loader may write its next batch into the same memory, and a step returns before it is computed."""
 

@@ -119,17 +119,6 @@ def test_a_step_has_two_states_at_most(small, tmp_path):
     assert most == [(3, 0)] * NUM_STEPS
 
 
-def test_chunks_of_every_length_are_one_program(small, tmp_path):
-    """The steps of a run, the last ones of its plan included."""
-    run = begun(tmp_path / "run", small, key=jax.random.key(65), scan=True)
-    run.advance(2)
-    with Compilations() as compilations:
-        run.advance(1)
-        run.advance(3)
-    assert run.finished
-    assert compilations.count == 0
-
-
 def test_the_loop_writes_the_new_state_over_the_old_one(small, tmp_path):
     """All leaves that change are donated to it, too."""
     run = begun(tmp_path / "run", small, key=jax.random.key(66), scan=True)

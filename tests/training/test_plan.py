@@ -121,20 +121,6 @@ def test_batches_that_were_edited_are_refused(mnist, name, value):
         Plan.from_json(json.dumps(content))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("not json", "expected JSON, got other text"),
-        ('{"gdpjax_plan": 99}', "version 2"),
-        ('{"gdpjax_plan": 2, "delta": 1e-5}', "missing or unknown"),
-    ],
-)
-def test_text_that_is_no_plan(text, message):
-    """It is a ValueError that says what was found."""
-    with pytest.raises(ValueError, match=message):
-        Plan.from_json(text)
-
-
 def test_statement_has_every_item(mnist):
     """Mechanism, sampling, neighbours, numbers and what was tuned; its interval holds the plan's."""
     text = mnist.replace(tuned="the learning rate, on public data", released="the last parameters").statement()

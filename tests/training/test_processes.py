@@ -54,12 +54,3 @@ def test_several_processes_add_the_same_correlated_noise(tmp_path):
     began, lost, charged, resumed = launch(2, tmp_path / "killed", "correlated", "resume")
     assert (began, lost, charged) == (5, 0, 12)
     np.testing.assert_array_equal(resumed, values)
-
-
-@pytest.mark.slow
-def test_another_number_of_processes_pays_again(tmp_path):
-    """Trap 12: sums are added in another order there, so the lost chunk gets new noise and is charged."""
-    assert launch(2, tmp_path / "killed", "die") is None
-    began, lost, charged, values = launch(1, tmp_path / "killed", "resume")
-    assert (began, lost, charged) == (10, 5, 12)
-    assert np.isfinite(values).all()

@@ -15,15 +15,7 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.training import (
-    CheckpointError,
-    _checkpoint,
-    _files,
-    _journal,
-    _run,
-    resume_run,
-    start_run,
-)
+from gdpjax.training import CheckpointError, _checkpoint, _files, _journal, _run, resume_run, start_run
 from tests.training import interrupted as runs
 from tests.training import killed
 from tests.training.interrupted import committed

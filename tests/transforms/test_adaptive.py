@@ -141,13 +141,6 @@ def test_a_traced_noise_multiplier_is_recorded_from_below(relation):
         assert 0 <= 1 - event.noise_multiplier / exact.noise_multiplier < 4e-6
 
 
-def test_a_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling():
-    schedule = optax.join_schedules([optax.constant_schedule(1.0), optax.constant_schedule(2.0)], [3])
-    events = recorded(make(noise_multiplier=schedule), 7).events
-    assert [event.num_steps for event in events] == [3, 4]
-    np.testing.assert_allclose([e.noise_multiplier for e in events], [0.5**0.5, (0.25 + 1) ** -0.5], rtol=4e-6)
-
-
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_every_relation_has_the_same_draws_times_its_factor(relation):
     """The distribution of the draws themselves is tested below, for one relation."""
@@ -298,25 +291,6 @@ def test_empty_batch_and_all_padding(way):
     assert state.l2_clip_norm == same.l2_clip_norm
     assert state.l2_clip_norm != 1.5  # the noise of the count alone
     assert abs(noisy_count(1.5, state.l2_clip_norm)) < 0.5 * 6
-
-
-def test_padding_marked_by_the_engine_is_the_same_as_no_row():
-    x, is_padding = ROWS.copy(), np.array([False, False, True, True])
-    x[2] = 9.0
-    state = first_state()
-
-    @jax.jit
-    def by_sum(state):
-        grad_fn = gdpjax.clipped_grad(dot, gdpjax.clip_norm_of(state), return_info=True)
-        total, info = grad_fn(PARAMS, x, is_padding=is_padding)
-        return make().update(total, state, PARAMS, clipped_by=grad_fn, norms=info.norms)
-
-    rows = jax.jit(gdpjax.per_example_grad(dot))(PARAMS, x, is_padding=is_padding)
-    total, rowwise = by_sum(state), one_step(rows, state)
-    zeroed = one_step(np.where(x == 9, 0, x), state)
-    np.testing.assert_allclose(total[0], rowwise[0], rtol=1e-6)
-    np.testing.assert_array_equal(rowwise[0], zeroed[0])
-    assert total[1].l2_clip_norm == rowwise[1].l2_clip_norm == zeroed[1].l2_clip_norm
 
 
 def test_the_clip_norm_stays_in_its_public_range():

@@ -226,11 +226,7 @@ def test_float64_noise_has_float64_resolution():
 def test_add_gaussian_noise_is_float32_and_differs_by_step_and_leaf():
     """The noise of every leaf and step is normal, in float32, and uncorrelated with the others."""
     size = 16_000
-    params = {
-        "a": jnp.zeros(size, jnp.bfloat16),
-        "b": jnp.zeros(size, jnp.float16),
-        "n": jnp.arange(3),
-    }
+    params = {"a": jnp.zeros(size, jnp.bfloat16), "b": jnp.zeros(size, jnp.float16), "n": jnp.arange(3)}
     tx = gdpjax.add_gaussian_noise(2.0, jax.random.key(0))
     update = jax.jit(tx.update)
     first, state = update(params, tx.init(params))
