@@ -360,20 +360,6 @@ def _flax(module, *rows):
 
 
 @pattern
-def linen_network():
-    import flax.linen as nn
-
-    class Network(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Conv(4, (3, 3), strides=2)(x[None])
-            x = nn.relu(nn.GroupNorm(2)(x))
-            return nn.Dense(3)(nn.LayerNorm()(nn.Dense(5)(x.reshape(-1))))
-
-    return _flax(Network(), batch(6, 5, 3))
-
-
-@pattern
 def linen_attention():
     import flax.linen as nn
 
@@ -392,7 +378,6 @@ TAKE_NO_BRANCH_OF_THEIR_OWN = {
     "convolution",
     "embedding",
     "linen_attention",
-    "linen_network",
     "weight_norm",
 }
 """Patterns that take only branches of gdpjax/clipping which the others take together, and wait for the long run.

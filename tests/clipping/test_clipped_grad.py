@@ -185,22 +185,6 @@ def test_keys_are_folded_by_position_whatever_the_strategy(options):
     np.testing.assert_allclose(grad_fn(w, x, key), np.asarray(factors(key)) @ x, rtol=1e-5)
 
 
-def test_several_parameter_arguments_share_one_norm():
-    """The rows of both are scaled by the norm of both together."""
-    w = np.ones(3, np.float32)
-    v = np.ones(3, np.float32)
-    x = normal(0, 7, 3) * 4
-
-    def loss(w, x, v):
-        return jnp.vdot(w, x) + jnp.vdot(v, 2 * x)
-
-    grad_fn = gdpjax.clipped_grad(loss, 1.0, argnums=(0, 2))
-    gw, gv = fast(grad_fn)(w, x, v)
-    scale = 1 / (np.sqrt(5) * np.linalg.norm(x, axis=1, keepdims=True))
-    np.testing.assert_allclose(gw, (x * np.minimum(1, scale)).sum(0), rtol=1e-5)
-    np.testing.assert_allclose(gv, 2 * np.asarray(gw), rtol=1e-6)
-
-
 def test_keep_batch_dim():
     """A loss of batches sees a batch of one."""
     w = np.ones(3, np.float32)

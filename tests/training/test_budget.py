@@ -125,17 +125,6 @@ def test_what_is_refused_costs_nothing(given, message, tmp_path):
     assert budget.spent == Ledger([LaplaceEvent(0.1)])
 
 
-def test_a_plan_that_others_overtook_is_refused(tmp_path):
-    """Noise found for what is left no longer fits after somebody else has spent of it."""
-    path = tmp_path / "budget.json"
-    budget = Budget(**TOTAL, path=path)
-    plan = make_plan(**RUN, epsilon=budget.rest())
-    Budget.open(path).spend(LaplaceMechanism(0.1))
-    with pytest.raises(ValueError, match="Nothing was charged"):
-        budget.spend(plan)
-    budget.spend(make_plan(**RUN, epsilon=budget.rest()))
-
-
 def test_make_plan_takes_the_terms_of_the_budget():
     """Unit, delta and relation are the budget's; others are refused, and delta is needed without a budget."""
     rest = Budget(**TOTAL, neighboring_relation=REPLACED).rest()

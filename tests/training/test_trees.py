@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import gdpjax
-from gdpjax.training import batch_source, make_plan, private_training, resume_run, start_run
+from gdpjax.training import batch_source, make_plan, private_training, start_run
 
 KEY = jax.random.key(5)
 PLAN = make_plan(
@@ -60,15 +60,6 @@ def test_a_tree_trains_as_its_arrays(of_arrays):
         *batch, is_padding = source.take(step, *TREE)
         stepped, _ = DEEP.step_on(stepped, *batch, is_padding=is_padding)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), stepped.params, state.params)
-
-
-def test_a_run_in_a_folder_resumes(of_arrays, tmp_path):
-    data = DEEP.place(*TREE)
-    start_run(tmp_path / "run", DEEP, PARAMS, data, key=KEY).advance(4)
-    run = resume_run(tmp_path / "run", DEEP, PARAMS, data)
-    run.advance(2)
-    assert (run.finished, run.num_lost) == (True, 0)
-    assert_same(run.state, of_arrays)
 
 
 def test_every_leaf_is_in_the_fingerprint(tmp_path):

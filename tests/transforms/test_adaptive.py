@@ -333,32 +333,6 @@ def test_a_sum_clipped_at_another_norm_is_refused_or_nan():
         tx.update(total, state, params, clipped_by=gdpjax.Sensitivity(1.0), norms=info.norms)
 
 
-def test_arguments_that_leave_open_what_was_clipped_are_refused():
-    tx, params = make(), {"w": jnp.zeros(2), "b": jnp.zeros(())}
-    state = tx.init(params)
-    rows = jax.tree.map(lambda p: jnp.ones((5, *p.shape)), params)
-    stated = gdpjax.Sensitivity(1.5)
-    refused = [
-        (params, {}, "without a batch axis"),
-        (params, {"norms": jnp.ones(5)}, "together"),
-        (rows, {"clipped_by": stated, "norms": jnp.ones(5)}, "has shape"),
-        (params, {"clipped_by": stated, "norms": jnp.ones((5, 2))}, r"floating \[B\]"),
-        (params, {"clipped_by": 1.5, "norms": jnp.ones(5)}, "which has no .sensitivity"),
-        ({"w": rows["w"], "b": jnp.ones(4)}, {}, "same leading batch axis"),
-    ]
-    for updates, extra, message in refused:
-        with pytest.raises(ValueError, match=message):
-            jax.eval_shape(functools.partial(tx.update, updates, state, params, **extra))
-    with pytest.raises(ValueError, match="belong to the"):
-        make(max_batch_size=9).update(params, state, params, clipped_by=stated, norms=jnp.ones(5))
-    with pytest.raises(ValueError, match=r"with 0 of them"):
-        gdpjax.clip_norm_of(optax.sgd(0.1).init(params))
-    with pytest.raises(ValueError, match="joint"):
-        gdpjax.ledger_of((state, state))
-    with pytest.raises(ValueError, match="MultiSteps around"):
-        gdpjax.ledger_of(optax.MultiSteps(tx, 2).init(params))
-
-
 def test_masks_around_it_are_refused():
     params = {"a": jnp.zeros(3), "b": jnp.zeros(3)}
     tx = optax.masked(make(), {"a": True, "b": False})

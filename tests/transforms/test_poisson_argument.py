@@ -7,7 +7,6 @@ import pytest
 
 import gdpjax
 from gdpjax import sampling
-from gdpjax.correlated import bisr
 from gdpjax.sampling import Poisson, PoissonNumbers
 from tests.transforms.recorded import recorded
 
@@ -157,12 +156,6 @@ def test_what_is_no_scheme_is_refused(name, wrong):
     make, _ = MAKERS[name]
     with pytest.raises(ValueError, match=r"batches must be a sampling scheme, such as gdpjax\.sampling\.Poisson"):
         make(batches=WRONG[wrong])
-
-
-@pytest.mark.parametrize("batches", [BATCHES, long_form()], ids=["scheme", "numbers"])
-def test_correlated_noise_is_refused(batches):
-    with pytest.raises(ValueError, match="correlated noise goes with batches that promise how often and how far"):
-        gdpjax.privatize(SUM, **private(batches=batches, noise=bisr(4)))
 
 
 def traced_numbers(sampling_prob, expected_batch_size, overflow_per_step):
