@@ -104,13 +104,8 @@ def test_clipped_grad_is_that_of_the_split_module():
     assert_same_bits(clipped_gradient(model), expected)
 
     # In the optimizer of nnx, with noise.
-    tx = gdpjax.dpsgd(
-        0.1,
-        clip=grad_fn,
-        noise_multiplier=1.0,
-        batches=gdpjax.sampling.PoissonNumbers(0.2, expected_batch_size=8),
-        key=KEY,
-    )
+    batches = gdpjax.sampling.PoissonNumbers(0.2, expected_batch_size=8)
+    tx = gdpjax.dpsgd(0.1, clip=grad_fn, noise_multiplier=1.0, batches=batches, key=KEY)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit

@@ -66,10 +66,7 @@ def test_adaptive_clipping_needs_it_too():
     assert update.shape == (3,)
 
 
-SMALLER = [pytest.param(num_rows, marks=pytest.mark.slow) for num_rows in (2, 3)]
-
-
-@pytest.mark.parametrize("num_rows", [5, 100, *SMALLER])
+@pytest.mark.parametrize("num_rows", [3, 5, 100])
 def test_a_drawn_batch_has_all_its_rows(num_rows):
     """A batch of another size was not drawn by ``batches``, whatever its mask says."""
     tx = private(batches=BATCHES)
