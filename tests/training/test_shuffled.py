@@ -48,6 +48,3 @@ def test_a_plan_meets_its_target_by_the_upper_end(target):
     found = gdp_epsilon(1e-5, mu) if "epsilon" in target else mu
     assert 0.9999 * aim < found <= aim * (1 + 1e-9)
     assert plan.is_private
-
-
-# A run in a folder.
