@@ -63,15 +63,6 @@ def interrupted(small, folder, at):
     return folder
 
 
-def test_the_final_ledger_is_the_plan(small, whole):
-    """Ledger, plan and journal of a finished run say the same number of steps."""
-    (event,) = whole.ledger.events
-    assert event.num_steps == small[0].plan.num_steps == killed.NUM_STEPS
-    assert json.loads((whole.folder / "plan.json").read_text())["batches"]["num_steps"] == killed.NUM_STEPS
-    lines = [json.loads(line) for line in whole.journal.read_text().splitlines()]
-    assert [(line["first"], line["num_steps"]) for line in lines] == [(0, 7), (7, 7), (14, 6)]
-
-
 def test_a_run_that_stopped_states_what_was_planned_and_what_was_made(small, whole, tmp_path):
     """Trap 35: the guarantee stays that of the plan; the smaller epsilon has its condition beside it."""
     run = begun(small, tmp_path / "run")
