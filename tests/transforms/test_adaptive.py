@@ -176,7 +176,7 @@ def test_noise_of_the_sum_and_of_the_count(monkeypatch):
     # The second step clips, counts and scales its noise at the clip norm that the first one released.
     clip_norms, lengths = middle[:, None], np.linalg.norm(rows, axis=1)
     bounded = np.minimum(1, clip_norms / lengths.clip(1e-9))
-    of_second = (second * 8 - bounded @ rows) / (clip_norms)
+    of_second = (second * 8 - bounded @ rows) / clip_norms
     below = (lengths[[0, 1, 3]] <= clip_norms).sum(1)
     of_second_count = (noisy_count(middle, last) - (below - 1.5)) / 0.5
     draws = np.stack([*of_sum.T, of_count, *of_second.T, of_second_count])
