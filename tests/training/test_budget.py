@@ -125,6 +125,13 @@ def test_what_is_refused_costs_nothing(given, message, tmp_path):
     assert budget.spent == Ledger([LaplaceEvent(0.1)])
 
 
+def test_noise_too_small_for_its_range_is_refused():
+    """A plan whose finite noise guarantees nothing does not fit, however large the budget is."""
+    plan = make_plan(**RUN, delta=1e-6, noise_multiplier=0.2, unit="patient")
+    with pytest.raises(ValueError, match="something that fits"):
+        Budget(1e6, 1e-6, "patient").spend(plan)
+
+
 def test_make_plan_takes_the_terms_of_the_budget():
     """Unit, delta and relation are the budget's; others are refused, and delta is needed without a budget."""
     rest = Budget(**TOTAL, neighboring_relation=REPLACED).rest()

@@ -15,6 +15,7 @@ from gdpjax.sampling import CyclicPoisson, Poisson, Shuffled, WithoutReplacement
 from gdpjax.training import (
     FINISHED,
     CheckpointError,
+    Plan,
     _run,
     batch_source,
     make_plan,
@@ -73,6 +74,13 @@ def begun(folder, training, key):
 
 def resumed(folder, training):
     return resume_run(folder, training, PARAMS, placed(training), scan=False)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_and_its_json_are_the_same(name):
+    plan = built(name).plan
+    again = Plan.from_json(plan.to_json())
+    assert (again, again.event) == (plan, plan.event)
 
 
 def test_the_events():

@@ -333,6 +333,13 @@ def test_a_sum_clipped_at_another_norm_is_refused_or_nan():
         tx.update(total, state, params, clipped_by=gdpjax.Sensitivity(1.0), norms=info.norms)
 
 
+@pytest.mark.parametrize(("given", "message"), [({}, "without a batch axis"), ({"norms": jnp.ones(2)}, "together")])
+def test_a_sum_without_what_clipped_it_is_refused(given, message):
+    tx = make()
+    with pytest.raises(ValueError, match=message):
+        tx.update(PARAMS, tx.init(PARAMS), PARAMS, **given)
+
+
 def test_masks_around_it_are_refused():
     params = {"a": jnp.zeros(3), "b": jnp.zeros(3)}
     tx = optax.masked(make(), {"a": True, "b": False})
