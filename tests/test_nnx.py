@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import gdpjax
-from gdpjax.training import adam_scale, choose_microbatch, resume_run, start_run
+from gdpjax.training import adam_scale, resume_run, start_run
 from tests.training.interrupted import committed, finished
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
@@ -84,25 +84,6 @@ def assert_same_bits(first, second):
         np.testing.assert_array_equal(first_leaf, second_leaf)
 
 
-def test_same_bits_as_split_and_merged_by_hand():
-    """A training of a module is that of its parameters, and these go back into the module."""
-    model = Network(nnx.Rngs(0))
-    structure, params = nnx.split(model, nnx.Param)
-
-    def by_hand_loss(params, x, y):
-        return loss_fn(nnx.merge(structure, params), x, y)
-
-    by_hand = gdpjax.training.private_training(PLAN, by_hand_loss, optax.adam(0.1))
-    expected, expected_info = trained(by_hand, params)
-    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adam(0.1))
-    state, info = trained(training, model)
-    assert_same_bits(state.params, expected.params)
-    assert_same_bits(info, expected_info)
-
-    nnx.update(model, state.params)
-    assert_same_bits(nnx.state(model), expected.params)
-
-
 def test_clipped_grad_is_that_of_the_split_module():
     """The clipped gradient is that of the parameters, bit for bit, and goes into an optimizer of nnx."""
     model = Network(nnx.Rngs(0))
@@ -123,13 +104,8 @@ def test_clipped_grad_is_that_of_the_split_module():
     assert_same_bits(clipped_gradient(model), expected)
 
     # In the optimizer of nnx, with noise.
-    tx = gdpjax.dpsgd(
-        0.1,
-        clip=grad_fn,
-        noise_multiplier=1.0,
-        batches=gdpjax.sampling.PoissonNumbers(0.2, expected_batch_size=8),
-        key=KEY,
-    )
+    batches = gdpjax.sampling.PoissonNumbers(0.2, expected_batch_size=8)
+    tx = gdpjax.dpsgd(0.1, clip=grad_fn, noise_multiplier=1.0, batches=batches, key=KEY)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit
@@ -155,40 +131,6 @@ def test_states_do_not_change_with_the_module():
     nnx.update(model, state.params)
     model.first.kernel[...] = jnp.zeros((3, 4))
     np.testing.assert_array_equal(state.params["first"]["kernel"][...], before)
-
-
-@pytest.mark.parametrize("make", ["private_training", "clipped_grad"])
-@pytest.mark.parametrize("sees_batch_axis", [False, True])
-def test_batch_norm_is_refused(make, sees_batch_axis):
-    """BatchNorm normalises an example by the others of its batch, so no gradient of one example exists."""
-    model = Network(nnx.Rngs(0), nnx.BatchNorm(4, rngs=nnx.Rngs(1)))
-    options = {"keep_batch_dim": sees_batch_axis}
-
-    def loss(model, x, y):
-        return cross_entropy(model(x), y).sum()
-
-    def run():
-        if make == "private_training":
-            training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1), **options)
-            trained(training, model)
-        else:
-            grad_fn = gdpjax.nnx.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **options)
-            grad_fn(model, X, Y)
-
-    with pytest.raises(ValueError, match=r"BatchNorm"):
-        run()
-
-
-def test_statistics_that_are_only_read_are_constants():
-    """A BatchNorm with public statistics trains its scale and leaves the statistics."""
-    public = nnx.BatchNorm(4, use_running_average=True, rngs=nnx.Rngs(1))
-    model = Network(nnx.Rngs(0), public)
-    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.adamw(0.1))
-    state, _ = trained(training, model)
-    np.testing.assert_array_equal(state.params["middle"]["var"][...], 1)
-    assert (np.asarray(state.params["middle"]["scale"][...]) != 1).all()
-    with pytest.raises(ValueError, match="BatchStat"):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), wrt=(nnx.Param, nnx.BatchStat))
 
 
 class Writes(nnx.Module):
@@ -233,57 +175,6 @@ def test_what_the_forward_pass_writes_is_refused(what, message):
         gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(model, X, Y)
     with pytest.raises(ValueError, match=message):
         gdpjax.nnx.explain(loss_fn, model, (X, Y), batch_argnums=(1, 2))
-
-
-@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
-@pytest.mark.parametrize("what", ["count", "sow"])
-def test_what_is_counted_or_sown_is_dropped(what):
-    """A module that counts its calls or sows what it sees trains like one that does not."""
-    sums = []
-    for model in (Network(nnx.Rngs(0), Writes(what)), Network(nnx.Rngs(0), Writes("nothing"))):
-        sums.append(gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(model, X, Y))
-        assert model.middle.count[...] == 0
-        assert not hasattr(model.middle, "seen")
-    jax.tree.map(np.testing.assert_array_equal, *sums)
-    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
-    assert trained(training, model)
-
-
-def test_modules_in_a_tuple_and_a_dict():
-    """They are clipped together, as the parameters of one module."""
-    whole = Network(nnx.Rngs(0))
-    parts = (whole.first, {"head": whole.last})
-
-    def loss_of_parts(parts, x, y):
-        first, others = parts
-        return cross_entropy(others["head"](jnp.tanh(first(x))), y)
-
-    expected = gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(whole, X, Y)
-    found = gdpjax.nnx.clipped_grad(loss_of_parts, 1.0, batch_argnums=(1, 2))(parts, X, Y)
-    np.testing.assert_allclose(found[0]["kernel"][...], expected["first"]["kernel"][...], rtol=1e-6)
-    np.testing.assert_allclose(found[1]["head"]["kernel"][...], expected["last"]["kernel"][...], rtol=1e-6)
-
-    training = gdpjax.nnx.private_training(PLAN, parts, loss_of_parts, optax.sgd(0.1))
-    state, _ = training.run_steps(training.init(parts, KEY), training.place(X, Y), PLAN.num_steps)
-    before = np.array(parts[0].kernel[...])
-    nnx.update(parts, state.params)
-    assert np.any(before != parts[0].kernel[...])
-
-
-def test_a_layer_may_keep_the_parameters_that_it_normalised():
-    """WeightNorm writes only values that follow from the parameters, and is accepted."""
-    rngs = nnx.Rngs(0)
-    linear = nnx.Linear(4, 4, rngs=rngs)
-    model = Network(rngs, nnx.WeightNorm(linear, rngs=rngs))
-    grad_fn = gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))
-    total = jax.jit(lambda x, y: grad_fn(model, x, y))(X, Y)
-    for leaf in jax.tree.leaves(total):
-        assert np.isfinite(leaf).all()
-
-    # What is refused in a training is refused when its step is traced.
-    training = gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1))
-    state, _ = jax.eval_shape(lambda: trained(training, model))
-    assert set(state.params) == {"first", "middle", "last"}
 
 
 class Masks(nnx.Module):
@@ -348,75 +239,6 @@ def test_dropout_by_hand_takes_a_key():
     assert int(model.first.rngs.count[...]) == int(model.second.rngs.count[...]) == 0
     with pytest.raises(ValueError, match=r"nnx\.GRUCell hold one, too.* fresh, secret PRNG key"):
         grad_fn(model, equal_rows, Y)
-
-
-def test_an_example_key_is_apart_from_the_streams():
-    """The draws of a loss with the key of an example are independent of those of its layers."""
-    model = Masks(nnx.Rngs(0))
-
-    def loss(model, x, y, key):
-        kept, _, _ = model(x)
-        # What the stream would draw, had it the same key: it is the second leaf of the streams, behind its count.
-        key_of_stream = jax.random.fold_in(jax.random.fold_in(key, 1), 0)
-        own = jax.random.bernoulli(key_of_stream, shape=(64,))
-        return model.weight[...] @ jnp.where(kept > 0, 1.0, own)
-
-    training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.0), example_key=True)
-    _, info = trained(training, model, 1)
-
-    # Each coordinate is there with probability 3/4; with one key for both it were 1/2.
-    is_real = ~np.asarray(info.is_padding)
-    losses = np.asarray(info.losses)[is_real]
-    assert 0.6 < losses.mean() / 64 < 0.9
-
-
-def test_a_stream_from_outside_the_module_is_refused():
-    """A stream that the loss closes over would be drawn from once, for all examples."""
-    rngs = nnx.Rngs(0)
-    model = Network(nnx.Rngs(0), nnx.Dropout(0.5))
-
-    def loss(model, x, y):
-        hidden = model.middle(model.first(x), rngs=rngs)
-        return cross_entropy(model.last(hidden), y)
-
-    training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1))
-    with pytest.raises(Exception, match="different trace level"):
-        trained(training, model)
-
-
-@nnx.vmap(in_axes=0)
-def make_dropouts(rngs):
-    return nnx.Dropout(0.5, rngs=rngs)
-
-
-@nnx.vmap(in_axes=(0, None))
-def apply_each(layer, weight):
-    return layer(weight)
-
-
-class Stacked(nnx.Module):
-    """A stack of three dropouts in one layer."""
-
-    def __init__(self, rngs):
-        self.weight = nnx.Param(jnp.ones(64))
-        self.layers = make_dropouts(nnx.Rngs(dropout=rngs.dropout.split(3)))
-
-    def __call__(self, x):
-        return apply_each(self.layers, self.weight[...])
-
-
-def test_streams_of_stacked_layers():
-    """Each layer of a stack has draws of its own."""
-    model = Stacked(nnx.Rngs(0))
-
-    def loss(model, x):
-        return jnp.array([1, 10, 100]) @ model(x).sum(axis=1)
-
-    grad_fn = gdpjax.nnx.clipped_grad(loss, 1e6)
-    gradient = jax.jit(lambda x: grad_fn(model, x, key=KEY)["weight"][...])
-    total = gradient(X[:1])
-    words = np.rint(np.asarray(total) / 2).astype(int)
-    assert set(words.tolist()) == ALL_WORDS
 
 
 class Tied(nnx.Module):
@@ -511,30 +333,17 @@ def test_groups_of_a_module_are_a_dict_by_its_attributes():
         gdpjax.nnx.clipped_grad(loss_fn, gdpjax.PerGroup({"first": "a"}, {"a": 1.0}), batch_argnums=(1, 2))(model, X, Y)
 
 
-def test_a_loss_of_other_arguments_is_refused():
-    """With its parameters, and the number of arguments that it would get."""
-    grad_fn = gdpjax.nnx.clipped_grad(lambda model, x: model(x).sum(), 1.0, batch_argnums=(1, 2))
-    with pytest.raises(ValueError, match=r"loss_fn takes \(model, x\), but it is given 3 positional arguments"):
-        grad_fn(Network(nnx.Rngs(0)), X, Y)
-
-
 def test_bad_arguments():
     """A wrong module, filter or argument is refused by name."""
     model = Network(nnx.Rngs(0))
-    with pytest.raises(ValueError, match="nnx module"):
-        gdpjax.nnx.private_training(PLAN, {"w": jnp.ones(2)}, loss_fn, optax.sgd(0.1))
-    with pytest.raises(ValueError, match="nnx module"):
-        gdpjax.nnx.private_training(PLAN, (model, jnp.ones(2)), loss_fn, optax.sgd(0.1))
-    with pytest.raises(ValueError, match="selects no variable"):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), wrt=nnx.LoRAParam)
-    with pytest.raises(ValueError, match="wrt must be a filter"):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), wrt=3)
-    with pytest.raises(ValueError, match=r"wrt=\.\.\."):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), trainable=True)
-    with pytest.raises(ValueError, match="private_training has no argument 'strategie'; did you mean 'strategy'"):
-        gdpjax.nnx.private_training(PLAN, model, loss_fn, optax.sgd(0.1), strategie="auto")
-    with pytest.raises(ValueError, match="argnums"):
-        gdpjax.nnx.clipped_grad(loss_fn, 1.0, argnums=0)
+    refused = {
+        "nnx module": ({"w": jnp.ones(2)}, {}),
+        "selects no variable": (model, {"wrt": nnx.LoRAParam}),
+        r"wrt=\.\.\.": (model, {"trainable": True}),
+    }
+    for message, (given, options) in refused.items():
+        with pytest.raises(ValueError, match=message):
+            gdpjax.nnx.private_training(PLAN, given, loss_fn, optax.sgd(0.1), **options)
     with pytest.raises(ValueError, match="this one has none"):
         gdpjax.nnx.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))(model, X, Y, key=KEY)
 
@@ -566,50 +375,6 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
     run = resume_run(tmp_path / "run", *arguments)
     finished(run, 2)
     assert_same_bits(run.state.params, whole.state.params)
-
-
-def test_a_correlated_plan():
-    """The noise that is kept for later steps has the structure of the module's parameters."""
-    model = Shared(nnx.Rngs(0))
-    batches = gdpjax.sampling.Shuffled(40, 8, epochs=1, order="fixed")
-    plan = PLAN.replace(batches=batches, noise=gdpjax.correlated.bisr(2), neighboring_relation=None)
-    training = gdpjax.nnx.private_training(plan, model, loss_fn, optax.sgd(0.1))
-    state = training.init(model, KEY)
-    after, _ = jax.eval_shape(training.step, state, training.place(X, Y))
-    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
-
-
-def test_a_choice_of_microbatch_takes_the_module():
-    """A module may be given where the parameters are asked for."""
-    model = Shared(nnx.Rngs(0))
-
-    def build(microbatch_size):
-        return gdpjax.nnx.private_training(
-            PLAN,
-            model,
-            loss_fn,
-            optax.sgd(0.1),
-            strategy="microbatch",
-            microbatch_size=microbatch_size,
-        )
-
-    data = build(1).place(X, Y)
-    with pytest.raises(ValueError, match="one row at a time needs"):
-        choose_microbatch(build, model, data, memory_bytes=1)
-
-
-def test_explain_names_the_variables():
-    """The explanation has a line for each variable, by its path in the module."""
-    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
-    model = Network(nnx.Rngs(0), dropout, use_bias=True)
-    explained = gdpjax.nnx.explain(loss_fn, model, (X, Y), batch_argnums=(1, 2), wrt=nnx.PathContains("first"))
-    methods = {leaf.name: leaf.method for leaf in explained.leaves}
-    assert methods == {
-        "['first']['bias'].value": "formed",
-        "['first']['kernel'].value": "outer product",
-        "['last']['bias'].value": "not trained",
-        "['last']['kernel'].value": "not trained",
-    }
 
 
 def test_flax_is_imported_when_it_is_used():

@@ -666,8 +666,8 @@ TRAPS = {
         "A run of allocation that goes on with another key, or with rows that moved, shows an example twice in an "
         "epoch.",
         (
-            "tests/training/test_allocation.py::test_on_another_machine_no_example_takes_part_twice_in_an_epoch",
-            "tests/training/test_allocation.py::test_with_rows_that_moved_it_does_not_go_on",
+            "tests/training/test_epochs.py::test_on_another_machine_no_example_takes_part_twice_in_an_epoch",
+            "tests/training/test_epochs.py::test_with_rows_that_moved_it_does_not_go_on",
         ),
         "a new sampling key on resuming: the first of these fails",
     ),
@@ -684,8 +684,8 @@ TRAPS = {
     71: Trap(
         "A run on shuffled batches that goes on with another permutation shows an example twice in an epoch.",
         (
-            "tests/training/test_shuffled.py::test_on_another_machine_no_example_takes_part_twice_in_an_epoch",
-            "tests/training/test_shuffled.py::test_with_rows_that_moved_it_does_not_go_on",
+            "tests/training/test_epochs.py::test_on_another_machine_no_example_takes_part_twice_in_an_epoch",
+            "tests/training/test_epochs.py::test_with_rows_that_moved_it_does_not_go_on",
         ),
         "a new sampling key on resuming: the first of these fails",
     ),

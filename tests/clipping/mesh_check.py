@@ -37,10 +37,7 @@ def layer(w, h):
     return h @ w
 
 
-layer.defvjp(
-    lambda w, h: (h @ w, (w, h)),
-    lambda saved, g: (jnp.outer(saved[1], g), saved[0] @ g),
-)
+layer.defvjp(lambda w, h: (h @ w, (w, h)), lambda saved, g: (jnp.outer(saved[1], g), saved[0] @ g))
 
 
 def loss(p, x, y, key, scale):

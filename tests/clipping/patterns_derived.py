@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.clipping.patterns import _flax, batch, normal, pattern, tokens
+from tests.clipping.patterns import batch, normal, pattern, tokens
 
 
 def network(w, p, x):
@@ -32,15 +32,6 @@ def l2_over_the_tree():
     return loss, parameters(), (rows(40),)
 
 
-@pattern
-def norm_scaled_by_the_example():
-    def loss(p, x):
-        with_norm = network(p["w"], p, x) + jnp.linalg.norm(p["w"])
-        return x[0] * with_norm - x[1] * jnp.sum(jnp.abs(p["w"]))
-
-    return loss, parameters(), (rows(40),)
-
-
 def normalised(v, axis=None, keepdims=False):
     return v / jnp.linalg.norm(v, axis=axis, keepdims=keepdims)
 
@@ -52,18 +43,6 @@ def weight_norm_by_column():
         return network(weight, p, x)
 
     return loss, parameters(g=normal(4, 30)), (rows(40),)
-
-
-@pattern
-def linen_weight_norm():
-    import flax.linen as nn
-
-    class Network(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(3)(nn.tanh(nn.WeightNorm(nn.Dense(30))(x)))
-
-    return _flax(Network(), rows(40))
 
 
 @pattern

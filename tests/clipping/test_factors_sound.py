@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 
 import gdpjax
+from tests.clipping.compiling import fast
 
 ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 SLOW = pytest.mark.slow
-
-
-def fast(function):
-    """Compile without optimisation, for tests that do not depend on it."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def outer_loss(w, a, s):
@@ -187,20 +183,6 @@ def test_blocks_of_very_different_size_are_all_seen():
     np.testing.assert_allclose(np.linalg.norm(clipped_sum), 1.0, rtol=1e-5)
 
 
-def test_repeated_indices_are_added_before_they_are_squared():
-    """A row of the table that is looked up three times has a gradient of three times the size."""
-
-    def loss(table, tokens, s):
-        return jnp.sum(table[tokens] * s)
-
-    tokens = np.array([[2, 2, 2, 0], [1, 1, 3, 3]])
-    s = np.array([[1.0, 1.0, 1.0, 4.0], [1.0, -1.0, 2.0, -2.0]], np.float32)
-    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2), strategy="ghost", return_info=True)
-    clipped_sum, info = fast(grad_fn)(jnp.zeros((5, 1)), tokens, s[..., None])
-    np.testing.assert_allclose(info.norms, [5.0, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(np.ravel(clipped_sum), [0.8, 0, 0.6, 0, 0], rtol=1e-5, atol=1e-7)
-
-
 def loss_of_every_kind(params, x, tokens):
     """Return a loss whose gradients are outer products, one of a custom derivative too, table rows, and formed."""
     hidden = jnp.tanh(x @ params["w"])
@@ -224,15 +206,6 @@ def test_a_bad_row_is_that_row_removed_in_every_kind():
         sums_with_bad_row = run(spoiled, np.zeros(4, bool))
         for name in shapes:
             np.testing.assert_array_equal(sums_with_bad_row[name], sums_without_row[name])
-
-
-def test_sums_are_float32_whatever_is_computed():
-    """Rows in half precision are added up in float32."""
-    a = np.full((3, 1, 4), 1.5, jnp.bfloat16)
-    s = np.ones((3, 1, 2), jnp.bfloat16)
-    clipped_sum, info = clipped(a, s, l2_clip_norm=100.0)
-    assert clipped_sum.dtype == info.norms.dtype == jnp.float32
-    np.testing.assert_allclose(clipped_sum, 4.5, rtol=1e-5)
 
 
 NUM_ROWS = 140
@@ -303,35 +276,3 @@ def test_indices_beyond_int32_do_not_wrap(mode, expected):
         indices = np.array([2**32, 1])
         clipped_sum = fast(grad_fn)(np.ones((5, 1)), indices)
         np.testing.assert_allclose(np.ravel(clipped_sum), expected)
-
-
-def test_a_scale_beyond_half_precision():
-    """A factor of 1e5 is no number of half precision, where the weight times it is one."""
-
-    def loss(weight, x):
-        scaled = (weight * 1e5).astype(jnp.float16)
-        return jnp.sum(x @ scaled).astype(jnp.float32) * 1e-3
-
-    weight = np.full((3, 2), 1e-5, np.float32)
-    x = np.full((2, 3), 0.01, np.float16)
-    ghost = fast(gdpjax.clipped_grad(loss, 1.0, strategy="ghost"))(weight, x)
-    vmap = fast(gdpjax.clipped_grad(loss, 1.0, strategy="vmap"))(weight, x)
-    np.testing.assert_allclose(ghost, vmap, rtol=1e-2)
-    assert np.linalg.norm(ghost) > 0.5
-
-
-def test_scales_beyond_single_precision():
-    """Scales of a weight in double precision, which is used in single precision afterwards."""
-
-    def loss(weight, x):
-        return jnp.sum(jnp.tanh(((weight * 1e-60) * 1e60).astype(jnp.float32) @ x))
-
-    with jax.enable_x64(True):
-        x = np.linspace(0.1, 1, 20, dtype=np.float32).reshape(5, 4)
-        sums = []
-        for strategy in ("auto", "vmap"):
-            grad_fn = gdpjax.clipped_grad(loss, 1e6, strategy=strategy, return_info=True)
-            clipped_sum, info = fast(grad_fn.__call__)(np.full((3, 4), 0.1), x)
-            assert info.num_dropped == 0
-            sums.append(clipped_sum)
-        np.testing.assert_allclose(*sums, rtol=1e-5)

@@ -79,88 +79,18 @@ def test_a_registered_primitive_is_used_and_agrees_with_vmap():
     assert before["['w']"] == ("formed", "cumsum")
     expected = norms("vmap")
     with registered("cumsum", CumulativeSum()):
-        assert methods() == {
-            "['w']": ("outer product", "dot_general"),
-            "['v']": ("formed", "dot_general"),
-        }
+        assert methods() == {"['w']": ("outer product", "dot_general"), "['v']": ("formed", "dot_general")}
         for left, right in zip(jax.tree.leaves(norms("ghost")), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
     assert methods() == before
-
-
-class Product(AbstractPrimitive):
-    """A matrix product whose factor is what a test says."""
-
-    def __init__(self, factor):
-        self.make_factor = factor
-
-    def is_site(self, eqn, operand):
-        return operand == 1
-
-    def factor(self, eqn, operand, x, s):
-        return self.make_factor(x[None], s[None])
-
-
-@pytest.mark.parametrize(
-    ("factor", "got"),
-    [
-        (
-            lambda x, s: Outer(s, x, (("l", 0), ("r", 0))),
-            r"one for a weight \[4, 5\]: see its axes",
-        ),
-        (
-            lambda x, s: Outer(x, s, (("l", 0), ("l", 1))),
-            r"left \[1, 5\] and right \[1, 4\], not \[T, ",
-        ),
-        (
-            lambda x, s: Outer(x[0], s[0], (("l", 0), ("r", 0))),
-            r"left \[5\] and right \[4\], not \[T, ",
-        ),
-        (
-            lambda x, s: Full(jnp.einsum("td,tp->pd", x, s)),
-            r"one for a weight \[4, 5\]: see its axes",
-        ),
-        (lambda x, s: (x, s), r"got \("),
-    ],
-)
-def test_a_factor_that_does_not_fit_its_weight_is_refused(factor, got):
-    """The message says what shapes it has."""
-    grad_fn = gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), 1.0)
-    with (
-        registered("dot_general", Product(factor), replace=True),
-        pytest.raises(ValueError, match=got),
-    ):
-        grad_fn(jnp.ones((5, 4)), jnp.ones((6, 5)))
 
 
 def test_a_name_is_taken_once():
     """A second family would replace the first unseen."""
     with pytest.raises(ValueError, match="registered already"):
         register_primitive("dot_general", CumulativeSum())
-    with (
-        registered("sin", Sine(), replace=True),
-        pytest.raises(ValueError, match="registered already"),
-    ):
+    with registered("sin", Sine(), replace=True), pytest.raises(ValueError, match="registered already"):
         register_primitive("sin", Sine())
-
-
-@pytest.mark.parametrize("family", [CumulativeSum, None, "dot_general"])
-def test_only_instances_are_families(family):
-    """Neither a class nor a name is one."""
-    with pytest.raises(ValueError, match="AbstractPrimitive"):
-        register_primitive("cumsum", family)
-
-
-def test_replaced_families_are_asked_and_put_back():
-    """A family that is wrong on purpose gives zeros, as long as it is there."""
-
-    def slopes():
-        shift = gdpjax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ jnp.sin(w))), 1.0, strategy="ghost")
-        return jax.jit(shift)(np.ones((4, 3), np.float32), np.full((2, 4), 0.1, np.float32))
-
-    with registered("sin", Sine(), replace=True):
-        assert not np.any(slopes())
-    assert np.any(slopes())
 
 
 def test_an_unknown_primitive_is_refused_until_it_is_vouched_for():
@@ -181,10 +111,7 @@ def test_an_unknown_primitive_is_refused_until_it_is_vouched_for():
 
     with pytest.raises(ValueError, match="not known to act on one example"):
         explained()
-    with (
-        registered("doubled_by_a_user", Silent()),
-        pytest.raises(ValueError, match="not known to act"),
-    ):
+    with registered("doubled_by_a_user", Silent()), pytest.raises(ValueError, match="not known to act"):
         explained()
     with registered("doubled_by_a_user", AbstractPrimitive()):
         assert explained().leaves

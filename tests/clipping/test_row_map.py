@@ -1,7 +1,6 @@
 """A row whose gradient overflows leaves what the other rows add as it is, in convolutions of every kind."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +80,7 @@ LOSSES = {
 }
 
 
-BY_DEFAULT = [
+DTYPES_LOSSES_STRATEGIES = [
     # Where rows reach each other if their convolutions are not isolated: not in every compiled program.
     (np.float32, "grouped", "vmap"),
     (np.float32, "in_a_derivative_rule", "microbatch"),
@@ -93,10 +92,6 @@ BY_DEFAULT = [
     (np.float32, "of_batch_groups", "auto"),
     (np.float32, "of_two_data", "auto"),
     (np.float32, "of_two_data", "vmap"),
-]
-DTYPES_LOSSES_STRATEGIES = [
-    pytest.param(*case, marks=() if case in BY_DEFAULT else pytest.mark.slow)
-    for case in itertools.product([np.float32, np.float64], LOSSES, ["auto", "vmap", "microbatch"])
 ]
 
 
@@ -180,8 +175,5 @@ def test_what_cannot_be_kept_apart_is_refused():
         return w * lax.custom_linear_solve(matvec, lax.stop_gradient(x[0, 0, 0]), lambda _, b: b)
 
     rows = np.ones((2, 3, 3, 4), np.float32)
-    with pytest.raises(
-        ValueError,
-        match=r"inside custom_linear_solve, .* take the convolution out of it",
-    ):
+    with pytest.raises(ValueError, match=r"inside custom_linear_solve, .* take the convolution out of it"):
         gdpjax.clipped_grad(loss, 1.0, strategy="vmap")(jnp.ones(()), rows)

@@ -4,12 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.ode import odeint
 
 import gdpjax
 
 TIMES = jnp.array([0.5, 2.0, 3.0])
-WEIGHTS = np.array([0.5, 2.0, 3.0], np.float32)
 
 
 def weighted(x, weights):
@@ -41,18 +39,6 @@ def derivative(primals, tangents):
 
 
 @jax.custom_vjp
-def nested(x, weights):
-    return by_jvp(x, weights)
-
-
-def nested_forward(x, weights):
-    return jax.vjp(lambda x: by_jvp(x, weights), x)
-
-
-nested.defvjp(nested_forward, lambda pull_back, cotangent: (*pull_back(cotangent), jnp.zeros(3)))
-
-
-@jax.custom_vjp
 def scaled(x, scale):
     return x * scale
 
@@ -62,25 +48,6 @@ def scaled_backward(scale, cotangent):
 
 
 scaled.defvjp(lambda x, scale: (x * scale, scale), scaled_backward)
-
-
-@jax.custom_vjp
-def dense(w, x, weights):
-    return weighted(x @ w, weights)
-
-
-def dense_backward(saved, cotangent):
-    w, x, weights = saved
-    s = weighted(cotangent, weights)
-    return jnp.outer(x, s), w @ s, jnp.zeros_like(weights)
-
-
-dense.defvjp(lambda w, x, weights: (dense(w, x, weights), (w, x, weights)), dense_backward)
-
-
-def solved(w, x):
-    """h(1) for the equation h' = -w h that starts at x."""
-    return odeint(lambda h, t, a: -a * h, w * x, jnp.array([0.0, 1.0]), w)[-1]
 
 
 def in_scan(w, x):
@@ -93,24 +60,16 @@ def in_scan(w, x):
 LOSSES = {
     "vjp": lambda w, x: by_vjp(w * x, jnp.array([1.0, 2.0, 4.0])),
     "jvp": lambda w, x: by_jvp(w * x, jnp.array([1.0, 2.0, 4.0])),
-    "nested": lambda w, x: nested(w * x, jnp.array([1.0, 2.0, 4.0])),
     "closed over": lambda w, x: by_vjp(w * x, TIMES),
-    "NumPy": lambda w, x: by_vjp(w * x, jnp.asarray(WEIGHTS)),
     "literal": lambda w, x: scaled(w * x, jnp.asarray(2.0)),
-    "site": lambda w, x: dense(w[:, None] * jnp.eye(2), x, jnp.array([1.0, 2.0, 4.0])),
-    "weight": lambda w, x: dense(w, x, jnp.array([1.0, 2.0, 4.0])),
     "scan": in_scan,
-    "cond": lambda w, x: jax.lax.cond(x[0] > 2, lambda: by_vjp(w * x, jnp.array([1.0, 2.0, 4.0])), lambda: w),
-    "jit": jax.jit(lambda w, x: by_vjp(w * x, jnp.array([1.0, 2.0, 4.0]))),
-    "checkpoint": jax.checkpoint(lambda w, x: by_jvp(w * x, jnp.array([1.0, 2.0, 4.0]))),
-    "odeint": solved,
 }
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_constant_that_reaches_a_rule_gives_the_sum_of_vmap(name):
     """Rules may do with it what they can do outside of clipping: index it with a traced number, or set its entries."""
-    w = jnp.eye(2) if name == "weight" else jnp.array([0.5, 1.5])
+    w = jnp.array([0.5, 1.5])
     rows = jnp.array([[1.0, 2.0], [3.0, -1.0]])
 
     def loss(w, x):
@@ -122,10 +81,3 @@ def test_a_constant_that_reaches_a_rule_gives_the_sum_of_vmap(name):
 
     by_vmap, found = sums(w, rows)
     np.testing.assert_allclose(found, by_vmap, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["vjp", "literal"])
-def test_explain_counts_the_operations_of_such_a_loss(name):
-    """It traces the same rules again."""
-    explanation = gdpjax.explain(lambda w, x: LOSSES[name](w, x).sum(), jnp.ones(2), jnp.ones((3, 2)))
-    assert explanation.ordinary_flops == 0

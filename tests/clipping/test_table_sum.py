@@ -7,20 +7,15 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping._forms import _table
-from gdpjax.clipping._forms._exact_table_sum import is_exact, table_sum
-from gdpjax.clipping._rounding_budget import rounding_budget
+from tests.clipping.compiling import fast
 
 ROWS = 300
 TIMES = 3
 WIDTH = 4
 TABLE = 50
 EMPTY = np.zeros((TABLE, WIDTH), np.float32)
+table_sum = _table.table_sum
 compiled_table_sum = jax.jit(table_sum)
-
-
-def fast(function):
-    """Compiled without optimisation, for what does not depend on it."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def lookups(seed, dtype=np.float32, num_rows=ROWS):
@@ -59,24 +54,11 @@ def test_the_sum_is_exact_but_for_the_split_and_does_not_depend_on_order(scale):
     np.testing.assert_array_equal(again[1], low)
 
 
-def test_float64_is_added_to_its_own_precision():
-    """Without whole numbers."""
-    with jax.enable_x64(True):
-        index, values = lookups(2, np.float64)
-        high, low = compiled_table_sum(index, values, np.float64(1), np.zeros((TABLE, WIDTH)))
-        np.testing.assert_allclose(
-            np.asarray(high) + np.asarray(low),
-            plainly(index, values),
-            rtol=0,
-            atol=1e-14,
-        )
-
-
 def test_whole_numbers_cannot_overflow_when_all_rows_meet_in_one():
     """The sum of as many rows of the full bound as a batch may have, in one entry, does not overflow."""
     num_rows = 27_000
     bound = np.float32(0.9999999)
-    assert is_exact(num_rows, 1, jnp.dtype("float32"))
+    assert _table.is_exact(num_rows, 1, jnp.dtype("float32"))
     index = np.zeros((num_rows, 1), np.int32)
     values = np.full((num_rows, 1, 1), bound)
     parts = compiled_table_sum(index, values, bound, np.zeros((2, 1), np.float32))
@@ -103,30 +85,6 @@ def problem(num_rows, hits):
     params = [rng.normal(size=shape).astype(np.float32) for shape in [(4000, 5), (3000, 5), (5, 2)]]
     pairs = np.stack([rng.integers(0, hits, num_rows), np.arange(num_rows) % 300], axis=1)
     return params, pairs, 3 * rng.normal(size=(num_rows, 2)).astype(np.float32)
-
-
-def sum_by_definition(params, pairs, labels):
-    """The clipped sum of `loss` in float64, in NumPy."""
-    users, movies, kernel = (np.float64(leaf) for leaf in params)
-    of_user = users[pairs[:, 0]]
-    of_movie = movies[pairs[:, 1]]
-    hidden = of_user * of_movie
-    slopes = 2 * (hidden @ kernel - labels)
-    back = slopes @ kernel.T
-    rows = [back * of_movie, back * of_user, np.einsum("nd,np->ndp", hidden, slopes)]
-    squares = sum((leaf.reshape(len(leaf), -1) ** 2).sum(axis=1) for leaf in rows)
-    norms = np.sqrt(squares)
-    bound = 1 / (1 + rounding_budget([users, movies, kernel], len(pairs)).slack)
-    factors = np.minimum(1, bound / norms)
-
-    sums = [
-        np.zeros_like(users),
-        np.zeros_like(movies),
-        np.tensordot(factors, rows[2], 1),
-    ]
-    for table, index, leaf in zip(sums, pairs.T, rows, strict=False):
-        np.add.at(table, index, factors[:, None] * leaf)
-    return sums
 
 
 @pytest.fixture
@@ -164,20 +122,6 @@ def test_neighbouring_batches_move_by_at_most_the_clip_norm(in_whole_numbers):
             assert 0.9 < change <= 1.0
 
 
-def test_many_blocks_equal_the_oracle(in_whole_numbers):
-    """More than a thousand rows, whose kernel is added in blocks by a loop."""
-    params, pairs, labels = problem(1300, 400)
-    params, labels = (
-        [leaf.astype(np.float64) for leaf in params],
-        labels.astype(np.float64),
-    )
-    with jax.enable_x64(True):
-        ghost = fast(clipped())(params, pairs, labels)
-        definition = sum_by_definition(params, pairs, labels)
-    for found, expected in zip(ghost, definition, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-
-
 def test_whole_numbers_equal_floating_point(in_whole_numbers, monkeypatch):
     """The sum is the same by either way, but for rounding."""
     params, pairs, labels = problem(300, 40)
@@ -185,23 +129,3 @@ def test_whole_numbers_equal_floating_point(in_whole_numbers, monkeypatch):
     monkeypatch.setattr(_table, "is_exact", lambda *args: False)
     for found, expected in zip(whole, fast(clipped())(params, pairs, labels), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_derivatives_invalid_bounds_and_vmap(in_whole_numbers):
-    """Slopes are those of differences; a bound that is wrong gives NaN; a sweep is a loop."""
-    params, pairs, labels = problem(100, 40)
-
-    def total_of(scale, bound):
-        grads = clipped(bound=bound)([scale * p for p in params], pairs, labels)
-        return sum(jnp.vdot(g, p) for g, p in zip(grads, params, strict=True))
-
-    total = fast(jax.value_and_grad(total_of))
-    step = 1e-2
-    above, _ = total(1 + step, 1e3)
-    below, _ = total(1 - step, 1e3)
-    _, slope = total(1.0, 1e3)
-    np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=2e-3)
-    assert np.isnan(total(1.0, np.nan)[0])
-    assert np.isnan(total(1.0, -1.0)[0])
-    together = fast(jax.vmap(total_of, (None, 0)))(1.0, np.array([0.1, 1.0], np.float32))
-    np.testing.assert_allclose(together, [total(1.0, 0.1)[0], total(1.0, 1.0)[0]], rtol=1e-5)

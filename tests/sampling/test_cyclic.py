@@ -6,12 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from gdpjax import correlated
 from gdpjax.sampling import BatchOverflowError, CyclicPoisson, overflow_probability
 from tests.sampling.frequencies import included
 
 KEY = jax.random.key(5)
-SLOW = pytest.mark.slow
 
 
 def rows_of(sample):
@@ -41,16 +39,7 @@ def included_for_keys(step, prob, num_keys=4000):
     return chosen.astype(float)
 
 
-@pytest.mark.parametrize(
-    ("num_examples", "num_groups"),
-    [
-        (103, 4),
-        (7, 7),
-        pytest.param(5, 1, marks=SLOW),
-        pytest.param(100, 4, marks=SLOW),
-        pytest.param(10, 3, marks=SLOW),
-    ],
-)
+@pytest.mark.parametrize(("num_examples", "num_groups"), [(103, 4), (7, 7)])
 def test_the_groups_are_a_partition_that_comes_back(num_examples, num_groups):
     """Every row is in one group, whose sizes differ by one at most, and the next cycle has the same groups."""
     longest = -(-num_examples // num_groups)
@@ -89,32 +78,6 @@ def test_rows_are_drawn_independently_with_the_probability():
     assert np.max(np.abs(pairs - expected)) < 6 * np.sqrt(expected / draws)
 
 
-def test_removing_a_row_changes_no_law():
-    """Trap: with groups by row number every row behind the one that is removed would change its group.
-
-    Rows 0, 3, 6, ... have the value 1 and the others -1/2. The sum of a batch does not tell whether row 0 is there.
-    """
-    values = np.where(np.arange(30) % 3, -0.5, 1.0)
-    keys = jax.random.split(KEY, 4000)
-
-    def sums(num_valid, values):
-        sample = draw_for_keys(keys, 0, num_valid, 1.0)
-        of_rows = values[np.asarray(sample.indices)]
-        return np.sum(np.where(sample.is_padding, 0.0, of_rows), axis=1)
-
-    found = sums(30, values)
-    without = sums(29, np.append(values[1:], 0.0))
-    assert abs(found.mean() - without.mean() - 1 / 3) < 0.3
-    assert abs(found.std() - without.std()) < 0.3
-
-
-def test_steps_of_one_group_are_independent_draws():
-    """A quarter of the ten rows of a group is in both of two batches with probability one half."""
-    both = included_for_keys(0, 0.5) * included_for_keys(3, 0.5)
-    in_both = both.sum(axis=1)
-    assert abs(in_both.mean() - 2.5) < 5 * np.sqrt(10 * 0.25 * 0.75 / len(in_both))
-
-
 @pytest.mark.parametrize("num_valid", [0, 1, 57, 100])
 def test_rows_that_are_not_real_are_padding(num_valid):
     """The real rows are drawn as they would be if all were real."""
@@ -140,33 +103,3 @@ def test_a_batch_that_does_not_fit_is_padding_and_stops_the_host():
     assert np.all(jax.jit(OF_25.sample)(key, 0).is_padding)
     with pytest.raises(BatchOverflowError, match="drew 25"):
         OF_25.on_host(key)[0]
-
-
-@pytest.mark.parametrize(("step", "num_valid"), [(-1, 10), (0, 101), (0, -1), pytest.param(0.5, 10, marks=SLOW)])
-def test_traced_values_out_of_range_never_fit(step, num_valid):
-    """In compiled code they give padding and a count that never fits; as numbers they are refused."""
-    sample = draw(step, num_valid)
-    assert int(sample.count) > 26
-    assert np.all(sample.is_padding)
-    with pytest.raises(ValueError, match="must be"):
-        jax.eval_shape(lambda: OF_25.sample(KEY, step, num_valid=num_valid))
-
-
-def test_a_batch_larger_than_a_group_is_refused():
-    with pytest.raises(ValueError, match="one group of at most 25 rows, got expected_batch_size=26"):
-        CyclicPoisson(100, 26, 10, num_groups=4)
-
-
-def test_only_banded_noise_of_as_many_bands_goes_with_the_groups():
-    """Longer columns would overlap, so that an example's steps are no independent releases."""
-    promise, event = OF_25.correlated_event(correlated.BandedToeplitz([1.0, 0.5]))
-    assert (promise, event.num_groups) == (correlated.SingleParticipation(), 4)
-    for strategy in (correlated.BandedToeplitz([1.0, 0.5, 0.3, 0.2, 0.1]), correlated.bisr(2)):
-        with pytest.raises(ValueError, match="BandedToeplitz of at most 4 bands, got"):
-            OF_25.correlated_event(strategy)
-
-
-def test_more_groups_than_rows_are_refused():
-    """A group without rows is refused."""
-    with pytest.raises(ValueError, match="num_groups must be a whole number >= 1, at most 5"):
-        CyclicPoisson(5, 1, 3, num_groups=6)

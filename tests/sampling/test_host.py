@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from gdpjax import sampling
-from gdpjax.sampling import HostBatches
 
 KEY = jax.random.key(7)
 SCHEMES = {
@@ -71,29 +70,6 @@ def test_a_plan_of_any_length_has_the_overflow_of_its_event(name):
         assert batches.overflow == 0
 
 
-@pytest.mark.parametrize("impl", ["rbg", "threefry2x32"])
-def test_any_key_and_a_legacy_one(impl):
-    """A key of any generator gives the batches of the device, and a legacy key those of the typed one."""
-    batches = SCHEMES["poisson"]
-    key = jax.random.key(3, impl=impl)
-    assert_same(batches.on_host(key)[1], jax.jit(batches.sample)(key, 1)[:2])
-    assert_same(batches.on_host(jax.random.PRNGKey(3))[1], batches.on_host(jax.random.key(3))[1])
-
-
-def test_a_step_is_drawn_at_once_also_while_something_else_is_compiled():
-    """A batch that is taken inside of a compiled function is a constant of it."""
-    host = SCHEMES["poisson"].on_host(KEY)
-    rows = jax.jit(lambda x: x + host[3].indices)(0)
-    np.testing.assert_array_equal(rows, host[3].indices)
-
-
-def test_it_is_a_sequence_of_all_steps():
-    host = SCHEMES["poisson"].on_host(KEY)
-    for step, batch in enumerate(host):
-        assert_same(batch, host[step])
-    assert step == 5
-
-
 def test_a_batch_that_does_not_fit_is_refused():
     """Traps 15 and 33: a batch is neither truncated nor skipped, and those before it are given."""
     batches = sampling.Poisson(100, 50, 10, capacity=58)
@@ -123,38 +99,8 @@ def test_rows_beyond_the_real_ones_are_never_drawn():
         assert indices.shape == all_indices.shape
 
 
-def test_it_shows_neither_key_nor_number_of_rows():
-    host = SCHEMES["poisson"].on_host(jax.random.key(987654321), num_valid=47)
-    assert "987654321" not in repr(host)
-    assert "47" not in repr(host)
-
-
 @pytest.mark.parametrize("step", [-1, 6, 10])
 def test_steps_outside_the_run_do_not_exist(step):
     """A negative step does not count from the end."""
     with pytest.raises(IndexError, match="from 0 to 5"):
         SCHEMES["poisson"].on_host(KEY)[step]
-
-
-def test_steps_are_whole_numbers():
-    """A step may be a whole number of NumPy, and is refused as a float or where it is traced."""
-    host = SCHEMES["poisson"].on_host(KEY)
-    assert_same(host[np.int64(2)], host[2])
-    for step in (1.0, True, "1"):
-        with pytest.raises(ValueError, match="step must be a whole number"):
-            host[step]
-    with pytest.raises(ValueError, match=r"in compiled code call \.sample\(key, step\) of the scheme"):
-        jax.jit(lambda t: host[t].indices)(1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(key=0), "key must be a PRNG key"),
-        (dict(num_valid=61), "num_valid must be a whole number >= 0, at most 60, got 61"),
-        (dict(num_valid=-1), "num_valid"),
-    ],
-)
-def test_bad_input(options, message):
-    with pytest.raises(ValueError, match=message):
-        HostBatches(SCHEMES["poisson"], **{"key": KEY} | options)

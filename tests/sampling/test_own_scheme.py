@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -14,7 +13,7 @@ from gdpjax.accounting import epsilon_bounds
 from gdpjax.correlated import FixedEpochs
 from gdpjax.ledger import CyclicPoissonEvent, Event, TruncatedPoissonEvent
 from gdpjax.sampling import AbstractBatches, BatchOverflowError
-from gdpjax.training import batch_source, private_training
+from gdpjax.training import private_training
 
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
@@ -63,16 +62,6 @@ def test_a_plan_of_it_trains_and_its_ledger_costs_what_the_plan_says():
     assert (event.num_rounds, event.neighboring_relation) == (2, SPECIAL)
     upper = epsilon_bounds(event, delta=1e-5).upper
     assert upper == pytest.approx(PLAN.epsilon_bounds().upper, rel=1e-4)
-
-
-def test_the_host_draws_what_the_device_draws():
-    state = private_training(PLAN, lambda w, x: w @ x, optax.sgd(0.1), num_arrays=1).init(
-        jnp.zeros(2), jax.random.key(0)
-    )
-    host = batch_source(PLAN, state, 20)
-    for step in range(6):
-        on_device = jax.jit(BATCHES.sample)(jax.random.key(5), step)
-        np.testing.assert_array_equal(host[step].indices, on_device.indices)
 
 
 def test_the_plan_says_it_and_survives_json():

@@ -78,31 +78,6 @@ def test_batches_on_the_host_take_rows_too(scheme, convert):
     np.testing.assert_array_equal(rows[exists], ROWS[indices[exists]])
 
 
-def test_any_pytree_is_taken_also_under_transformations():
-    """It is the same in jit, vmap and scan, and with the true number of rows given to the sampler."""
-    data = {"x": ROWS, "t": (np.arange(500), jnp.ones((500, 2)))}
-
-    def rows_of(step):
-        return BATCHES.sample(KEY, step, num_valid=500).take(data, ROWS[:, 0])
-
-    steps = jnp.arange(4)
-    batched = jax.jit(jax.vmap(rows_of))(steps)
-    _, scanned = jax.lax.scan(lambda _, step: (None, rows_of(step)), None, steps)
-    one_by_one = [jax.jit(rows_of)(step) for step in range(4)]
-    stacked = jax.tree.map(lambda *rows: np.stack(rows), *one_by_one)
-    jax.tree.map(np.testing.assert_array_equal, stacked, batched)
-    jax.tree.map(np.testing.assert_array_equal, scanned, batched)
-    assert set(batched[0]) == {"x", "t"}
-
-
-def test_a_batch_unpacks_and_stays_a_batch_in_compiled_code():
-    batch = jax.jit(BATCHES.sample)(KEY, 3)
-    indices, is_padding, count = batch
-    assert (indices.shape, is_padding.dtype, int(count)) == ((136,), bool, int((~is_padding).sum()))
-    assert batch.num_examples == 1000
-    assert isinstance(batch, sampling.Batch)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -111,8 +86,6 @@ def test_a_batch_unpacks_and_stays_a_batch_in_compiled_code():
         (({"x": ROWS, "y": 1.0},), r"leading axes \[500, None\]"),
         ((np.zeros((1001, 3)),), "num_examples=1000 rows, and the data have 1001"),
         ((np.zeros((0, 3)),), "have 0"),
-        ((np.ma.array(np.zeros(3), mask=[True, False, False]),), "masked"),
-        (({"x": ["a", "b"]},), r"array 0 of the data\['x'\]\[0\] must be an array"),
     ],
 )
 def test_other_data_are_refused(data, message):

@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 
 from gdpjax import sampling
-from gdpjax.sampling import _ranks
 from tests.sampling.frequencies import check_frequencies, included
 
 KEY = jax.random.key(3)
@@ -91,38 +90,6 @@ def test_a_batch_that_fits_is_the_poisson_batch():
         drawn_rows = np.asarray(poisson.indices)[is_real]
         assert set(np.asarray(of_three.indices)) <= set(drawn_rows)
         assert (np.diff(of_three.indices) > 0).all()
-
-
-lowest_rows = jax.jit(_ranks.lowest_rows)
-
-
-@pytest.mark.parametrize("few", [1, 2, 3])
-def test_ties_are_cut_at_the_boundary(few):
-    """The rows with the smallest words are taken, and those that tie in all words in their order."""
-    words = np.random.default_rng(few).integers(0, few, (4, NUM_EXAMPLES)).astype(np.uint32)
-    is_candidate = np.arange(NUM_EXAMPLES) % 3 > 0
-    in_order = sorted(np.flatnonzero(is_candidate), key=lambda row: (*words[:, row], row))
-    num_candidates = is_candidate.sum()
-    for num_rows in (0, 1, 5, num_candidates, num_candidates + 1):
-        is_lowest = lowest_rows(words, is_candidate, np.int32(num_rows))
-        assert set(np.flatnonzero(is_lowest)) == set(in_order[:num_rows])
-
-
-def test_bad_arguments():
-    """Wrong numbers are refused; traced ones give padding and a count that never fits."""
-    too_many = NUM_EXAMPLES + 1
-    with pytest.raises(ValueError, match="TruncatedPoisson needs capacity="):
-        sampling.TruncatedPoisson(NUM_EXAMPLES, 6, 10)
-    with pytest.raises(ValueError, match="capacity"):
-        scheme(0)
-    with pytest.raises(ValueError, match="num_valid"):
-        scheme(4).sample(KEY, 0, num_valid=too_many)
-
-    draw_traced = jax.jit(lambda step, num_valid: scheme(4).sample(KEY, step, num_valid=num_valid))
-    for step, num_valid in [(0, too_many), (0, -1), (-1, 3)]:
-        sample = draw_traced(step, num_valid)
-        assert sample.is_padding.all()
-        assert int(sample.count) == np.iinfo(np.int32).max
 
 
 def test_an_example_takes_the_place_of_another_where_a_batch_is_full():

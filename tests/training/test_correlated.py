@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-import gdpjax
 from gdpjax import correlated
 from gdpjax.accounting import certified, gdp_epsilon
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, Ledger, ledger_of
@@ -23,7 +22,6 @@ from gdpjax.training import (
     resume_run,
     start_run,
 )
-from tests.compilations import Compilations
 from tests.training.interrupted import committed, finished, interrupted
 
 N, D = 60, 3
@@ -78,13 +76,10 @@ def resumed(folder, training):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_plan_and_its_json(name):
-    """A plan that was written and read is the same one."""
+def test_a_plan_and_its_json_are_the_same(name):
     plan = built(name).plan
     again = Plan.from_json(plan.to_json())
-    assert again == plan
-    assert again.event == plan.event
-    assert hash(again.noise) == hash(plan.noise)
+    assert (again, again.event) == (plan, plan.event)
 
 
 def test_the_events():
@@ -110,11 +105,7 @@ def test_brackets_in_closed_form_agree_with_the_contour_and_hold_mu(noise_multip
     release = event.from_above
     closed = certified(event)
     contour = certified(Ledger([release]))
-    questions = {
-        "epsilon": (1e-9, 1e-5, 0.2),
-        "delta": (0.0, 0.5, 8.0),
-        "tradeoff": (1e-3, 0.5),
-    }
+    questions = {"epsilon": (1e-9, 1e-5, 0.2), "delta": (0.0, 0.5, 8.0), "tradeoff": (1e-3, 0.5)}
     for question, places in questions.items():
         for place in places:
             ours = getattr(closed, question)(place)
@@ -200,12 +191,7 @@ def test_what_does_not_go_together_is_refused(batches, changes, message):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param("fixed", marks=pytest.mark.slow),
-        "banded",
-        pytest.param("buffered", marks=pytest.mark.slow),
-        pytest.param("cyclic", marks=pytest.mark.slow),
-    ],
+    ["banded", pytest.param("fixed", marks=pytest.mark.slow), pytest.param("cyclic", marks=pytest.mark.slow)],
 )
 def test_a_killed_run_goes_on_with_the_same_noise(name, tmp_path):
     """Noise that is kept in the state is resumed, and so is noise that is drawn again from keys of earlier steps."""
@@ -275,15 +261,6 @@ def test_a_state_that_was_put_back_is_refused(tmp_path):
         run.advance(5)
 
 
-def test_another_number_of_bands_is_named_before_any_array(tmp_path):
-    """The plan differs, and so do the arrays that hold the noise."""
-    training = built("fixed")
-    begun(tmp_path / "run", training, jax.random.key(7072))
-    other = private_training(make_plan(FIXED, **COMMON, noise=correlated.bisr(4)), loss, optax.sgd(0.1))
-    with pytest.raises(ValueError, match=r"another plan \(noise"):
-        resumed(tmp_path / "run", other)
-
-
 def test_other_data_are_refused(tmp_path):
     """The group of an example belongs to its row."""
     training = built("cyclic")
@@ -291,104 +268,3 @@ def test_other_data_are_refused(tmp_path):
     moved = training.place(ROWS[::-1], np.zeros(N))
     with pytest.raises(ValueError, match="row for row"):
         resume_run(tmp_path / "run", training, PARAMS, moved, scan=False)
-
-
-@pytest.mark.parametrize("name", ["fixed", "banded", "cyclic", pytest.param("buffered", marks=pytest.mark.slow)])
-def test_two_calls_of_run_steps_compile_once(name):
-    """A run that goes on, and a run with another key, are the same program."""
-    training = built(name)
-    state, _ = trained(training)
-    with Compilations() as compilations:
-        training.run_steps(state, placed(training), training.plan.num_steps)
-        again, _ = trained(training, jax.random.key(76))
-    assert compilations.count == 0
-    assert np.all(np.isfinite(state.params["w"]))
-    assert not np.array_equal(again.params["w"], state.params["w"])
-
-
-def swept_parameters(name, strategy_of, noise_multiplier, coefficient, key):
-    """Return the parameters of a whole run, of which noise multiplier, strategy and key may be traced."""
-    plan = built(name).plan.replace(noise_multiplier=noise_multiplier, noise=strategy_of(coefficient))
-    training = private_training(plan, loss, optax.sgd(0.1))
-    return trained(training, key)[0].params["w"]
-
-
-@pytest.fixture(scope="module")
-def swept_lambdas():
-    """Return the settings of three runs, and their parameters from one program, which is traced once."""
-    settings = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.0, 0.5, 0.9]), jax.random.split(KEY, 3)
-    traces = []
-
-    def run(*one):
-        traces.append(1)
-        return swept_parameters("fresh", correlated.lambda_cgd, *one)
-
-    swept = jax.jit(jax.vmap(run))(*settings)
-    assert len(traces) == 1
-    return settings, swept
-
-
-@pytest.mark.parametrize("lane", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_sweep_over_noise_and_lambda_is_one_program(swept_lambdas, lane):
-    """Each of its runs is that of numbers that are known when it is traced."""
-    (noise, lambdas, keys), swept = swept_lambdas
-    if lane == 1:
-        # The numbers of a training whose steps are compiled for other tests.
-        assert (noise[lane], lambdas[lane]) == (COMMON["noise_multiplier"], 0.5)
-        alone = trained(built("fresh"), keys[lane])[0].params["w"]
-    else:
-        alone = swept_parameters("fresh", correlated.lambda_cgd, float(noise[lane]), float(lambdas[lane]), keys[lane])
-    np.testing.assert_allclose(swept[lane], alone, rtol=1e-4, atol=1e-4)
-
-
-def banded_toeplitz(scale):
-    return correlated.BandedToeplitz(jnp.stack([1.0, 0.5 * scale, 0.3 * scale]))
-
-
-def banded_inverse(scale):
-    return correlated.BandedInverse(jnp.stack([1.0, -0.5 * scale, -0.1 * scale]), memory="buffer")
-
-
-def buffered_toeplitz(scale):
-    return correlated.BufferedToeplitz(jnp.stack([0.9 * scale, 0.5 * scale]), jnp.stack([0.3 * scale, 0.2 * scale]))
-
-
-@pytest.mark.parametrize(
-    "strategy_of",
-    [
-        banded_toeplitz,
-        pytest.param(banded_inverse, marks=pytest.mark.slow),
-        pytest.param(buffered_toeplitz, marks=pytest.mark.slow),
-    ],
-)
-def test_a_sweep_over_noise_and_coefficients_is_one_program(strategy_of):
-    """Other coefficients are another argument, and a run of the sweep is that of numbers that are known."""
-    sweep = jax.jit(jax.vmap(functools.partial(swept_parameters, "banded", strategy_of)))
-    noise, coefficients, keys = jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0]), jax.random.split(KEY, 2)
-    swept = sweep(noise, coefficients, keys)
-    sweep(2 * noise, 0.9 * coefficients, keys)
-    assert sweep._cache_size() == 1
-    if strategy_of is banded_toeplitz:
-        # With these numbers it is a training whose steps are compiled for other tests.
-        alone = trained(built("banded"), keys[1])[0].params["w"]
-    else:
-        alone = swept_parameters("banded", strategy_of, noise[1], coefficients[1], keys[1])
-    np.testing.assert_allclose(swept[1], alone, rtol=1e-4, atol=1e-4)
-
-
-def test_correlation_takes_noise_back():
-    """The sum of all steps, as a constant learning rate makes it, has less noise than with independent draws."""
-    plan = make_plan(Shuffled(600, 6, epochs=1, order="fixed"), **COMMON, noise=correlated.bisr(8))
-    training = private_training(plan, lambda params, x, y: 0.0 * jnp.sum(params), optax.sgd(1.0))
-    data = training.place(np.zeros((600, 1)), np.zeros(600))
-    state, _ = training.run_steps(training.init(jnp.zeros(4000), KEY), data, plan.num_steps)
-    # A hundred independent draws, each of standard deviation 2, divided by the expected batch size.
-    independent = np.sqrt(plan.num_steps) * 2.0 / 6
-    assert np.std(state.params) < 0.5 * independent
-    assert certified(plan.event).epsilon(1e-5).upper == pytest.approx(gdp_epsilon(1e-5, 0.5), rel=1e-6)
-
-
-def test_users_are_the_unit_as_everywhere():
-    plan = make_plan(FIXED, **COMMON, noise=correlated.bisr(3), unit="user")
-    assert "every user takes part" in plan.statement()
-    assert plan.neighboring_relation is gdpjax.NeighboringRelation.REPLACE_SPECIAL

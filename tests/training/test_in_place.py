@@ -119,73 +119,12 @@ def test_a_step_has_two_states_at_most(small, tmp_path):
     assert most == [(3, 0)] * NUM_STEPS
 
 
-def test_every_number_of_steps_is_one_program(small):
-    """A last chunk that is shorter, and one that is longer, compile nothing."""
-    training, params, data = small
-    state = training.init(params, KEY)
-    training.run_steps(state, data, 3)
-    with Compilations() as compilations:
-        for num_steps in (1, 2, 4, 5, 6, 7):
-            _, info = training.run_steps(state, data, num_steps)
-            assert info.losses.shape == (num_steps, PLAN.capacity)
-    assert compilations.count == 0
-
-
-def test_chunks_of_every_length_are_one_program(small, tmp_path):
-    """The steps of a run, the last ones of its plan included."""
-    run = begun(tmp_path / "run", small, key=jax.random.key(65), scan=True)
-    run.advance(2)
-    with Compilations() as compilations:
-        run.advance(1)
-        run.advance(3)
-    assert run.finished
-    assert compilations.count == 0
-
-
-def test_more_steps_than_one_call_of_the_loop_takes(small, tmp_path):
-    """They are those of two calls by hand, with all of their infos, and what was given stays."""
-
-    def loss(weight, x):
-        return jnp.sum(weight * x)
-
-    plan = PLAN.replace(num_steps=1000)
-    training = private_training(plan, loss, optax.adam(0.1), num_arrays=1)
-    data = training.place(jnp.ones(50))
-    start = training.init(jnp.zeros(3), KEY)
-    state, infos = training.run_steps(start, data, 300)
-    middle, first = training.run_steps(start, data, 170)
-    last, second = training.run_steps(middle, data, 130)
-    equal((state.params, state.opt_state), (last.params, last.opt_state))
-    equal(infos, jax.tree.map(lambda *parts: np.concatenate(parts), first, second))
-    assert infos.norms.shape == (300, plan.capacity)
-    assert gdpjax.ledger_of(state.opt_state).num_steps == 300
-
-
 def test_the_loop_writes_the_new_state_over_the_old_one(small, tmp_path):
     """All leaves that change are donated to it, too."""
     run = begun(tmp_path / "run", small, key=jax.random.key(66), scan=True)
     changing, fixed = run._steps._apart(run.state)
     memory = run._steps._loop.lower(changing, fixed, small[2], np.int32(1)).compile().memory_analysis()
     assert memory.alias_size_in_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(changing))
-
-
-def test_the_compiler_gives_the_memory_of_the_old_state_to_the_new_one(small, tmp_path):
-    """All leaves that change are donated, the frozen base is not returned, and the run's account counts that."""
-    training, _, data = small
-    run = begun(tmp_path / "run", small)
-    changing, fixed = run._steps._apart(run.state)
-    compiled = run._steps._step.lower(changing, fixed, data).compile()
-    memory = compiled.memory_analysis()
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(changing))
-    assert memory.alias_size_in_bytes == size
-    num_bytes_of_info = training.plan.capacity * (4 + 4 + 1)
-    # The frozen base is not returned: 6 kB that the results do not have.
-    assert memory.output_size_in_bytes - size < num_bytes_of_info + 500
-    assert any(leaf.shape == FROZEN for leaf in jax.tree.leaves(fixed))
-    assert sum(leaf.shape == TRAINED for leaf in jax.tree.leaves(changing)) == 3
-    # What a run holds: its account has the state at the beginning of the chunk, too.
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    assert run._steps.held_bytes(run.state, data) == held
 
 
 def test_an_interrupted_chunk_is_repeated_from_the_state_that_was_kept(small, stepped, tmp_path):
@@ -221,40 +160,6 @@ def test_an_interrupt_while_the_loop_compiles_costs_nothing(tmp_path):
     assert not run.journal.exists()
     run.advance(3)
     assert run.step == 3
-
-
-@pytest.mark.parametrize("scan", [True, False], ids=["scan", "one by one"])
-def test_the_runs_of_a_training_share_its_compiled_steps(small, tmp_path, scan):
-    """Another seed is another argument: it compiles nothing, and has noise of its own."""
-    states, steps, num_compiled = [], [], []
-    for seed in (61, 62):
-        run = begun(tmp_path / str(seed), small, key=jax.random.key(seed), scan=scan)
-        run.advance(2)
-        states.append(run.state)
-        steps.append(run._steps)
-        num_compiled.append((run._steps._step._cache_size(), run._steps._loop._cache_size()))
-    assert steps[0] is steps[1]
-    assert num_compiled[0] == num_compiled[1]
-    assert sum(num_compiled[0]) >= 1
-    assert not np.array_equal(states[0].params["head"], states[1].params["head"])
-
-
-def test_parameters_of_another_structure_have_steps_of_their_own(tmp_path):
-    """One leaf, then two: the second run does not take the steps of the first one."""
-
-    def loss(params, x):
-        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)) * x
-
-    training = private_training(PLAN, loss, optax.sgd(0.1), num_arrays=1)
-    data = training.place(jnp.ones(50))
-    one, two = {"a": jnp.ones(2)}, {"b": jnp.ones(2), "c": jnp.ones(2)}
-    begun(tmp_path / "one", (training, one, data), key=jax.random.key(63)).advance(1)
-
-    key = jax.random.key(64)
-    run = begun(tmp_path / "two", (training, two, data), key=key)
-    run.advance(1)
-    alone, _ = training.step(training.init(two, key), data)
-    equal(run.state.params, alone.params)
 
 
 def test_leaves_that_share_their_memory(tmp_path):

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import gdpjax
-from gdpjax.training import batch_source, group_by_user, make_plan, private_training, resume_run, start_run
+from gdpjax.training import batch_source, make_plan, private_training, start_run
 
 KEY = jax.random.key(5)
 PLAN = make_plan(
@@ -63,33 +62,6 @@ def test_a_tree_trains_as_its_arrays(of_arrays):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), stepped.params, state.params)
 
 
-def test_a_module_trains_on_trees():
-    """`gdpjax.nnx` passes them on."""
-    model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
-
-    def of_arrays(model, image, age, label):
-        return jnp.square(model(image)[0] + age - label)
-
-    def of_tree(model, x, y):
-        return of_arrays(model, x["image"], x["age"], y[0])
-
-    states = []
-    for loss, data in [(of_arrays, (IMAGES, AGES, LABELS)), (of_tree, TREE)]:
-        training = gdpjax.nnx.private_training(PLAN, model, loss, optax.sgd(0.1), num_arrays=len(data))
-        state, _ = training.run_steps(training.init(model, KEY), training.place(*data), 2)
-        states.append(state)
-    assert_same(*states)
-
-
-def test_a_run_in_a_folder_resumes(of_arrays, tmp_path):
-    data = DEEP.place(*TREE)
-    start_run(tmp_path / "run", DEEP, PARAMS, data, key=KEY).advance(4)
-    run = resume_run(tmp_path / "run", DEEP, PARAMS, data)
-    run.advance(2)
-    assert (run.finished, run.num_lost) == (True, 0)
-    assert_same(run.state, of_arrays)
-
-
 def test_every_leaf_is_in_the_fingerprint(tmp_path):
     """A run that goes on with other data takes new keys."""
     x, y = TREE
@@ -126,34 +98,3 @@ def test_a_run_owns_its_data(change, tmp_path):
     expected, _ = DEEP.step(DEEP.init(PARAMS, KEY), placed)
     np.testing.assert_allclose(run.state.params["w"], expected.params["w"], rtol=1e-5)
     assert info.norms.shape == (PLAN.capacity,)
-
-
-def test_users_have_trees():
-    ids = np.arange(35) % 7
-    (x, (label,)), is_padding = group_by_user(ids, *TREE, max_per_user=6, key=KEY)
-    (image, age, same_label), _ = group_by_user(ids, IMAGES, AGES, LABELS, max_per_user=6, key=KEY)
-    np.testing.assert_array_equal(x["image"], image)
-    np.testing.assert_array_equal(x["age"], age)
-    np.testing.assert_array_equal(label, same_label)
-    assert is_padding.shape == age.shape == (7, 6)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (({"a": IMAGES, "b": AGES[1:]}, LABELS), r"one row per example, got leading axes \[35, 34, 35\]"),
-        (({"a": IMAGES, "b": "text"}, LABELS), r"array 0 of the data\['b'\] must be an array of numbers"),
-        (({"a": IMAGES, 1: AGES}, LABELS), "array 0 of the data must be a pytree that JAX can flatten"),
-        (({"a": np.full(35, 2**40)}, LABELS), r"^array 0 of the data\['a'\] is an array of .* does not hold"),
-    ],
-)
-def test_other_trees_are_refused(data, message):
-    with pytest.raises(ValueError, match=message):
-        DEEP.place(*data)
-
-
-def test_lists_of_numbers_are_arrays():
-    """As in versions that took arrays only."""
-    placed = FLAT.place(IMAGES.tolist(), AGES.tolist(), tuple(LABELS.tolist()))
-    for array, expected in zip(placed.arrays, (IMAGES, AGES, LABELS), strict=True):
-        np.testing.assert_array_equal(array[:35], expected)

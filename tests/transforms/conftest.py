@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gdpjax._core.keys import refuse_key_of_a_loop
 from gdpjax.transforms import _noise
 
 
@@ -35,7 +34,7 @@ def simple_normals(keys, shapes, dtypes):
     The compiler takes as long for a draw of `jax.random` as for the rest of a small private step.
     """
     for key in keys:
-        refuse_key_of_a_loop(key)
+        _noise.refuse_key_of_a_loop(key)
     return [simple_normal(*each) for each in zip(keys, shapes, dtypes, strict=True)]
 
 

@@ -286,49 +286,6 @@ def test_an_added_row_that_moves_all_others_keeps_the_bound(options):
         assert np.linalg.norm(larger - smaller) <= factor_of(64, 64, 3, **options)
 
 
-def test_mapped_is_a_loop_and_a_shared_key_is_refused():
-    grad_fn = clipped()
-
-    def train(multiplier, key, rows):
-        options = {**PRIVATE, "noise_multiplier": multiplier, "key": key}
-        tx = gdpjax.accumulate_clipped(gdpjax.dpsgd(0.1, clip=grad_fn, **options), 2)
-
-        def step(carry, part):
-            params, state = carry
-            updates, state = tx.update(grad_fn(params, part), state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (PARAMS, tx.init(PARAMS)), rows.reshape(2, -1, 3))[0]
-
-    multipliers, keys = np.float32([0.5, 2.0]), jax.random.split(jax.random.key(3), 2)
-    mapped, states = jax.jit(jax.vmap(train, in_axes=(0, 0, None)))(multipliers, keys, ROWS)
-    compiled = jax.jit(train)
-    for i in range(2):
-        alone, state = compiled(multipliers[i], keys[i], ROWS)
-        np.testing.assert_allclose(np.asarray(mapped["w"])[i], alone["w"], rtol=1e-6)
-        picked = jax.tree.map(lambda x, i=i: x[i], states)
-        assert gdpjax.ledger_of(picked) == gdpjax.ledger_of(state)
-        assert gdpjax.ledger_of(picked).events[0].noise_multiplier == multipliers[i]
-    with pytest.raises(ValueError, match="share one noise key"):
-        jax.vmap(train, in_axes=(0, None, None))(multipliers, keys[0], ROWS)
-
-
-def test_donated_and_restored_states_go_on():
-    grad_fn = clipped()
-    tx = gdpjax.accumulate_clipped(gdpjax.dpadam(0.1, clip=grad_fn, **PRIVATE), 2)
-
-    def step(params, state):
-        return tx.update(grad_fn(params, ROWS), state, params)
-
-    kept, donating = jax.jit(step), jax.jit(step, donate_argnums=1)
-    state, donated = tx.init(PARAMS), tx.init(PARAMS)
-    for _ in range(4):
-        updates, state = kept(PARAMS, jax.tree.map(np.asarray, state))
-        others, donated = donating(PARAMS, donated)
-        np.testing.assert_array_equal(updates["w"], others["w"])
-    assert gdpjax.ledger_of(state).num_steps == gdpjax.ledger_of(donated).num_steps == 2
-
-
 def test_behind_clip_and_sum_in_a_chain():
     clip = gdpjax.clip_and_sum(1.0)
     tx = optax.chain(clip, gdpjax.accumulate_clipped(gdpjax.privatize(clip, **PRIVATE), 2))
@@ -368,20 +325,6 @@ REFUSALS = {
         lambda: update_once(gdpjax.privatize(called(max_batch_size=8192), **PRIVATE)),
         "more than 1%; give the rows of the logical batch, such as max_batch_size=32768",
     ),
-    "per-example gradients": (
-        lambda: update_once(
-            gdpjax.privatize(called(), **PRIVATE), jax.tree.map(lambda x: jnp.ones((4, *x.shape)), PARAMS)
-        ),
-        "clip_and_sum first",
-    ),
-    "no parameters": (lambda: update_once(gdpjax.privatize(called(), **PRIVATE), params=None), "needs the parameters"),
-    "traced": (lambda: jax.jit(lambda n: gdpjax.accumulate_clipped(optax.sgd(0.1), n).init(PARAMS))(3), "static_args"),
-    "none": (lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 0), "num_microbatches must be a whole number from 1"),
-    "rows": (
-        lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 4, microbatch_rows=0),
-        "microbatch_rows must be a whole number >= 1",
-    ),
-    "half": (lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 1.5), "num_microbatches must be a whole number"),
 }
 
 
@@ -406,27 +349,3 @@ def test_optax_multisteps_is_refused_with_advice():
     state = optax.MultiSteps(gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE), 2).init(PARAMS)
     with pytest.raises(ValueError, match=r"gdpjax\.accumulate_clipped"):
         gdpjax.ledger_of(state)
-
-
-@pytest.mark.parametrize("name", ["accumulated", "adaptive", "plain noise"])
-def test_a_state_of_another_transformation_is_refused(name):
-    params = jnp.zeros(3)
-    private = gdpjax.privatize(
-        gdpjax.Sensitivity(1.0),
-        noise_multiplier=1.0,
-        batches=PoissonNumbers(0.1, 2.0),
-        key=jax.random.key(0),
-    )
-    transformations = {
-        "accumulated": gdpjax.accumulate_clipped(private, 2),
-        "adaptive": gdpjax.privatize_adaptive(
-            initial_l2_clip_norm=1.0,
-            count_stddev=1.0,
-            noise_multiplier=1.0,
-            batches=PoissonNumbers(0.1, 2.0),
-            key=jax.random.key(0),
-        ),
-        "plain noise": gdpjax.add_gaussian_noise(1.0, jax.random.key(0)),
-    }
-    with pytest.raises(ValueError, match="made by this transformation's init"):
-        transformations[name].update(jnp.zeros((2, 3)) if name == "adaptive" else params, None, params)

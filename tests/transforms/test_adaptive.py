@@ -4,20 +4,16 @@ import dataclasses
 import functools
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
-from flax.training.train_state import TrainState
 from scipy import stats
 
 import gdpjax
 from gdpjax.ledger import Event, UniformEvent
 from gdpjax.sampling import PoissonNumbers
-from gdpjax.transforms import _adaptive
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
 PRIVATE = {
@@ -145,18 +141,6 @@ def test_a_traced_noise_multiplier_is_recorded_from_below(relation):
         assert 0 <= 1 - event.noise_multiplier / exact.noise_multiplier < 4e-6
 
 
-def test_a_scheduled_noise_multiplier_is_recorded_by_phase_without_recompiling():
-    schedule = optax.join_schedules([optax.constant_schedule(1.0), optax.constant_schedule(2.0)], [3])
-    events = recorded(make(noise_multiplier=schedule), 7).events
-    assert [event.num_steps for event in events] == [3, 4]
-    np.testing.assert_allclose([e.noise_multiplier for e in events], [0.5**0.5, (0.25 + 1) ** -0.5], rtol=4e-6)
-
-
-def slow_but_for(default, cases):
-    """All cases, of which only one is in the default suite."""
-    return [case if case is default else pytest.param(case, marks=pytest.mark.slow) for case in cases]
-
-
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_every_relation_has_the_same_draws_times_its_factor(relation):
     """The distribution of the draws themselves is tested below, for one relation."""
@@ -167,15 +151,14 @@ def test_every_relation_has_the_same_draws_times_its_factor(relation):
     assert after.l2_clip_norm == expected.l2_clip_norm
 
 
-@pytest.mark.parametrize("relation", slow_but_for(RELATIONS[0], RELATIONS))
-def test_noise_of_the_sum_and_of_the_count(relation, monkeypatch):
+def test_noise_of_the_sum_and_of_the_count(monkeypatch):
     """Standard deviations noise_multiplier * Delta * C and count_stddev, normal, independent, fresh in each step."""
     monkeypatch.undo()  # not the cheap noise of the other tests
     num_keys, params = 8_000, jnp.zeros(2)
     rows = np.array([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0], [0.3, 0.4]], np.float32)
 
     def two_steps(key):
-        tx = make(key=key, **under(relation))
+        tx = make(key=key)
 
         def step(state, _):
             released, state = tx.update(rows, state, params)
@@ -188,12 +171,12 @@ def test_noise_of_the_sum_and_of_the_count(relation, monkeypatch):
     first, second = np.moveaxis(releases, 1, 0)
     middle, last = np.moveaxis(norms, 1, 0)
     total = np.array([0.9 + 0.3, 1.2 + 1.0 + 0.4])
-    of_sum = (first * 8 - total) / (1.5 * relation.sensitivity_factor)
+    of_sum = (first * 8 - total) / 1.5
     of_count = (noisy_count(1.5, middle) - (2 - 1) / 2) / 0.5
     # The second step clips, counts and scales its noise at the clip norm that the first one released.
     clip_norms, lengths = middle[:, None], np.linalg.norm(rows, axis=1)
     bounded = np.minimum(1, clip_norms / lengths.clip(1e-9))
-    of_second = (second * 8 - bounded @ rows) / (clip_norms * relation.sensitivity_factor)
+    of_second = (second * 8 - bounded @ rows) / clip_norms
     below = (lengths[[0, 1, 3]] <= clip_norms).sum(1)
     of_second_count = (noisy_count(middle, last) - (below - 1.5)) / 0.5
     draws = np.stack([*of_sum.T, of_count, *of_second.T, of_second_count])
@@ -287,24 +270,6 @@ def test_no_neighbour_moves_both_releases_by_more_than_is_recorded(way, relation
     assert moves[:, 2].max() >= 0.99 / joint
 
 
-def test_counting_padding_as_below_would_break_it(monkeypatch):
-    """The broken version of the previous test: a zero row as an example with norm <= C."""
-
-    def broken(norms, l2_clip_norm):
-        return jnp.where(norms <= l2_clip_norm, 0.5, -0.5).sum()
-
-    monkeypatch.setattr(_adaptive, "_bit_sum", broken)
-
-    @jax.jit
-    def broken_step(rows, state):
-        return by_rows(make(), rows, state, PARAMS)
-
-    def step(rows, state, way, relation):
-        return broken_step(rows, state)
-
-    assert movements("rows", RELATIONS[0], step)[:, 1].max() > 1.9
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_non_finite_rows_count_as_padding(way):
     rows = ROWS.copy()
@@ -326,70 +291,6 @@ def test_empty_batch_and_all_padding(way):
     assert state.l2_clip_norm == same.l2_clip_norm
     assert state.l2_clip_norm != 1.5  # the noise of the count alone
     assert abs(noisy_count(1.5, state.l2_clip_norm)) < 0.5 * 6
-
-
-def test_padding_marked_by_the_engine_is_the_same_as_no_row():
-    x, is_padding = ROWS.copy(), np.array([False, False, True, True])
-    x[2] = 9.0
-    state = first_state()
-
-    @jax.jit
-    def by_sum(state):
-        grad_fn = gdpjax.clipped_grad(dot, gdpjax.clip_norm_of(state), return_info=True)
-        total, info = grad_fn(PARAMS, x, is_padding=is_padding)
-        return make().update(total, state, PARAMS, clipped_by=grad_fn, norms=info.norms)
-
-    rows = jax.jit(gdpjax.per_example_grad(dot))(PARAMS, x, is_padding=is_padding)
-    total, rowwise = by_sum(state), one_step(rows, state)
-    zeroed = one_step(np.where(x == 9, 0, x), state)
-    np.testing.assert_allclose(total[0], rowwise[0], rtol=1e-6)
-    np.testing.assert_array_equal(rowwise[0], zeroed[0])
-    assert total[1].l2_clip_norm == rowwise[1].l2_clip_norm == zeroed[1].l2_clip_norm
-
-
-@pytest.mark.parametrize("way", slow_but_for("rows", WAYS))
-def test_jit_and_scan_equal_eager_without_recompiling(way):
-    tx = optax.chain(make(learning_rate=0.2), optax.sgd(0.1))
-
-    def step(carry):
-        w, state = carry
-        updates, state = WAYS[way](tx, jnp.asarray(ROWS), state, w)
-        return optax.apply_updates(w, updates), state
-
-    start = (PARAMS, tx.init(PARAMS))
-    eager, compiled, jitted = start, start, jax.jit(step)
-    for _ in range(2):
-        eager, compiled = step(eager), jitted(compiled)
-
-    def body(carry, _):
-        return step(carry), None
-
-    loop = jax.jit(lambda carry: jax.lax.scan(body, carry, length=2)[0])
-    for other in (compiled, loop(start)):
-        np.testing.assert_allclose(eager[0], other[0], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(gdpjax.clip_norm_of(eager[1]), gdpjax.clip_norm_of(other[1]), rtol=1e-5)
-        assert gdpjax.ledger_of(eager[1]) == gdpjax.ledger_of(other[1])
-    assert gdpjax.clip_norm_of(eager[1]) != gdpjax.clip_norm_of(start[1])
-    assert jitted._cache_size() == 1
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_sweep_by_vmap_equals_a_loop(way):
-    keys, rates = jax.random.split(jax.random.key(1), 3), np.float32([0.0, 0.2, 1.0])
-
-    def train(learning_rate, key):
-        tx = make(learning_rate=learning_rate, key=key)
-        return WAYS[way](tx, ROWS, tx.init(PARAMS), PARAMS)
-
-    released, states = jax.jit(jax.vmap(train))(rates, keys)
-    compiled = jax.jit(train)
-    for i in range(3):
-        alone, state = compiled(rates[i], keys[i])
-        np.testing.assert_allclose(released[i], alone, rtol=1e-5)
-        np.testing.assert_allclose(gdpjax.clip_norm_of(states)[i], state.l2_clip_norm, rtol=1e-5)
-    assert gdpjax.clip_norm_of(states)[0] == 1.5
-    with pytest.raises(ValueError, match="share one noise key"):
-        jax.vmap(lambda rate: train(rate, keys[0]))(jnp.asarray(rates))
 
 
 def test_the_clip_norm_stays_in_its_public_range():
@@ -432,37 +333,11 @@ def test_a_sum_clipped_at_another_norm_is_refused_or_nan():
         tx.update(total, state, params, clipped_by=gdpjax.Sensitivity(1.0), norms=info.norms)
 
 
-def test_arguments_that_leave_open_what_was_clipped_are_refused():
-    tx, params = make(), {"w": jnp.zeros(2), "b": jnp.zeros(())}
-    state = tx.init(params)
-    rows = jax.tree.map(lambda p: jnp.ones((5, *p.shape)), params)
-    stated = gdpjax.Sensitivity(1.5)
-    refused = [
-        (params, {}, "without a batch axis"),
-        (params, {"norms": jnp.ones(5)}, "together"),
-        (params, {"clipped_by": stated}, "together"),
-        (rows, {"clipped_by": stated, "norms": jnp.ones(5)}, "has shape"),
-        (params, {"clipped_by": stated, "norms": jnp.ones((5, 2))}, r"floating \[B\]"),
-        (params, {"clipped_by": stated, "norms": jnp.ones(())}, r"floating \[B\]"),
-        (params, {"clipped_by": stated, "norms": jnp.ones(5, bool)}, r"floating \[B\]"),
-        (params, {"clipped_by": 1.5, "norms": jnp.ones(5)}, "which has no .sensitivity"),
-        ({"w": rows["w"], "b": jnp.ones(4)}, {}, "same leading batch axis"),
-        ({"w": jnp.ones((5, 3)), "b": rows["b"]}, {}, "batch axis followed by"),
-        ({"w": rows["w"]}, {}, "same structure"),
-    ]
-    for updates, extra, message in refused:
-        with pytest.raises(ValueError, match=message):
-            jax.eval_shape(functools.partial(tx.update, updates, state, params, **extra))
-    with pytest.raises(ValueError, match="needs the parameters"):
-        jax.eval_shape(functools.partial(tx.update, rows, state))
-    with pytest.raises(ValueError, match="belong to the"):
-        make(max_batch_size=9).update(params, state, params, clipped_by=stated, norms=jnp.ones(5))
-    with pytest.raises(ValueError, match=r"with 0 of them"):
-        gdpjax.clip_norm_of(optax.sgd(0.1).init(params))
-    with pytest.raises(ValueError, match="joint"):
-        gdpjax.ledger_of((state, state))
-    with pytest.raises(ValueError, match="MultiSteps around"):
-        gdpjax.ledger_of(optax.MultiSteps(tx, 2).init(params))
+@pytest.mark.parametrize(("given", "message"), [({}, "without a batch axis"), ({"norms": jnp.ones(2)}, "together")])
+def test_a_sum_without_what_clipped_it_is_refused(given, message):
+    tx = make()
+    with pytest.raises(ValueError, match=message):
+        tx.update(PARAMS, tx.init(PARAMS), PARAMS, **given)
 
 
 def test_masks_around_it_are_refused():
@@ -474,26 +349,13 @@ def test_masks_around_it_are_refused():
 
 REFUSALS = {
     "clip norm": (dict(initial_l2_clip_norm=0.0), "initial_l2_clip_norm must be"),
-    "NaN clip norm": (dict(initial_l2_clip_norm=float("nan")), "initial_l2_clip_norm must be"),
     "clip norm out of range": (dict(l2_clip_norm_range=(2.0, 3.0)), r"within l2_clip_norm_range \[2.0, 3.0\]"),
-    "reversed range": (dict(l2_clip_norm_range=(3.0, 1.0)), "smallest, largest"),
-    "zero in range": (dict(l2_clip_norm_range=(0.0, 3.0)), "l2_clip_norm_range must be a number > 0"),
     "one number": (dict(l2_clip_norm_range=3.0), "two static numbers"),
     "zero noise": (dict(noise_multiplier=0.0), "noise_multiplier must be"),
     "zero count noise": (dict(count_stddev=0.0), "count_stddev must be"),
     "noise that float32 takes for 0": (dict(noise_multiplier=5e-324), "noise_multiplier must be"),
-    "count noise that float32 takes for inf": (dict(count_stddev=1e300), "count_stddev must be .* range of float32"),
-    "no count noise": (dict(count_stddev=None), "count_stddev must be"),
-    "quantile": (dict(target_quantile=1.5), "target_quantile must be"),
-    "NaN quantile": (dict(target_quantile=float("nan")), "target_quantile must be"),
     "learning rate": (dict(learning_rate=-0.1), "learning_rate must be"),
-    "infinite learning rate": (dict(learning_rate=float("inf")), "learning_rate must be"),
-    "probability": (dict(sampling_prob=1.5), "sampling_prob must be"),
-    "no probability": (dict(sampling_prob=64 // 1000), r"64 // 1000 is 0, 64 / 1000 is not"),
     "traced rows": (dict(max_batch_size=jnp.int32(8)), "list max_batch_size in static_args"),
-    "batch size": (dict(expected_batch_size=0), "expected_batch_size must be"),
-    "overflow": (dict(overflow_per_step=1.0), "overflow_per_step must be"),
-    "key": (dict(key=0), "key must be a PRNG key"),
 }
 
 
@@ -547,49 +409,3 @@ def test_frozen_and_integer_leaves_leave_as_exact_zeros(way):
     assert not released["n"].any()
     # The frozen leaf stays out of the norms, so one of the two rows is below the clip norm.
     assert abs(noisy_count(1.5, state.l2_clip_norm)) < 0.1
-
-
-def test_works_in_flax_training_loops():
-    model = nn.Dense(3, use_bias=False)
-    x = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
-    y = np.arange(8) % 3
-
-    def loss(p, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(model.apply(p, x), y)
-
-    params = {"params": {"kernel": jnp.eye(4, 3)}}
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.chain(make(), optax.sgd(0.1)))
-
-    @jax.jit
-    def step(state):
-        rows = gdpjax.per_example_grad(loss, batch_argnums=(1, 2))(state.params, x, y)
-        return state.apply_gradients(grads=rows)
-
-    for _ in range(2):
-        state = step(state)
-    assert gdpjax.ledger_of(state.opt_state).num_steps == 2
-
-    linear = nnx.Linear(4, 3, use_bias=False, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(linear, optax.chain(make(), optax.sgd(0.1)), wrt=nnx.Param)
-
-    @nnx.jit
-    def nnx_step(linear, optimizer):
-        rows = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), nnx.state(linear, nnx.Param))
-        optimizer.update(linear, rows)
-
-    nnx_step(linear, optimizer)
-    assert gdpjax.ledger_of(optimizer.opt_state).num_steps == 1
-    assert 0 < gdpjax.clip_norm_of(optimizer.opt_state) != 1.5
-
-
-def test_state_restored_as_numpy_arrays_and_x64_go_on():
-    _, state = one_step(ROWS, first_state())
-    one, first = one_step(ROWS, state)
-    other, second = one_step(ROWS, jax.tree.map(np.asarray, state))
-    np.testing.assert_array_equal(one, other)
-    assert gdpjax.ledger_of(first) == gdpjax.ledger_of(second)
-    with jax.enable_x64(True):
-        released, third = one_step(ROWS.astype(np.float64), state, way="sum")
-        assert released.dtype == jnp.float64
-        assert third.l2_clip_norm.dtype == jnp.float32
-        assert gdpjax.ledger_of(third) == gdpjax.ledger_of(first)

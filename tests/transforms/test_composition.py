@@ -1,23 +1,19 @@
-"""Private training with schedules, averages, sweeps, equinox, frozen and tied parameters, bfloat16."""
+"""The transforms are ordinary optax: frozen and tied parameters, bfloat16, inject_hyperparams, flax TrainState."""
 
-import functools
-
-import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import serialization
+from flax.training.train_state import TrainState
 
 import gdpjax
 from gdpjax.sampling import PoissonNumbers
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
-PRIVATE = {
-    "noise_multiplier": 1.0,
-    "batches": PoissonNumbers(0.25, 8.0),
-    "key": jax.random.key(0),
-}
+PRIVATE = {"noise_multiplier": 1.0, "batches": PoissonNumbers(0.25, 8.0), "key": jax.random.key(0)}
 X = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
 Y = np.arange(8) % 3
 
@@ -47,170 +43,29 @@ def trained(tx, grad_fn, params, batch, num_steps):
     return history, state
 
 
-def test_an_optax_schedule_scales_what_is_released():
-    """The updates are what is released times the learning rate of the schedule."""
-    grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
-    schedule = optax.warmup_cosine_decay_schedule(0.1, 0.5, 2, 6)
-    params = jnp.ones(4)
-    private = gdpjax.privatize(grad_fn, **PRIVATE)
-    tx = gdpjax.dpsgd(schedule, clip=grad_fn, **PRIVATE)
-    private_state = private.init(params)
-    state = tx.init(params)
-
-    @jax.jit
-    def step(private_state, state):
-        clipped_sum = grad_fn(params, X)
-        released, private_state = private.update(clipped_sum, private_state, params)
-        updates, state = tx.update(clipped_sum, state, params)
-        return released, private_state, updates, state
-
-    learning_rates = jax.jit(jax.vmap(schedule))(np.arange(6))
-    for learning_rate in np.asarray(learning_rates):
-        released, private_state, updates, state = step(private_state, state)
-        np.testing.assert_allclose(updates, -learning_rate * np.asarray(released), rtol=1e-5)
-
-
-def test_an_average_of_the_parameters_is_postprocessing():
-    """An exponential moving average of the parameters is its formula, and no step of the ledger."""
-    grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
-    tx = gdpjax.dpsgd(0.1, clip=grad_fn, **PRIVATE)
-    history, state = trained(tx, grad_fn, jnp.ones(4), (X,), 5)
-    average = np.ones(4, np.float32)
-    for params in np.asarray(history):
-        average = optax.incremental_update(params, average, step_size=0.1)
-    weights = 0.1 * 0.9 ** np.arange(4, -1, -1)
-    expected = 0.9**5 + weights @ np.asarray(history)
-    np.testing.assert_allclose(average, expected, rtol=1e-5)
-    assert gdpjax.ledger_of(state).num_steps == 5
-
-
-def test_a_sweep_over_an_injected_noise_multiplier():
-    """One program runs all configurations, each with its key, and every ledger has the steps of its own."""
-    static = ("clip", "key", "nesterov")
-    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=static)
-
-    def train(noise_multiplier, key):
-        options = {**PRIVATE, "noise_multiplier": noise_multiplier, "key": key}
-        tx = factory(0.1, clip=gdpjax.Sensitivity(1.0), **options)
-        params = jnp.ones(4)
-        first, state = tx.update(clipped_sum, tx.init(params), params)
-        # A hyperparameter is set by hand between the steps.
-        state.hyperparams["noise_multiplier"] = 2 * noise_multiplier
-        second, state = tx.update(clipped_sum, state, params)
-        return first + second, state
-
-    clipped_sum = X.sum(0)
-    noise_multipliers = np.float32([0.5, 1.0, 2.0])
-    keys = jax.random.split(jax.random.key(5), 3)
-    swept, states = jax.jit(jax.vmap(train))(noise_multipliers, keys)
-    train_alone = jax.jit(train)
-    for i in range(3):
-        alone, state = train_alone(noise_multipliers[i], keys[i])
-        np.testing.assert_allclose(swept[i], alone, rtol=1e-5, atol=1e-6)
-        state_of_sweep = jax.tree.map(lambda leaf, i=i: leaf[i], states)
-        ledger = gdpjax.ledger_of(state_of_sweep)
-        assert ledger == gdpjax.ledger_of(state)
-        first, second = ledger.events
-        assert (first.noise_multiplier, first.num_steps) == (noise_multipliers[i], 1)
-        assert (second.noise_multiplier, second.num_steps) == (2 * noise_multipliers[i], 1)
-    with pytest.raises(ValueError, match="share one noise key"):
-        jax.vmap(train, in_axes=(0, None))(noise_multipliers, keys[0])
-
-
-def test_equinox_model():
-    """All arrays of an equinox model are trained, and the model is whole afterwards."""
-    model = eqx.nn.MLP(4, 3, 5, 1, use_bias=False, use_final_bias=False, key=jax.random.key(0))
-    params, static = eqx.partition(model, eqx.is_inexact_array)
-
-    def loss(params, x, y):
-        model = eqx.combine(params, static)
-        return cross_entropy(model(x), y)
-
-    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
-    tx = gdpjax.dpadam(1e-2, clip=grad_fn, **PRIVATE)
-    history, state = trained(tx, grad_fn, params, (X, Y), 3)
-    trained_params = jax.tree.map(lambda leaf: np.asarray(leaf)[-1], history)
-    for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(trained_params), strict=True):
-        assert (before != after).all()
-    trained_model = eqx.combine(trained_params, static)
-    assert jax.eval_shape(jax.vmap(trained_model), X).shape == (8, 3)
-    assert gdpjax.ledger_of(state).num_steps == 3
-
-
 def tied_loss(params, token, label):
     """Return a loss with one table as the embedding and as the classifier."""
-    embedded = params["table"][token]
-    hidden = jnp.tanh(embedded @ params["mix"]) + params["frozen"]
+    hidden = jnp.tanh(params["table"][token]) + params["frozen"]
     return cross_entropy(params["table"] @ hidden, label)
-
-
-RANDOM = np.random.default_rng(2)
-TIED = {
-    "table": jnp.asarray(RANDOM.normal(size=(6, 4)) * 2, jnp.float32),
-    "mix": jnp.asarray(RANDOM.normal(size=(4, 4)), jnp.float32),
-    "frozen": jnp.ones(4),
-}
-TRAINABLE = {"table": True, "mix": True, "frozen": False}
-TOKENS = np.arange(12) % 6
-LABELS = np.arange(12) % 5
-
-
-def rows_of(function, params):
-    """Return the gradients of each example, its leaves side by side, [12, coordinates]."""
-    gradient_of_each = jax.jit(jax.vmap(jax.grad(function), in_axes=(None, 0, 0)))
-    leaves = gradient_of_each(params, TOKENS, LABELS)
-    rows = [np.asarray(leaf, np.float64).reshape(12, -1) for leaf in leaves]
-    return np.concatenate(rows, axis=1)
-
-
-@functools.cache
-def tied_rows():
-    """Return the gradients of the trainable leaves."""
-
-    def loss(trainable, token, label):
-        table, mix = trainable
-        params = {"table": table, "mix": mix, "frozen": TIED["frozen"]}
-        return tied_loss(params, token, label)
-
-    return rows_of(loss, (TIED["table"], TIED["mix"]))
-
-
-@functools.cache
-def norms_of_separate_uses():
-    """Return the norms of gradients as if the two uses of the table were two parameters."""
-
-    def untied(uses, token, label):
-        embedding, classifier, mix = uses
-        hidden = jnp.tanh(embedding[token] @ mix) + TIED["frozen"]
-        return cross_entropy(classifier @ hidden, label)
-
-    rows = rows_of(untied, (TIED["table"], TIED["table"], TIED["mix"]))
-    return np.linalg.norm(rows, axis=1)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "ghost", "vmap"])
 def test_a_tied_leaf_is_clipped_once_with_its_true_norm(strategy):
-    """Trap 24: the gradient of a leaf used twice is the sum of both uses, in one norm, beside the other leaves."""
-    rows = tied_rows()
-    norms = np.linalg.norm(rows, axis=1)
-    l2_clip_norm = float(np.median(norms))
-    grad_fn = gdpjax.clipped_grad(
-        tied_loss,
-        l2_clip_norm,
-        batch_argnums=(1, 2),
-        trainable=TRAINABLE,
-        strategy=strategy,
-        return_info=True,
-    )
-    clipped_sum, info = jax.jit(grad_fn)(TIED, TOKENS, LABELS)
-    flat_sum = np.append(clipped_sum["table"], clipped_sum["mix"])
-    factors = np.minimum(1, l2_clip_norm / norms)
-    np.testing.assert_allclose(info.norms, norms, rtol=1e-5)
-    np.testing.assert_allclose(flat_sum, factors @ rows, rtol=2e-4, atol=1e-5)
+    """Trap 24: the gradient of a leaf used twice is the sum of both uses, in one norm."""
+    table = jnp.asarray(np.random.default_rng(2).normal(size=(6, 4)) * 2, jnp.float32)
+    params = {"table": table, "frozen": jnp.ones(4)}
+    tokens, labels = np.arange(12) % 6, np.arange(12) % 5
+    gradients = jax.jit(jax.vmap(jax.grad(tied_loss), in_axes=(None, 0, 0)))(params, tokens, labels)
+    rows = np.asarray(gradients["table"], np.float64)
+    norms = np.linalg.norm(rows, axis=(1, 2))
 
-    # Norms added up by use are other norms.
-    relative_difference = np.abs(norms_of_separate_uses() / norms - 1)
-    assert (relative_difference > 0.01).any()
+    l2_clip_norm = float(np.median(norms))
+    options = dict(batch_argnums=(1, 2), trainable={"table": True, "frozen": False}, return_info=True)
+    grad_fn = gdpjax.clipped_grad(tied_loss, l2_clip_norm, strategy=strategy, **options)
+    clipped_sum, info = jax.jit(grad_fn)(params, tokens, labels)
+    expected = np.tensordot(np.minimum(1, l2_clip_norm / norms), rows, 1)
+    np.testing.assert_allclose(info.norms, norms, rtol=1e-5)
+    np.testing.assert_allclose(clipped_sum["table"], expected, rtol=2e-4, atol=1e-5)
 
 
 def test_frozen_parameters_stay_as_they_are_and_weight_decay_is_masked():
@@ -230,37 +85,6 @@ def test_frozen_parameters_stay_as_they_are_and_weight_decay_is_masked():
         assert (np.asarray(history["w"])[-1] != 1).all()
 
 
-def test_bfloat16_model_with_float32_parameters():
-    """Trap 7: half precision inside the loss, and nowhere after it: sums, noise and parameters are float32."""
-
-    def loss(params, x, y):
-        half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-        hidden = jnp.tanh(x.astype(jnp.bfloat16) @ half["in"])
-        logits = hidden @ half["out"]
-        return cross_entropy(logits.astype(jnp.float32), y)
-
-    params = {"in": jnp.ones((4, 5)) / 2, "out": jnp.eye(5, 3)}
-    grad_fn = gdpjax.clipped_grad(loss, 0.1, batch_argnums=(1, 2))
-    sgd = gdpjax.dpsgd(1e-4, clip=grad_fn, **PRIVATE)
-    tx = gdpjax.accumulate_clipped(sgd, 2)
-
-    # One example moves the sum by at most the clip norm.
-    clipped_sum = jax.jit(grad_fn)
-    whole = clipped_sum(params, X, Y, is_padding=np.zeros(8, bool))
-    without_one = clipped_sum(params, X, Y, is_padding=np.arange(8) == 3)
-    changes = [np.ravel(whole[name] - without_one[name]) for name in params]
-    assert 0.09 < np.linalg.norm(np.concatenate(changes)) <= 0.1
-
-    history, state = trained(tx, grad_fn, params, (X, Y), 4)
-    for leaf in jax.tree.leaves((history, state.total, state.error)):
-        assert leaf.dtype == jnp.float32
-    # A step of 1e-4 is below half a unit in the last place of a bfloat16 one, and must not be lost.
-    for leaf in jax.tree.leaves(history):
-        values = np.asarray(leaf)
-        assert (values[1] != values[3]).any()
-    assert gdpjax.ledger_of(state).num_steps == 2
-
-
 def test_bfloat16_parameters_are_accumulated_in_float32():
     """The sum of eight microbatches has bits that bfloat16 does not hold, and the parameters stay bfloat16."""
     params = jnp.ones(4, jnp.bfloat16)
@@ -274,3 +98,44 @@ def test_bfloat16_parameters_are_accumulated_in_float32():
         released, state = update(microbatch_sum, state, params)
     np.testing.assert_array_equal(released, np.full(4, 8 + 2.0**-17, np.float32))
     assert optax.apply_updates(params, released).dtype == jnp.bfloat16
+
+
+def test_inject_hyperparams_with_a_schedule_and_a_hand_set_value():
+    grad_fn = gdpjax.clipped_grad(quadratic, 1.0)
+    factory = optax.inject_hyperparams(gdpjax.dpsgd, static_args=("clip", "nesterov"))
+    tx = factory(optax.linear_schedule(0.1, 0.0, 10), clip=grad_fn, **PRIVATE)
+    params = jnp.ones(4)
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    total = jax.jit(grad_fn)(params, X)
+    for multiplier in [1.0, 1.0, 0.5]:
+        state.hyperparams["noise_multiplier"] = jnp.asarray(multiplier)
+        updates, state = update(total, state, params)
+    assert updates.shape == (4,)
+    first, second = gdpjax.ledger_of(state).events
+    assert (first.noise_multiplier, first.num_steps) == (1.0, 2)
+    assert (second.noise_multiplier, second.num_steps) == (0.5, 1)
+    assert update._cache_size() == 1
+
+
+def test_flax_train_state_and_its_serialization():
+    model = nn.Dense(3, use_bias=False)
+    params = {"params": {"kernel": jnp.eye(4, 3)}}
+
+    def loss(params, x, y):
+        return cross_entropy(model.apply(params, x), y)
+
+    grad_fn = gdpjax.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=gdpjax.dpadam(1e-2, clip=grad_fn, **PRIVATE))
+
+    @jax.jit
+    def step(state):
+        return state.apply_gradients(grads=grad_fn(state.params, X, Y))
+
+    for _ in range(3):
+        state = step(state)
+    assert gdpjax.ledger_of(state.opt_state).num_steps == 3
+    restored = serialization.from_bytes(state, serialization.to_bytes(state))
+    assert gdpjax.ledger_of(restored.opt_state) == gdpjax.ledger_of(state.opt_state)
+    for a, b in zip(jax.tree.leaves(step(state)), jax.tree.leaves(step(restored)), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -90,41 +90,6 @@ def test_draws_that_are_kept_are_those_that_are_made_again():
     np.testing.assert_allclose(compiled("buffer")[2], compiled("regenerate")[2], atol=1e-5)
 
 
-def slow_but_for(*names):
-    """All strategies, of which only some are in the default suite: there is one step, compiled in other ways."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
-
-
-def scanned(tx):
-    """The noise of a whole run in one loop, [STEPS, SIZE]."""
-
-    def body(state, _):
-        noise, state = tx.update(PARAMS, state, PARAMS)
-        return state, noise
-
-    return jax.lax.scan(body, tx.init(PARAMS), length=STEPS)[1]
-
-
-@pytest.mark.parametrize("name", slow_but_for("regenerate", "banded"))
-def test_jit_and_scan_agree(name):
-    tx, _, whole = compiled(name)
-    noise = jax.jit(scanned, static_argnums=0)(tx)
-    np.testing.assert_allclose(noise, whole, rtol=1e-5, atol=1e-6)
-
-
-def test_every_state_can_be_carried_by_a_scan():
-    for strategy in STRATEGIES.values():
-        noise = jax.eval_shape(functools.partial(scanned, make(strategy)))
-        assert noise.shape == (STEPS, SIZE)
-
-
-@pytest.mark.parametrize("name", slow_but_for("banded"))
-def test_eager_and_jit_agree(name):
-    tx, _, whole = compiled(name)
-    noise, _ = released(tx.update, tx.init(PARAMS), 4)
-    np.testing.assert_allclose(noise, whole[:4], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_run_that_goes_on_from_its_state_is_the_same_run(name):
     tx, step, whole = compiled(name)
@@ -194,52 +159,14 @@ def test_cyclic_poisson_is_recorded_with_its_groups():
     assert certified(1.5, 0.25, 3).epsilon(1e-5).lower * 0.999 <= bracket.lower <= bracket.upper
 
 
-def test_a_sweep_over_coefficients_and_noise_is_one_program():
-    lams, noise = np.float32([0.0, 0.9, 0.5]), np.float32([1.5, 2.0, 1.0])
-    keys = [jax.random.key(1), jax.random.key(2), jax.random.key(3)]
-    zeros, traces = np.zeros(50, np.float32), []
-
-    def run(lam, noise_multiplier, key):
-        traces.append(1)
-        tx = make(correlated.lambda_cgd(lam), noise_multiplier=noise_multiplier, key=key)
-
-        def body(state, _):
-            noise, state = tx.update(zeros, state, zeros)
-            return state, noise
-
-        return jax.lax.scan(body, tx.init(zeros), length=STEPS)[1]
-
-    swept = np.asarray(jax.jit(jax.vmap(run))(lams, noise, jnp.stack(keys)))
-    assert len(traces) == 1
-    alone = jax.jit(run)
-    for i in range(3):
-        np.testing.assert_allclose(swept[i], alone(lams[i], noise[i], keys[i]), rtol=1e-5, atol=1e-5)
-
-    # The last is also one whose numbers are known before it is compiled; larger leaves begin with the same draws.
-    known = compiled("lambda")[2][:, :50]
-    np.testing.assert_allclose(swept[2], known, rtol=1e-5, atol=1e-5)
-
-
-def test_a_shared_key_under_vmap_is_refused():
-    def run(lam):
-        tx = make(correlated.lambda_cgd(lam))
-        return tx.update(jnp.zeros(5), tx.init(jnp.zeros(5)), jnp.zeros(5))[0]
-
-    with pytest.raises(ValueError, match="share one noise key"):
-        jax.eval_shape(jax.vmap(run), np.linspace(0.1, 0.9, 3))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_steps": None}, "num_steps"),
         ({"participation": None}, "participation must be"),
-        ({"participation": "single"}, "participation must be"),
         ({"noise": "bisr"}, "noise must be gdpjax.IndependentGaussian"),
         ({"noise": gdpjax.IndependentGaussian()}, "only correlated noise is accounted for"),
         ({"batches": Poisson(100, 10, 20)}, "correlated noise goes with batches that promise how often"),
         ({"noise_multiplier": lambda step: 1.0 + step}, "one noise_multiplier"),
-        ({"num_steps": 0}, "num_steps"),
         ({"participation": correlated.FixedEpochs(5)}, "multiple of num_epochs"),
     ],
 )
@@ -284,12 +211,7 @@ def test_several_noise_multipliers_are_recorded_by_the_least():
 
 @pytest.mark.parametrize(
     ("share", "refuted", "num_releases"),
-    [
-        (1.0, False, 2**11),
-        (0.7, True, 2**11),
-        pytest.param(1.0, False, 2**14, marks=pytest.mark.slow),
-        pytest.param(0.9, True, 2**14, marks=pytest.mark.slow),
-    ],
+    [(1.0, False, 2**11), (0.7, True, 2**11), pytest.param(0.9, True, 2**14, marks=pytest.mark.slow)],
 )
 def test_the_audit_sees_a_sensitivity_that_is_too_small(share, refuted, num_releases, monkeypatch):
     """The best test of a run is its projection on the change that one example makes, with the noise whitened.

@@ -1,7 +1,6 @@
 """Keys: each configuration's noise and batches are its own, and a key that several would share is refused."""
 
 import ast
-import hashlib
 import pathlib
 
 import jax
@@ -13,8 +12,6 @@ from jax.sharding import AxisType, PartitionSpec
 
 import gdpjax
 from gdpjax._core.keys import bits, check_key, fold_in, split
-from gdpjax._core.noise import standard_normal
-from gdpjax._core.trees import keys_of_leaves
 from gdpjax.mechanisms import LaplaceMechanism, RandomizedResponse
 from gdpjax.sampling import Poisson, PoissonNumbers, WithoutReplacement, poisson_sample
 from gdpjax.training import make_plan, private_training
@@ -69,9 +66,9 @@ def release_accumulated(key):
     return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]["w"]
 
 
-def release_bare(key):
+def release_bare(key, params=PARAMS):
     tx = gdpjax.add_gaussian_noise(1.0, key)
-    return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]["w"]
+    return tx.update(params, tx.init(params), params)[0]["w"]
 
 
 def keys_of_a_run(key):
@@ -83,8 +80,7 @@ DRAWS = {
     "bits": lambda key: bits(key, SHAPE),
     "split": lambda key: jax.random.key_data(split(key, 3)),
     "fold_in": lambda key: jax.random.key_data(fold_in(key, 7)),
-    "noise": lambda key: standard_normal(key, SHAPE, jnp.float32),
-    "much noise": lambda key: standard_normal(key, (64 * 300,), jnp.float32),
+    "much noise": lambda key: release_bare(key, {"w": jnp.zeros(64 * 300)}),
     "privatize": release,
     "privatize_adaptive": release_adaptive,
     "accumulate_clipped": release_accumulated,
@@ -104,7 +100,7 @@ DRAWS = {
 
 IMPLEMENTED_DRAWS = [
     *[(name, "rbg") for name in DRAWS],
-    *[(name, "unsafe_rbg") for name in ("bits", "split", "fold_in", "noise")],
+    *[(name, "unsafe_rbg") for name in ("bits", "split", "fold_in", "much noise")],
     pytest.param("privatize", "unsafe_rbg", marks=pytest.mark.slow),  # it is made of the four before
 ]
 
@@ -160,18 +156,6 @@ def test_nested_vmap_and_raw_key_data_keep_the_implementation():
     np.testing.assert_allclose(together[1, 0], alone, rtol=3e-5, atol=1e-6)
     with pytest.raises(ValueError, match="share one noise key"):
         jax.vmap(release, in_axes=(None, 0))(jax.random.key(0, impl="rbg"), jnp.ones(2))
-
-
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry2x32"])
-def test_keys_of_leaves_derived_together_are_those_derived_one_by_one(impl):
-    """Seeded noise stays what it was, and no leaf's key depends on which other leaves there are."""
-    key, names = jax.random.key(3, impl=impl), ["['a']", "['b']['c']"]
-    together = keys_of_leaves(key, names)
-    for name, derived in zip(names, together, strict=True):
-        digest = hashlib.sha256(name.encode()).digest()
-        first, second = np.frombuffer(digest[:8], "<u4")
-        alone = jax.random.fold_in(jax.random.fold_in(key, first), second)
-        np.testing.assert_array_equal(jax.random.key_data(derived), jax.random.key_data(alone))
 
 
 _DRAWING = "bits bernoulli fold_in normal permutation randint split uniform"
@@ -308,23 +292,6 @@ def test_loops_over_keys_are_accepted():
     jax.eval_shape(jax.grad(lambda s: release(KEY, s).sum()), 1.0)
 
 
-def test_a_loop_that_carries_the_state_is_accepted():
-    tx = make()
-
-    def step(state, _):
-        updates, state = tx.update(PARAMS, state, PARAMS)
-        return state, updates["w"]
-
-    loop = jax.jit(lambda state: jax.lax.scan(step, state, length=3))
-    state = jax.jit(tx.init)(PARAMS)
-    noises = []
-    for _ in range(2):
-        state, noise = loop(state)
-        noises.append(noise)
-    assert int(state.count) == 6
-    assert len(np.unique(noises)) == np.size(noises)
-
-
 def sharded(function, *specs, check_vma=True):
     mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"), check_vma=check_vma)
@@ -389,11 +356,8 @@ def test_a_fresh_key_in_a_traced_function_is_refused(trace):
 
 NO_KEYS = {
     "seed": 0,
-    "none": None,
     "array of keys": jax.random.split(KEY, 2),
     "array of legacy keys": np.zeros((3, 2), np.uint32),
-    "signed": np.zeros(2, np.int32),
-    "float": np.zeros(2, np.float32),
     "raw data of an rbg key": jax.random.key_data(jax.random.key(0, impl="rbg")),
 }
 

@@ -1,9 +1,6 @@
 """`privatize` noises the sums of its own clip: what is anything else, or was changed on the way, is refused."""
 
-import copy
 import functools
-import gc
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +9,6 @@ import optax
 import pytest
 
 import gdpjax
-from gdpjax._core.provenance import current_trace
 from gdpjax.sampling import PoissonNumbers
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
@@ -46,26 +42,15 @@ def refused(what="Something changed it before the noise"):
 
 BETWEEN = {
     "scale": lambda: optax.scale(2.0),
-    "sgd": lambda: optax.sgd(2.0),
     "adam": lambda: optax.adam(0.1),
     "trace": lambda: optax.trace(0.9),
     "centralize": lambda: optax.centralize(),
-    "scale_by_sign": lambda: optax.scale_by_sign(),
     "scale_by_schedule": lambda: optax.scale_by_schedule(lambda count: 2.0),
-    "add_decayed_weights": lambda: optax.add_decayed_weights(0.1),
-    "clip_by_global_norm": lambda: optax.clip_by_global_norm(1.0),
-    "normalize_by_update_norm": lambda: optax.normalize_by_update_norm(),
     "flatten": lambda: optax.flatten(optax.scale(2.0)),
 }
 
 
-EAGERLY = ["scale", "trace", "centralize", "flatten"]
-
-
-@pytest.mark.parametrize(
-    ("name", "compiled"),
-    [(name, True) for name in BETWEEN] + [(name, False) for name in EAGERLY],
-)
+@pytest.mark.parametrize(("name", "compiled"), [*[(name, True) for name in BETWEEN], ("scale", False)])
 def test_a_transformation_between_clip_and_noise_is_refused(name, compiled):
     """Each of them was seen to pass, with the ledger of an unchanged sum."""
     grad_fn = clipped()
@@ -174,14 +159,6 @@ def test_sums_that_cross_the_boundary_of_a_compiled_function_are_taken():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 
-def test_chains_that_leave_the_sum_alone_pass():
-    grad_fn = clipped()
-    tx = optax.chain(optax.identity(), optax.chain(optax.identity(), private(grad_fn)), optax.sgd(0.1))
-    total = grad_fn(PARAMS, ROWS)
-    tx.update(total, tx.init(PARAMS), PARAMS)
-    tx.update(total, tx.init(PARAMS), PARAMS)  # in two chains, for comparison
-
-
 def test_adaptive_clipping_takes_the_sum_of_its_clip_alone():
     tx = gdpjax.privatize_adaptive(initial_l2_clip_norm=1.0, count_stddev=1.0, **PRIVATE)
     grad_fn = clipped(return_info=True)
@@ -203,34 +180,6 @@ def test_what_is_stated_is_believed():
     tx.update(mean_gradient(PARAMS, ROWS), tx.init(PARAMS), PARAMS)
 
 
-WAYS = {"clipped_grad": clipped, "clip_and_sum": lambda: gdpjax.clip_and_sum(1.0)}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_whole_step_works_under_every_transformation(way):
-    """jit, scan, checkpoint, cond, and vmap over configurations, of step and of gradient alone."""
-    clip = WAYS[way]()
-    rows_of = gdpjax.per_example_grad(loss)
-
-    def step(key, noise_multiplier, params):
-        noised = private(clip, key=key, noise_multiplier=noise_multiplier)
-        tx = noised if way == "clipped_grad" else optax.chain(clip, noised)
-
-        def one(carry, rows):
-            params, state = carry
-            gradient = clip(params, rows) if way == "clipped_grad" else rows_of(params, rows)
-            updates, state = tx.update(gradient, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(jax.checkpoint(one), (params, tx.init(params)), ROWS.reshape(2, 4, 3))[0]
-
-    keys, multipliers = jax.random.split(jax.random.key(2), 2), jnp.array([1.0, 2.0])
-    params, states = jax.jit(jax.vmap(step, (0, 0, None)))(keys, multipliers, PARAMS)
-    alone, _ = jax.jit(step)(keys[1], multipliers[1], PARAMS)
-    np.testing.assert_allclose(params["w"][1], alone["w"], rtol=1e-5)
-    assert gdpjax.ledger_of(jax.tree.map(lambda leaf: leaf[1], states)).num_steps == 2
-
-
 def test_sums_that_leave_an_inner_trace_are_taken():
     grad_fn = clipped()
     tx = private(grad_fn)
@@ -247,30 +196,3 @@ def test_sums_that_leave_an_inner_trace_are_taken():
         return jax.lax.cond(state.count > 3, lambda t: tx.update(t, state, PARAMS)[0], lambda t: PARAMS, total)
 
     jax.jit(branched).trace(tx.init(PARAMS))
-
-
-def test_nothing_is_kept_alive():
-    grad_fn = clipped()
-    tx = private(grad_fn)
-    with jax.checking_leaks():
-        jax.jit(lambda state: tx.update(grad_fn(PARAMS, ROWS), state, PARAMS)).trace(tx.init(PARAMS))
-        for _ in range(3):
-            jax.jit(lambda rows: grad_fn(PARAMS, rows)).trace(ROWS)
-    totals = [grad_fn(PARAMS, ROWS) for _ in range(3)]
-    assert len(grad_fn.provenance._alive) == 3
-    del totals
-    gc.collect()
-    assert not grad_fn.provenance._alive
-    for _ in range(70):
-        jax.eval_shape(grad_fn, PARAMS, ROWS)
-    assert len(grad_fn.provenance._waiting) <= 64
-    tx.update(mean_gradient(PARAMS, ROWS), tx.init(PARAMS), PARAMS)  # what cannot be told apart is taken
-
-
-def test_a_copy_of_a_clip_has_made_nothing():
-    provenance = clipped().provenance
-    provenance.record(PARAMS, num_rows=8)
-    for copied in (copy.deepcopy(provenance), pickle.loads(pickle.dumps(provenance))):
-        assert not copied._alive
-        with refused("has made none"):
-            copied.take(PARAMS, current_trace())

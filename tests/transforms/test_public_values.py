@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import gdpjax
 from tests.transforms.test_wrappers import PARAMS, PRIVATE, private, sums_for
@@ -73,39 +72,3 @@ def scales_after(values):
 def test_a_public_validation_loss_lowers_the_learning_rate():
     assert scales_after(FALLING) == 1.0
     np.testing.assert_allclose(scales_after(RISING), 1e-3, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["backtracking", "polyak_sgd"])
-def test_several_public_values_reach_what_asks_for_them(name):
-    make, values = AFTER[name]
-    tx = optax.chain(private("privatize"), optax.sgd(0.1), gdpjax.public_values(make()))
-    public = {f"public_{each}": value for each, value in values.items()}
-    updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS, **public)
-    assert np.isfinite(updates["w"]).all()
-
-
-def test_values_of_other_names_do_not_reach_it():
-    tx = gdpjax.public_values(on_plateau())
-    with pytest.raises(TypeError, match="value"):
-        tx.update(PARAMS, tx.init(PARAMS), PARAMS, value=1.0)
-
-
-def test_adaptive_clipping_and_accumulation_take_public_values():
-    for name in ("privatize_adaptive", "accumulate_clipped"):
-        tx = optax.chain(private(name), gdpjax.public_values(on_plateau()))
-        updates = jax.eval_shape(
-            lambda state, tx=tx, name=name: tx.update(sums_for(name), state, PARAMS, public_value=1.0)[0],
-            tx.init(PARAMS),
-        )
-        assert updates["w"].shape == (2, 3)
-
-
-def test_an_nnx_optimizer_hands_a_public_value_on():
-    model = nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0))
-    tx = optax.chain(private("privatize"), gdpjax.public_values(on_plateau()))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    sums = nnx.state(model, nnx.Param)
-    with pytest.raises(ValueError, match="got value="):
-        optimizer.update(model, sums, value=1.0)
-    optimizer.update(model, sums, public_value=1.0)
-    assert gdpjax.ledger_of(optimizer.opt_state).num_steps == 1

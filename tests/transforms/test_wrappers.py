@@ -1,6 +1,5 @@
 """Wrappers around a private transform: what each of optax does, which ledgers are read, and states that begin again."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -133,11 +132,6 @@ def test_a_ledger_is_read_only_in_wrappers_that_keep_what_is_inside(name):
             gdpjax.ledger_of(state)
 
 
-def test_after_the_noise_such_wrappers_are_read():
-    tx = optax.chain(private("privatize"), optax.apply_if_finite(optax.sgd(0.1), 3))
-    assert len(gdpjax.ledger_of(tx.init(PARAMS))) == 0
-
-
 def private(name, **changes):
     """Return a private transform."""
     options = {"noise_multiplier": 1.0, "key": jax.random.key(0)} | changes
@@ -194,45 +188,3 @@ def test_lookahead_that_resets_is_refused_when_it_is_compiled():
     params = optax.LookaheadParams.init_synced(PARAMS)
     with pytest.raises(ValueError, match="after its update"):
         jax.eval_shape(tx.update, PARAMS, tx.init(params), params)
-
-
-def next_state(tx, params, _, state):
-    return tx.update(params, state, params)[1]
-
-
-def test_runs_that_begin_once_are_accepted():
-    """A program of two runs, for several shapes, that also asks for the shapes of a state; steps computed at once."""
-    tx, other = private("privatize"), private("privatize", key=jax.random.key(1))
-
-    @jax.jit
-    def run(params):
-        ends = []
-        for each in (tx, other):
-            jax.eval_shape(each.init, params)
-            state = each.init(params)
-            for _ in range(2):
-                _, state = each.update(params, state, params)
-            ends.append(jax.lax.fori_loop(0, 2, functools.partial(next_state, each, params), state))
-        return ends
-
-    for params in (PARAMS, {"w": jnp.ones(3)}):
-        jax.eval_shape(run, params)
-    for _ in range(2):
-        tx.update(PARAMS, tx.init(PARAMS), PARAMS)
-
-
-def test_a_sweep_begins_once_for_each_configuration():
-    def run(noise_multiplier, key):
-        factory = optax.inject_hyperparams(gdpjax.privatize, static_args=("clip", "key"))
-        tx = factory(
-            gdpjax.Sensitivity(1.0),
-            noise_multiplier=noise_multiplier,
-            batches=PoissonNumbers(0.1, 1.0),
-            key=key,
-        )
-        state = tx.init(PARAMS)
-        for _ in range(2):
-            _, state = tx.update(PARAMS, state, PARAMS)
-        return state
-
-    jax.eval_shape(jax.vmap(run), jnp.ones(2), jax.random.split(jax.random.key(0), 2))
