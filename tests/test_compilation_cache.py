@@ -100,13 +100,6 @@ def test_jax_own_setting_stays(unset, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_chosen_folder_is_used(unset, monkeypatch, tmp_path):
-    monkeypatch.setenv("GDPJAX_COMPILATION_CACHE", str(tmp_path / "chosen" / "deep"))
-    found = gdpjax.use_compilation_cache()
-    assert found is not None
-    assert found.parent == tmp_path / "chosen" / "deep"
-
-
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_folder_that_others_can_write_to_is_not_used(unset, tmp_path):
     """A folder in which others can write is not used, as its programs would run here."""
@@ -115,12 +108,6 @@ def test_a_folder_that_others_can_write_to_is_not_used(unset, tmp_path):
     shared.chmod(0o777)
     with pytest.warns(UserWarning, match="nobody else"):
         assert gdpjax.use_compilation_cache(shared) is None
-    assert jax.config.jax_compilation_cache_dir is None
-
-
-def test_a_folder_that_cannot_be_made_is_no_error(unset, tmp_path):
-    (unset / ".cache").write_text("a file")
-    assert gdpjax.use_compilation_cache() is None
     assert jax.config.jax_compilation_cache_dir is None
 
 

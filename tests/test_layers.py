@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import sys
 
 import pytest
 
@@ -236,7 +237,7 @@ def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
     extras = EXTRAS.get(part, set())
     is_late = str(path.relative_to(ROOT)) in LATE
     for package, is_lazy in imports_with_place(ast.parse(path.read_text())):
-        is_required = package in required | STANDARD
+        is_required = package in required | sys.stdlib_module_names
         is_extra = (is_lazy or is_late) and package in extras
 
         # `gdpjax.nnx` is imported when it is first used.
@@ -258,59 +259,3 @@ LATE = {
     "sweeps/parts.py",
 }
 """Modules that are imported when a sweep begins, and may then import the packages of their part at once."""
-STANDARD = {
-    "__future__",
-    "abc",
-    "argparse",
-    "base64",
-    "bisect",
-    "collections",
-    "concurrent",
-    "contextlib",
-    "copy",
-    "csv",
-    "dataclasses",
-    "decimal",
-    "difflib",
-    "enum",
-    "errno",
-    "fcntl",
-    "fractions",
-    "functools",
-    "gc",
-    "hashlib",
-    "html",
-    "importlib",
-    "inspect",
-    "io",
-    "itertools",
-    "json",
-    "logging",
-    "math",
-    "msvcrt",
-    "numbers",
-    "operator",
-    "os",
-    "pathlib",
-    "platform",
-    "queue",
-    "re",
-    "reprlib",
-    "shlex",
-    "shutil",
-    "socket",
-    "stat",
-    "statistics",
-    "sys",
-    "sysconfig",
-    "textwrap",
-    "threading",
-    "time",
-    "tomllib",
-    "traceback",
-    "types",
-    "typing",
-    "warnings",
-    "weakref",
-    "zipfile",
-}

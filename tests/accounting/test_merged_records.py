@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import gdpjax
@@ -104,9 +102,3 @@ def test_the_bracket_of_recorded_correlated_noise_holds_that_of_the_noise_that_w
     bracket = epsilon_bounds(ledger_from_state(state), delta=1e-5)
     added = CorrelatedGaussianEvent(1.1 * (1 + 2.0**-21), 4)
     assert bracket.lower <= epsilon_bounds(added, delta=1e-5).upper <= bracket.upper
-
-
-def test_a_narrow_bracket_of_an_event_is_asked_in_compiled_code():
-    event = Event(1.0, 0.5, 10)
-    bracket = jax.jit(lambda delta: epsilon_bounds(event, delta=delta, rtol=1e-5))(jnp.float32(1e-5))
-    assert 0 < bracket.lower < bracket.upper

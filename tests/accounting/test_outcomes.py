@@ -19,7 +19,6 @@ from gdpjax.ledger import (
     LaplaceEvent,
     OutcomesEvent,
     ShuffledEvent,
-    TruncatedPoissonEvent,
     UniformEvent,
 )
 from gdpjax.mechanisms import (
@@ -161,30 +160,14 @@ def test_json_and_words():
     ("call", "message"),
     [
         (lambda: LaplaceEvent(1.0, 1, REPLACE, 0.5), "not under REPLACE_ONE"),
-        (lambda: LaplaceEvent(1.0, sampling_prob=1.5), "sampling_prob"),
         (lambda: OutcomesEvent([0.5, 0.4], [0.5, 0.5]), "with sum 1"),
-        (lambda: OutcomesEvent([0.5, 0.5], [0.5, 0.25, 0.25]), "of the same outcomes"),
         (lambda: OutcomesEvent([-0.5, 1.5], [0.5, 0.5]), "null"),
-        (lambda: OutcomesEvent([np.nan, 1.0], [0.5, 0.5]), "null"),
         (lambda: moments_accountant_epsilon(LaplaceEvent(1.0, sampling_prob=0.5), delta=1e-5), "does not know"),
-        (lambda: moments_accountant_epsilon(OutcomesEvent([1.0], [1.0]), delta=1e-5), "does not know"),
         (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), group_size=2), "group_size > 1"),
-        (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), rtol=1e-5), "leave it out"),
         (lambda: Ledger([OutcomesEvent([1.0], [1.0])]).to_dp_event(), "cannot express OutcomesEvent"),
         (
             lambda: certified(Ledger([LaplaceEvent(1.0, sampling_prob=0.5), ShuffledEvent(1.0, 10)])),
             "both ShuffledEvent and LaplaceEvent",
-        ),
-        (
-            lambda: certified(
-                Ledger(
-                    [
-                        LaplaceEvent(1.0, sampling_prob=0.5),
-                        TruncatedPoissonEvent(1.0, 0.1, 3, max_examples=9, capacity=5),
-                    ]
-                )
-            ),
-            "both TruncatedPoissonEvent and LaplaceEvent",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -10,7 +9,6 @@ from scipy.special import logsumexp
 
 from gdpjax import Event, Ledger
 from gdpjax.accounting import (
-    clt_epsilon,
     epsilon_bounds,
     moments_accountant_epsilon,
     rdp_epsilon,
@@ -84,17 +82,6 @@ def test_no_data_set_exceeds_the_bound(noise, prob, num_examples, capacity):
     assert (worst > 0.1 * bound).any()
 
 
-def test_poisson_accounting_would_be_wrong():
-    """The divergence of Poisson sampling is exceeded where many are drawn.
-
-    An example that takes the place of another moves the sum by two.
-    """
-    worst = worst_divergences(0.7, 0.9, 5, 3)
-    of_poisson = rdp_subsampled_gaussian(0.7, 0.9, ORDERS)
-    assert (worst > 1.2 * of_poisson).any()
-    assert (worst <= rdp_of_truncated(0.7, 0.9, 5, 3)).all()
-
-
 def test_the_bound_is_its_formula():
     """The moment is that of Poisson sampling, with half the noise where another example is pushed out."""
     noise_multiplier = 1.0
@@ -133,7 +120,7 @@ def test_a_capacity_that_suffices_is_poisson_sampling():
         assert epsilon_of_poisson <= epsilon <= epsilon_of_poisson * (1 + excess)
 
 
-@pytest.mark.parametrize("capacity", [40, 50, 60, 75, 90, 120])
+@pytest.mark.parametrize("capacity", [40, 60, 90])
 @pytest.mark.parametrize("delta", [1e-3, 1e-8])
 def test_truncated_epsilon_is_above_the_certified_lower_end(capacity, delta):
     """The epsilon of the moments is above the certified lower end."""
@@ -145,22 +132,11 @@ def test_truncated_epsilon_is_above_the_certified_lower_end(capacity, delta):
 
 def test_bounded_losses_are_their_integrals():
     a = ORDERS
-    laplace = np.array(
-        [
-            np.log(
-                integrate.quad(
-                    lambda x, k=k: 0.5 * np.exp(-k * abs(x) + (k - 1) * abs(x - 0.7)),
-                    -60,
-                    60,
-                    points=[0, 0.7],
-                    limit=200,
-                )[0]
-            )
-            / (k - 1)
-            for k in a
-        ]
-    )
-    np.testing.assert_allclose(rdp_of(LaplaceEvent(0.7, 3)), 3 * laplace, rtol=1e-7)
+    for order, found in zip(a, rdp_of(LaplaceEvent(0.7, 3)), strict=True):
+        moment, _ = integrate.quad(
+            lambda x, k=order: 0.5 * np.exp(-k * abs(x) + (k - 1) * abs(x - 0.7)), -60, 60, points=[0, 0.7], limit=200
+        )
+        assert found == pytest.approx(3 * np.log(moment) / (order - 1), rel=1e-7)
     truth, other = np.exp(0.7) / (np.exp(0.7) + 3), 1 / (np.exp(0.7) + 3)
     answers = truth**a * other ** (1 - a) + other**a * truth ** (1 - a) + 2 * other
     found = rdp_of(RandomizedResponseEvent(0.7, num_categories=4))
@@ -218,16 +194,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="must share one neighboring relation"):
         moments_accountant_epsilon(mixed, delta=1e-5)
     event = Event(1.0, 0.1, 5)
-    with pytest.raises(ValueError, match="outside compiled code"):
-        jax.jit(lambda d: moments_accountant_epsilon(event, delta=d))(1e-5)
-    with pytest.raises(ValueError, match="delta is missing"):
-        moments_accountant_epsilon(event)
-    with pytest.raises(ValueError, match="give delta as a keyword"):
-        moments_accountant_epsilon(event, 0.1, delta=1e-5)
-    with pytest.raises(ValueError, match="missing num_steps, delta"):
-        moments_accountant_epsilon(1.0, 0.1)
-    with pytest.raises(ValueError, match="delta must be"):
-        moments_accountant_epsilon(event, delta=0.0)
     with pytest.raises(ValueError, match="expected sampling to be that of the events"):
         moments_accountant_epsilon(event, delta=1e-5, sampling="uniform")
 
@@ -236,17 +202,3 @@ def test_refusals():
 def test_noise_that_is_next_to_nothing_gives_no_nan(noise_multiplier):
     event = TruncatedPoissonEvent(noise_multiplier, 1.0, 1, max_examples=2, capacity=1)
     assert (rdp_of(event, orders=[2.0, 512.0, 1024.0]) > 1e60).all()
-
-
-def test_masked_elements_are_refused():
-    noise = np.ma.masked_array([1.0, 2.0], mask=[False, True])
-    for call in (
-        lambda: moments_accountant_epsilon(noise, 0.1, 5, 1e-5),
-        lambda: epsilon_bounds(noise, 0.1, 5, 1e-5),
-        lambda: rdp_subsampled_gaussian(noise, 0.1, 2.0),
-        lambda: clt_epsilon(noise, 0.1, 5, 1e-5),
-    ):
-        with pytest.raises(ValueError, match=r"noise_multiplier must be .*got an array with masked elements"):
-            call()
-    whole = np.ma.masked_array([1.0, 2.0], mask=[False, False])
-    np.testing.assert_array_equal(clt_epsilon(whole, 0.1, 5, 1e-5), clt_epsilon([1.0, 2.0], 0.1, 5, 1e-5))

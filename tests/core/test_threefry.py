@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
 
 from gdpjax._core import keys
 from gdpjax._core.threefry import FEWEST_ENTRIES, _encrypted, threefry_words
@@ -38,15 +37,6 @@ def test_known_answers():
         assert [int(word) for word in found] == list(expected)
 
 
-def test_vmap_is_a_loop():
-    """Keys that are mapped over give each its own words."""
-    many = jax.random.split(KEY, 3)
-    shape = (FEWEST_ENTRIES // 4, 5)
-    together = jax.jit(jax.vmap(lambda key: keys.bits(key, shape)))(many)
-    for key, words in zip(many, together, strict=True):
-        np.testing.assert_array_equal(words, jax.random.bits(key, shape))
-
-
 def test_longer_arrays_begin_with_the_same_words():
     """On both sides of the size from which the words are our own, and whatever JAX's layout is."""
 
@@ -56,17 +46,3 @@ def test_longer_arrays_begin_with_the_same_words():
 
     short, long = draw(KEY)
     np.testing.assert_array_equal(long[: FEWEST_ENTRIES - 1], short)
-
-
-def test_inside_a_shard_map():
-    """Keys of their own on each device give their own words."""
-    mesh = jax.make_mesh((1,), ("devices",), axis_types=(AxisType.Auto,))
-    shape = (FEWEST_ENTRIES,)
-    spec = PartitionSpec("devices")
-
-    def draw(key_data):
-        return keys.bits(jax.random.wrap_key_data(key_data[0]), shape)[None]
-
-    on_each_device = jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec)
-    drawn = jax.jit(on_each_device)(jax.random.key_data(KEY)[None])
-    np.testing.assert_array_equal(drawn[0], jax.random.bits(KEY, shape))

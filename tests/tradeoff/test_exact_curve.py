@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy
 
-from gdpjax import report, tradeoff
+from gdpjax import report
 from gdpjax.plotting import tradeoff_curves
 from gdpjax.tradeoff import (
     ApproximateDP,
@@ -18,9 +18,7 @@ from gdpjax.tradeoff import (
     Gaussian,
     Identity,
     Laplace,
-    PiecewiseLinear,
     compose,
-    subsample,
 )
 from tests.tradeoff.dominating import dominating_mu
 
@@ -178,25 +176,6 @@ def test_mu_of_other_kinds_holds_the_statement(curve):
     assert best * (1 - 1e-5) <= upper <= best * (1 + 1e-6)
 
 
-def test_a_delta_above_the_failure_has_no_mu():
-    """No Gaussian dominates a curve that fails more often than the statement allows."""
-    assert compose(ApproximateDP(0.8, 1e-5)).mu().upper == np.inf
-
-
-def test_single_curves_of_other_kinds():
-    """One subsampled step and one polygon are bracketed, too."""
-    curve = compose(subsample(Laplace(1.0), 0.3).one_direction)
-    for bounds, exact in (
-        (curve.epsilon(1e-5), tradeoff.epsilon(curve, 1e-5)),
-        (curve.delta(0.1), tradeoff.delta(curve, 0.1)),
-        (curve.tradeoff(0.1), curve(0.1)),
-    ):
-        assert bounds.lower <= exact <= bounds.upper < bounds.lower * (1 + 1e-3)
-    points = PiecewiseLinear([0.0, 0.3, 1.0], [1.0, 0.3, 0.0])
-    lower, upper = compose(points).tradeoff(0.1)
-    assert lower <= points(0.1) <= upper < lower + 1e-12
-
-
 @pytest.mark.parametrize(
     "curve",
     [compose(Gaussian(1.0), Gaussian(2.0)), compose(Laplace(0.5), times=2, num_cells=128)],
@@ -212,22 +191,6 @@ def test_one_kind_of_thing(curve):
     card = report(curve, deltas=[1e-5])
     assert card.figure("epsilon_at_delta_1e-05") == tuple(curve.epsilon(1e-5))
     assert tradeoff_curves(curve, delta=1e-5).epsilon == tuple(curve.epsilon(1e-5))
-
-
-def test_the_regret_of_composed_curves_is_small():
-    """Eight steps of Laplace noise are nearly a Gaussian."""
-    assert compose(Laplace(0.5), times=8).regret().upper < 0.05
-
-
-def test_an_exact_curve_stands_where_a_curve_does():
-    """The functions of `tradeoff` take it for the curve that it is."""
-    curve = compose(Gaussian(3.0), Gaussian(4.0))
-    assert compose(curve, Gaussian(12.0)).exact.mu == 13.0
-    assert tradeoff.group(curve, 2).mu == 10.0
-    assert tradeoff.symmetrize(curve).mu == 5.0
-    assert tradeoff.epsilon(curve, DELTA)[0] == tradeoff.epsilon(Gaussian(5.0), DELTA)[0]
-    assert tradeoff.central_limit(curve).band_mu == tradeoff.central_limit(Gaussian(5.0)).band_mu
-    assert curve.slope(0.5) == Gaussian(5.0).slope(0.5)
 
 
 def test_inside_compiled_code_there_is_no_bracket():
@@ -249,11 +212,3 @@ def test_many_curves_at_once():
     for question in (many.mu, many.regret):
         with pytest.raises(ValueError, match=r"one curve|one mechanism|these are many"):
             question()
-
-
-def test_vertices_that_rounding_moves_stay_errors():
-    """The error of beta near 1 is relative to 1 - beta, with a few roundings of 1."""
-    curve = tradeoff.compose(tradeoff.ApproximateDP(0.2), times=100)
-    bounds = curve.tradeoff(0.3)
-    assert 0 < bounds.lower <= bounds.upper < 0.7
-    assert bounds.upper - bounds.lower < 1e-6
