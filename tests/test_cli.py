@@ -62,16 +62,6 @@ def lines_by_quantity(table):
     return found
 
 
-@pytest.mark.parametrize("command", ["account", "calibrate", "sweep"])
-def test_help_names_options_as_they_are_given(capsys, command):
-    """Metavars and texts say max_examples and expected_batch_size, as the options do."""
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    said = capsys.readouterr().out.partition("--input: a CSV")[0]
-    for name in ("NUM_EXAMPLES", "num_examples", "batch_size", " BATCH_SIZE"):
-        assert name not in said
-
-
 def test_account_json(capsys):
     """The figures are those of the Python functions, and in their order."""
     result = run_json(capsys, "account", "--noise-multiplier", "1.3", *MNIST, "--delta", "1e-5")
@@ -123,14 +113,6 @@ def test_a_run_without_noise_is_said_not_to_be_private(capsys):
     result = run_json(capsys, *arguments)
     assert list(result) == ["noise_multiplier", *KEYS]
     assert result["epsilon_lower"] == result["epsilon_upper"] == result["mu_upper"] == "inf"
-
-
-def test_the_names_of_a_plan_are_options_too(capsys):
-    """The arguments of `make_plan` are other names of the options."""
-    arguments = ["account", "--noise-multiplier", "0", "--delta", "1e-5", "--epochs", "15", "--json"]
-    by_names_of_plan = run(capsys, *arguments, "--max-examples", "60000", "--expected-batch-size", "256")
-    by_names_of_command = run(capsys, *arguments, "--num-examples", "60000", "--batch-size", "256")
-    assert by_names_of_plan == by_names_of_command
 
 
 KEY_OF_ACCOUNTANT = {
@@ -204,13 +186,6 @@ def test_calibrate_to_mu_reports_the_mu_of_its_target(capsys, monkeypatch):
     assert result["mu_failure"] == 1e-6
 
 
-def test_convert_to_a_delta_below_all_floats(capsys):
-    """It is not rounded to zero."""
-    found = run_json(capsys, "convert", "--mu", "0.01", "--epsilon", "9")
-    assert 0 < found["delta"] < 1e-300
-    assert found["standing"]["delta"] == "upper bound"
-
-
 def test_convert(capsys):
     """Statements of mu, epsilon and rho are converted into each other where one implies the other."""
     of_mu = run_json(capsys, "convert", "--mu", "1", "--delta", "1e-5")
@@ -269,14 +244,6 @@ def test_bad_input_is_one_line_and_status_two(capsys, arguments, message):
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert message in captured.err
-
-
-def test_runs_as_a_module():
-    """``python -m gdpjax`` is the command, and its errors are no tracebacks."""
-    command = [sys.executable, "-W", "error", "-m", "gdpjax", "convert", "--mu", "-1"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
 
 
 def test_a_full_disk_behind_the_standard_output_is_one_line():

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from gdpjax import Bounds, accounting
@@ -141,34 +139,6 @@ def test_the_bracket_is_narrow_and_meets_that_of_a_peer():
     assert (bounds.lower <= peer_upper).all()
     assert (peer_lower <= bounds.upper).all()
     assert (bounds.upper <= 1.001 * bounds.lower).all()
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.floats(np.log(0.3), np.log(50)),
-    st.floats(0, np.log(1e4)),
-    st.floats(0, np.log(1e3)),
-    st.floats(-12, -2),
-    st.integers(1, 3),
-    st.booleans(),
-)
-def test_the_bracket_is_one(log_noise, log_steps, log_epochs, log_delta, selected, fixed):
-    """The lower end is at most the upper one, which is at most epsilon of as many Gaussian releases."""
-    noise_multiplier = np.exp(log_noise)
-    steps_per_epoch = np.floor(np.exp(log_steps))
-    num_epochs = np.floor(np.exp(log_epochs))
-    num_selected = min(selected, int(steps_per_epoch))
-    delta = 10.0**log_delta
-    bounds = epsilon_of_epochs(
-        noise_multiplier,
-        steps_per_epoch,
-        num_epochs,
-        delta,
-        num_selected=num_selected,
-        bins="fixed" if fixed else "fresh",
-    )
-    gaussian = accounting.gdp_epsilon(delta, np.sqrt(num_epochs * num_selected) / noise_multiplier)
-    assert 0 <= bounds.lower <= bounds.upper <= gaussian * (1 + 2e-9) + 1e-12
 
 
 def test_fixed_bins_are_one_epoch_with_less_noise():

@@ -17,7 +17,6 @@ from gdpjax.accounting import (
     epsilon_bounds,
     gdp_delta,
     gdp_epsilon,
-    mu_bounds,
     tradeoff_bounds,
     with_overflow,
 )
@@ -123,17 +122,6 @@ def test_a_group_moves_every_release_as_many_times_as_far():
     assert_inside(bounds, delta_of_laplace_and_gaussian(1.5, 1.5, 1.0), 0.02)
 
 
-@pytest.mark.slow
-def test_mu_of_a_gaussian_and_randomized_response():
-    """The mu of a Gaussian and five answers is between the Gaussian's and that of all as Gaussian releases."""
-    ledger = Ledger([GaussianEvent(1.25), RandomizedResponseEvent(0.5, num_steps=5)])
-    bounds = mu_bounds(ledger, failure=1e-6)
-    mu_of_one_answer = -2 * ndtri(1 / (1 + math.exp(0.5)))
-    mu_of_all = math.sqrt(0.8**2 + 5 * mu_of_one_answer**2)
-    assert 0.8 < bounds.lower <= bounds.upper <= mu_of_all * (1 + 1e-9)
-    assert mu_bounds(ApproximateDPEvent(0.3, 1e-7), failure=1e-8) == (math.inf, math.inf)
-
-
 def test_a_guarantee_fails_with_its_delta_and_is_randomized_response_otherwise():
     """The delta of a guarantee is its failure and, otherwise, that of randomized response."""
     event = ApproximateDPEvent(0.3, 1e-7, num_steps=20)
@@ -144,17 +132,6 @@ def test_a_guarantee_fails_with_its_delta_and_is_randomized_response_otherwise()
     np.testing.assert_allclose(bounds, expected, rtol=1e-12)
     assert epsilon_bounds(event, delta=0.9 * failure) == (math.inf, math.inf)
     assert epsilon_bounds(event, delta=failure + 1e-9).upper <= 6.0 * (1 + 1e-9)
-
-
-@pytest.mark.slow
-def test_the_curve_of_a_guarantee():
-    """The curve is a little below that of randomized response."""
-    event = ApproximateDPEvent(0.3, 1e-7, num_steps=20)
-    beta = tradeoff_bounds(event, alpha=0.1)
-    beta_of_response = tradeoff_bounds(RandomizedResponseEvent(0.3, num_steps=20), alpha=0.1)
-    np.testing.assert_allclose(beta, beta_of_response, rtol=1e-4)
-    assert beta.lower < beta_of_response.lower
-    assert tradeoff_bounds(ApproximateDPEvent(0.3, 0.2), alpha=0.85) == (0.0, 0.0)
 
 
 def test_training_with_other_releases_costs_more_than_either_and_less_than_the_sum():

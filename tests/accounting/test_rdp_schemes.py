@@ -82,20 +82,6 @@ def test_no_data_set_exceeds_the_bound(noise, prob, num_examples, capacity):
     assert (worst > 0.1 * bound).any()
 
 
-def test_the_bound_is_its_formula():
-    """The moment is that of Poisson sampling, with half the noise where another example is pushed out."""
-    noise_multiplier = 1.0
-    prob = 0.1
-    num_examples = 200
-    capacity = 25
-    overflow = stats.binom.sf(capacity - 1, num_examples - 1, prob)
-    moment_if_it_fits = np.exp((ORDERS - 1) * rdp_subsampled_gaussian(noise_multiplier, prob, ORDERS))
-    moment_if_it_displaces = np.exp((ORDERS - 1) * rdp_subsampled_gaussian(noise_multiplier / 2, prob, ORDERS))
-    moment = (1 - overflow) * moment_if_it_fits + overflow * moment_if_it_displaces
-    bound = rdp_of_truncated(noise_multiplier, prob, num_examples, capacity)
-    np.testing.assert_allclose(bound, np.log(moment) / (ORDERS - 1), rtol=1e-8)
-
-
 def test_a_capacity_that_suffices_is_poisson_sampling():
     """The bound of roomy batches is that of Poisson sampling, and of full ones that with half the noise."""
     noise_multiplier = 1.3

@@ -74,21 +74,6 @@ def test_a_run_that_releases_nothing():
         assert tuple(curve.regret()) == (0, 0)
 
 
-def test_wide_brackets_stay_brackets():
-    """Uniform sampling and overflow: the derived brackets are as wide as what they come from, and ordered."""
-    poisson = certified(1.0, 0.01, 1000)
-    wide = certified(1.0, 0.01, 1000, sampling="uniform")
-    assert wide.advantage().lower <= poisson.advantage().upper
-    lost = certified(Event(1.0, 0.01, 1000, overflow=1e-4))
-    assert lost.advantage().lower < poisson.advantage().lower < poisson.advantage().upper < lost.advantage().upper
-    for curve in (wide, lost):
-        mu = 0.6
-        lower, upper = curve.regret(mu)
-        assert lower <= poisson.regret(mu).upper
-        assert upper >= poisson.regret(mu).lower
-        assert lower <= upper
-
-
 @pytest.mark.parametrize("announced", [False, True])
 def test_overflow_around_a_curve_is_that_of_an_event(announced):
     """Each answer of the wrapped curve is that of the event with the overflow."""
@@ -111,33 +96,6 @@ def test_overflow_of_a_group():
     found = with_overflow(pair, 1e-7, announced=True).epsilon(1e-5)
     without = pair.epsilon(1e-5)
     assert alone.upper < found.lower < without.lower < without.upper < found.upper
-
-
-def test_what_is_no_curve_or_no_probability_is_refused():
-    """The overflow is a probability below 1."""
-    pair = certified(1.0, 0.01, 1000, group_size=2)
-    for curve, overflow in [(1.0, 1e-7), (pair, 1.0), (pair, -1e-9)]:
-        with pytest.raises(ValueError, match=r"CertifiedCurve|overflow"):
-            with_overflow(curve, overflow)
-
-
-def test_the_regret_of_several_mu():
-    """It is an array, of the regrets one by one."""
-    for curve in (certified(1.0, 0.01, 100), certified(Event(1.0, 0.01, 100, overflow=1e-9))):
-        lower, upper = curve.regret([0.2, 0.4])
-        assert lower.shape == upper.shape == (2,)
-        assert (lower[1], upper[1]) == tuple(curve.regret(0.4))
-
-
-def test_arrays_of_runs(of_the_paper):
-    """Every answer about an array of runs is an array, of the answers one by one."""
-    noise = np.array([9.4, 12.0])
-    _, regret = mu_and_regret(noise, 0.328, 2000)
-    assert regret.lower.shape == (2,)
-    assert regret.upper[0] == of_the_paper[1].upper
-    curve = certified(noise, 0.328, 2000)
-    assert curve.bayes_success([0.5, 0.4]).lower.shape == (2,)
-    assert curve.advantage().lower.shape == (2,)
 
 
 def test_attack_risks_in_compiled_code():

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from gdpjax import Event, Ledger, NeighboringRelation
-from gdpjax.accounting import _truncated, delta_bounds, epsilon_bounds, tradeoff_bounds
+from gdpjax.accounting import _truncated, delta_bounds, epsilon_bounds
 from gdpjax.ledger import TruncatedPoissonEvent
 
 EPSILONS = np.array([0.0, 0.3, 1.0, 2.0])
@@ -156,21 +156,6 @@ def test_a_capacity_that_always_suffices_is_poisson_sampling():
         np.testing.assert_allclose(bounds, poisson, rtol=1e-5)
     small = epsilon_bounds(TruncatedPoissonEvent(*run, 60_000, 300), delta=1e-5)
     assert small.lower < poisson.lower < poisson.upper < small.upper
-
-
-def test_it_composes_and_answers_every_question():
-    """Epsilon and curve of the event are there, alone and in a Ledger."""
-    event = TruncatedPoissonEvent(1.0, 0.05, 60, 1000, 75)
-    alone = epsilon_bounds(event, delta=1e-5)
-    ledger = Ledger([event, Event(2.0, 0.1, 5)])
-    bounds = epsilon_bounds(ledger, delta=np.array([1e-5, 1e-7]))
-    assert (bounds.lower > alone.lower).all()
-    assert (bounds.upper >= bounds.lower).all()
-    curve = tradeoff_bounds(event, alpha=np.array([0.0, 1e-3, 0.2]))
-    assert (curve.lower <= curve.upper).all()
-    assert (curve.lower[1:] > 0).all()
-    without_noise = TruncatedPoissonEvent(0.0, 0.05, 6, 100, 7)
-    assert epsilon_bounds(without_noise, delta=1e-5) == (np.inf, np.inf)
 
 
 def test_the_event():

@@ -313,19 +313,6 @@ def test_tuned_divergences_are_mapped_over():
     assert np.isnan(invalid).all()
 
 
-def test_numbers_of_runs_are_mapped_over():
-    """Samples of a vmap over keys are those of a loop, and a parameter out of range gives -1 runs."""
-    keys = jax.random.split(jax.random.key(0), 6)
-    one_by_one = [int(sample_num_runs(key, eta=1.0, gamma=0.125)) for key in keys]
-
-    def sample(key, gamma):
-        return sample_num_runs(key, eta=1.0, gamma=gamma)
-
-    sample_each = jax.jit(jax.vmap(sample, in_axes=(0, None)))
-    np.testing.assert_array_equal(sample_each(keys, 0.125), one_by_one)
-    assert (sample_each(keys, 1.5) == -1).all()
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

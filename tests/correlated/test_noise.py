@@ -184,34 +184,14 @@ def test_steps_beyond_a_dense_matrix_show():
     assert np.isnan(noise["w"]).all()
 
 
-@functools.cache
-def report_on_a_mesh(module):
-    """Return the report of a process with eight devices."""
-    return report_of(f"tests.correlated.{module}", "--xla_backend_optimization_level=0")
-
-
-@pytest.fixture(params=["on_a_mesh", pytest.param("more_on_a_mesh", marks=pytest.mark.slow)])
-def on_a_mesh(request):
-    return report_on_a_mesh(request.param)
-
-
-def test_a_mesh_has_the_noise_of_one_device_where_the_parameters_lie(on_a_mesh):
+def test_a_mesh_has_the_noise_of_one_device_where_the_parameters_lie():
     """No array of a leaf's size goes between devices, for correlated noise as for independent noise."""
-    assert on_a_mesh["noise"]
-    for name, report in on_a_mesh["noise"].items():
+    reports = report_of("tests.correlated.on_a_mesh", "--xla_backend_optimization_level=0")
+    assert len(reports) == 2
+    for name, report in reports.items():
         assert report["difference"] <= 1e-6, name
         assert report["outputs_in_place"], name
         assert report["buffers_in_place"], name
         # An array that is gathered whole would have 1 or more.
         assert report["communicates"] < 0.05, name
-        has_buffers = name not in ("independent", "drawn_again")
-        assert report["num_buffers"] == 2 * has_buffers, name
-
-
-@pytest.mark.slow
-def test_a_run_on_a_mesh_is_that_of_one_device():
-    reports = report_on_a_mesh("more_on_a_mesh")["training"]
-    assert len(reports) == 2
-    for name, report in reports.items():
-        assert report["noise"] <= 1e-6, name
-        assert report["run"] <= 2e-5, name
+        assert report["num_buffers"] == 2 * (name != "drawn_again"), name
