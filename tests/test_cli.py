@@ -246,18 +246,6 @@ def test_bad_input_is_one_line_and_status_two(capsys, arguments, message):
     assert message in captured.err
 
 
-def test_a_full_disk_behind_the_standard_output_is_one_line():
-    """A command that cannot write says so, without a traceback, and fails."""
-    if not os.path.exists("/dev/full"):
-        pytest.skip("no /dev/full")
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "gdpjax", "convert", "--mu", "1"]
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert result.returncode != 0
-    assert "Traceback" not in result.stderr
-    assert "No space left on device" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("target", "answer"),
     [

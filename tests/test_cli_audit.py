@@ -1,6 +1,7 @@
 """`gdpjax audit` takes files of scores or the step of this installation, and its exit status is its verdict."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,6 @@ import pytest
 from gdpjax import Bounds
 from gdpjax.accounting import epsilon_bounds, gdp_epsilon, tradeoff_bounds
 from gdpjax.auditing import _installation, _step_checks, audit_many_runs, audit_one_run, worst_cases
-from gdpjax.auditing._step_checks import StepCheck
-from gdpjax.auditing._worst_cases import WorstCase
 from gdpjax.cli import main
 
 
@@ -189,13 +188,14 @@ def release_without_noise(key, included):
 
 def test_a_refuted_bound_is_status_1(capsys, monkeypatch):
     """A case with less noise than it claims and a failed check are named, and the status is 1."""
+    case = worst_cases()["steady"]._replace(num_steps=1)
     cases = {
-        "half": WorstCase(release_with_half_the_noise, 1.0, 1.0, 1),
-        "open": WorstCase(release_without_noise, 4.0, 1.0, 1),
+        "half": case._replace(release=release_with_half_the_noise, noise_multiplier=1.0),
+        "open": case._replace(release=release_without_noise, noise_multiplier=4.0),
     }
     checks = {
-        "ledger": StepCheck(0.0, "wrong"),
-        "sampling": StepCheck(0.5, "right"),
+        "ledger": types.SimpleNamespace(p_value=0.0, statement="wrong"),
+        "sampling": types.SimpleNamespace(p_value=0.5, statement="right"),
     }
     monkeypatch.setattr(_installation, "worst_cases", lambda: cases)
     monkeypatch.setattr(_installation, "step_checks", lambda key, num_releases: checks)

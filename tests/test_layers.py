@@ -133,40 +133,6 @@ def test_imports_of_the_experiments_go_down() -> None:
             assert f"`{place}`" in description
 
 
-def modules_of(folder: pathlib.Path) -> dict[str, set[str]]:
-    """Return the modules of a folder by name, each with those that it imports when it is imported.
-
-    A package's `__init__` is a module beside its parts: it may show them, and they may name each other through it.
-    """
-    files = {}
-    for path in folder.rglob("*.py"):
-        parts = path.relative_to(folder.parent).with_suffix("").parts
-        files[".".join(parts)] = path
-
-    imports = {}
-    for module, path in files.items():
-        names = set()
-        for node in ast.parse(path.read_text()).body:
-            names.update(names_of(node))
-        imports[module] = names & files.keys()
-    return imports
-
-
-@pytest.mark.parametrize("folder", PUBLIC_ONLY)
-def test_programs_have_no_circle(folder: str) -> None:
-    """The modules of a program can be put in an order where each imports only earlier ones."""
-    remaining = modules_of(ROOT.parent / folder)
-    while remaining:
-        # Modules that import nothing of those that remain come next.
-        leaves = set()
-        for module, imported in remaining.items():
-            if not imported & remaining.keys():
-                leaves.add(module)
-        assert leaves, f"a circle among {sorted(remaining)}"
-        for module in leaves:
-            del remaining[module]
-
-
 def part_of(path: pathlib.Path) -> str:
     """Return the part of the package that a module belongs to, such as "clipping"."""
     relative = path.relative_to(ROOT)

@@ -12,7 +12,6 @@ from gdpjax.accounting import (
     clt_mu_poisson,
     epsilon_bounds,
     moments_accountant_epsilon,
-    mu_bounds,
 )
 
 EPSILON = np.array([0.5, 1.0, 4.0, 30.0])
@@ -154,11 +153,3 @@ def test_numeric_traced():
     assert np.isnan(mapped[2:]).all()
     constant = jax.jit(lambda x: x + noise(2.0))(0.0)  # a constant inside compiled code
     assert constant == noise(2.0)
-
-
-@pytest.mark.slow
-def test_numeric_mu_is_safe_and_tight():
-    run = {"sampling_prob": 0.1, "num_steps": 100}
-    noise = calibrate_noise_multiplier(mu=0.5, failure=1e-6, **run)
-    assert mu_bounds(noise, 0.1, 100, 1e-6).upper <= 0.5 < mu_bounds(0.999 * noise, 0.1, 100, 1e-6).lower
-    assert calibrate_num_steps(mu=0.5, failure=1e-6, noise_multiplier=noise, sampling_prob=0.1) == 100

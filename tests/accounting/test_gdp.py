@@ -148,15 +148,6 @@ def test_without_x64_results_are_rounded_to_float32(name):
     assert np.isnan(compiled(np.float32(-0.1), rounded[1]))
 
 
-def test_x64_flag_is_left_alone():
-    before = jax.config.jax_enable_x64
-    value = gdp_epsilon(1e-5, 1.0)
-    assert jax.config.jax_enable_x64 == before
-    assert value.dtype == np.float64
-    with jax.enable_x64(not before):
-        assert gdp_epsilon(1e-5, 1.0) == value
-
-
 def test_bad_traced_input_is_nan_element_by_element():
     """The other elements of an array have their answers."""
     deltas = jax.jit(gdp_delta)(np.array([1.0, -1.0]), 1.0)

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-import gdpjax
-from gdpjax import Event, Ledger
-from gdpjax.accounting import certified, delta_bounds, epsilon_bounds, moments_accountant_epsilon, mu_bounds
+from gdpjax import Event
+from gdpjax.accounting import certified, delta_bounds, epsilon_bounds, mu_bounds
 from gdpjax.ledger import (
     AllocationEvent,
     CorrelatedGaussianEvent,
@@ -72,14 +71,6 @@ def test_the_event_of_merged_steps_charges_each_for_the_worst_and_proves_nothing
     worst = dataclasses.replace(event, is_exact=True)
     bracket, of_worst = epsilon_bounds(event, delta=1e-5), epsilon_bounds(worst, delta=1e-5)
     assert (bracket.lower, bracket.upper) == (0.0, of_worst.upper)
-
-
-def test_a_ledger_with_merged_rows_reports_and_survives_json():
-    with pytest.warns(UserWarning, match="share one event"):
-        ledger = recorded("poisson", STEPS, 2)
-    assert Ledger.from_json(ledger.to_json()) == ledger
-    assert moments_accountant_epsilon(ledger, delta=1e-5) > epsilon_bounds(ledger, delta=1e-5).upper
-    assert "certified" in gdpjax.report(ledger, deltas=[1e-5]).to_text()
 
 
 @pytest.mark.parametrize(("ask", "at"), [(epsilon_bounds, {"delta": 1e-5}), (delta_bounds, {"epsilon": 3.0})])

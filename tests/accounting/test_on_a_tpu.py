@@ -4,12 +4,11 @@ No TPU is needed. The branch for one is chosen on the CPU, where all of its prog
 """
 
 import jax
-import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
 
-from gdpjax import accounting, mechanisms, tradeoff
+from gdpjax import accounting, tradeoff
 
 KEY = jax.random.key(0)
 NOISE = np.float32([0.9, 1.4])
@@ -76,19 +75,7 @@ QUESTIONS = {
     "epsilon by search": (lambda mu, delta: tradeoff.epsilon(tradeoff.Laplace(mu), delta), MU, DELTA),
     "points": (lambda beta, alpha: tradeoff.PiecewiseLinear([0.0, 0.2, 1.0], [1.0, beta, 0.0])(alpha), ALPHA[1], ALPHA),
 }
-MECHANISMS = {
-    "randomized response": (
-        lambda epsilon: mechanisms.RandomizedResponse(epsilon, 4).sample(KEY, jnp.zeros(8, int)),
-        MU,
-    ),
-    "frequencies": (lambda epsilon, counts: mechanisms.RandomizedResponse(epsilon).estimate(counts), MU, COUNTS),
-    "subsampled": (
-        lambda p: mechanisms.PoissonSubsampled(mechanisms.GaussianMechanism(1.0), p).sample(KEY, jnp.ones((8, 2)), 1.0),
-        ALPHA[0],
-    ),
-    "number of runs": (lambda gamma: accounting.sample_num_runs(KEY, eta=1.0, gamma=gamma), ALPHA[0]),
-}
-PROGRAMS = {**ACCOUNTING, **QUESTIONS, **MECHANISMS}
+PROGRAMS = {**ACCOUNTING, **QUESTIONS}
 
 
 def choose_tpu(monkeypatch):

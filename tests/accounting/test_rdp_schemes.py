@@ -14,7 +14,6 @@ from gdpjax.accounting import (
     rdp_epsilon,
     rdp_subsampled_gaussian,
 )
-from gdpjax.accounting._rdp import DEFAULT_ORDERS
 from gdpjax.accounting._rdp_schemes import rdp_of_events
 from gdpjax.ledger import (
     AllocationEvent,
@@ -106,16 +105,6 @@ def test_a_capacity_that_suffices_is_poisson_sampling():
         assert epsilon_of_poisson <= epsilon <= epsilon_of_poisson * (1 + excess)
 
 
-@pytest.mark.parametrize("capacity", [40, 60, 90])
-@pytest.mark.parametrize("delta", [1e-3, 1e-8])
-def test_truncated_epsilon_is_above_the_certified_lower_end(capacity, delta):
-    """The epsilon of the moments is above the certified lower end."""
-    event = TruncatedPoissonEvent(1.0, 0.05, 60, 1000, capacity)
-    moments = moments_accountant_epsilon(event, delta=delta)
-    assert epsilon_bounds(event, delta=delta).lower < moments
-    assert moments < 1.2 * moments_accountant_epsilon(0.5, 0.05, 60, delta)
-
-
 def test_bounded_losses_are_their_integrals():
     a = ORDERS
     for order, found in zip(a, rdp_of(LaplaceEvent(0.7, 3)), strict=True):
@@ -147,12 +136,14 @@ def test_a_ledger_adds_up():
     np.testing.assert_allclose(parts[2], 2 * ORDERS / 50, rtol=1e-10)
     assert (rdp_of() == 0).all()
 
-    orders = np.asarray(DEFAULT_ORDERS)
+    deltas = np.array([1e-5, 1e-6])
     untruncated = Ledger([event for event in events if not isinstance(event, TruncatedPoissonEvent)])
-    by_hand = rdp_epsilon(rdp_of(*untruncated.events, orders=orders), orders, [1e-5, 1e-6])
-    np.testing.assert_allclose(moments_accountant_epsilon(untruncated, delta=[1e-5, 1e-6]), by_hand, rtol=1e-12)
-    assert moments_accountant_epsilon(Ledger(events), delta=1e-6) > by_hand[1]
-    assert (by_hand >= epsilon_bounds(untruncated, delta=np.array([1e-5, 1e-6])).lower).all()
+    of_few_orders = rdp_epsilon(rdp_of(*untruncated.events), ORDERS, deltas)
+    of_all_orders = moments_accountant_epsilon(untruncated, delta=deltas)
+    assert (of_all_orders <= of_few_orders).all()
+    assert (of_few_orders < 1.1 * of_all_orders).all()
+    assert (of_all_orders >= epsilon_bounds(untruncated, delta=deltas).lower).all()
+    assert moments_accountant_epsilon(Ledger(events), delta=1e-6) > of_all_orders[1]
 
 
 def test_what_is_lost_is_taken_from_delta():

@@ -13,14 +13,12 @@ from scipy import special, stats
 from gdpjax.accounting import (
     gamma_for_mean_num_runs,
     mean_num_runs,
-    moments_accountant_epsilon,
     rdp_epsilon,
     rdp_subsampled_gaussian,
     sample_num_runs,
     tuning_epsilon,
 )
-from gdpjax.accounting._rdp import DEFAULT_ORDERS
-from gdpjax.accounting._tuning import tuning_rdp
+from gdpjax.accounting._tuning import DEFAULT_ORDERS, tuning_rdp
 
 ORDERS = np.array([1.05, 1.3, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0])
 RUN = (1.3, 256 / 60_000, 3516)
@@ -139,31 +137,6 @@ def test_against_an_independent_library(eta):
         parameters = dict(eta=eta, gamma=gamma_for_mean_num_runs(mean, eta))
     tuned = tuning_rdp(rdp_of_the_run(orders), orders, **parameters)
     assert rdp_epsilon(tuned, orders, 1e-5) == pytest.approx(peer_epsilon, rel=1e-8)
-
-
-@pytest.fixture(scope="module")
-def rdp_of_run():
-    """Return the divergences of RUN at the orders that the epsilon functions take."""
-    return rdp_of_the_run(DEFAULT_ORDERS)
-
-
-def check_composition(rdp, epsilon, **parameters):
-    """Assert that epsilon is that of the tuned divergences, and more than one run costs."""
-    tuned = tuning_rdp(rdp, DEFAULT_ORDERS, **parameters)
-    expected = rdp_epsilon(tuned, DEFAULT_ORDERS, 1e-5)
-    np.testing.assert_allclose(epsilon, expected, rtol=1e-12)
-    epsilon_of_one_run = moments_accountant_epsilon(*RUN, 1e-5)
-    assert (epsilon > epsilon_of_one_run).all()
-
-
-def test_epsilon_of_poisson_runs_is_the_composition_of_its_parts(rdp_of_run):
-    """Epsilon is that of the tuned divergences, and many configurations have the answers of each."""
-    mean = np.array([1.0, 10.0, 100.0])
-    repeated = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=np.tile(mean, 30))
-    epsilon = repeated[:3]
-    np.testing.assert_allclose(repeated, np.tile(epsilon, 30), rtol=1e-12)
-    check_composition(rdp_of_run, epsilon, distribution="poisson", mean=mean)
-    assert (np.diff(epsilon) > 0).all()
 
 
 @pytest.mark.parametrize("law", [dict(eta=0.0, gamma=0.1), dict(distribution="poisson", mean=10.0)])

@@ -86,16 +86,6 @@ def test_exact_coverage_of_gaussian_mechanisms_at_every_threshold(confidence):
             assert prob_of_exceeding(epsilon_bounds, alpha, beta, epsilon) <= 1 - confidence
 
 
-def test_each_rate_at_the_whole_confidence_would_not_cover():
-    """A broken version is seen to fail: two 60% bounds are no 80% statement."""
-    upper = error_rate_upper(np.arange(201), 200, confidence=0.6)
-    naive_bounds = mu_from_errors(upper[:, None], upper)
-    sound_bounds = bound_of_each_pair(mu_from_errors, num_runs=200, confidence=0.8)
-    beta = special.ndtr(-1.0)
-    assert prob_of_exceeding(naive_bounds, 0.5, beta, 1.0) > 0.2
-    assert prob_of_exceeding(sound_bounds, 0.5, beta, 1.0) <= 0.2
-
-
 def test_the_formulas_at_known_curves():
     """The rates on a Gaussian curve give its mu and at most its epsilon, and rates at the ends give 0 or infinity."""
     alpha = np.linspace(0.001, 0.9, 50)

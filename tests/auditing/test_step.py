@@ -76,9 +76,9 @@ def wider(key, included):
 
 
 def poisoned(key, included):
-    """Release NaN in one coordinate for an example that is included."""
+    """Release NaN in one coordinate for an example that is included, and nothing else that could tell."""
     is_poisoned = included & (jnp.arange(5) == 2)
-    return jnp.where(is_poisoned, jnp.nan, jax.random.normal(key, (5,)))
+    return jnp.where(is_poisoned, jnp.nan, 0.0)
 
 
 def coarse(key, included):

@@ -118,24 +118,6 @@ def test_eager_noise_is_that_of_jit(name):
         np.testing.assert_allclose(eager[leaf], compiled[leaf][:num_steps], atol=1e-6)
 
 
-def test_a_sweep_over_coefficients_is_one_program():
-    """Also over the coefficients of every family, each row as it is alone."""
-    traces = []
-
-    def noise_of(lam):
-        traces.append(lam)
-        strategy = lambda_cgd(lam)
-        state = strategy.init(LIKE)
-        _, state = strategy.next(0, draw, state)
-        return strategy.next(1, draw, state)[0]
-
-    swept = jax.jit(jax.vmap(noise_of))(jnp.array([0.0, 0.5, 0.9]))
-    assert len(traces) == 1
-    first, second = DRAWN["w"][:2]
-    for row, lam in enumerate([0.0, 0.5, 0.9]):
-        np.testing.assert_allclose(swept["w"][row], second - lam * first, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -167,16 +149,6 @@ def test_which_memory_is_chosen():
     assert bisr(4).init(large) == ()
     assert BandedToeplitz([1.0, 0.5]).init({"a": small})["a"].shape == (1, 10)
     assert BandedToeplitz([1.0]).init(small) == ()
-
-
-def test_a_program_of_many_draws_is_no_larger():
-    """The loop over draws holds one draw, whatever the number of bands."""
-
-    def size(num_bands):
-        strategy = BandedInverse(bisr(num_bands).noising_coefficients, memory="regenerate")
-        return len(str(jax.make_jaxpr(lambda step: strategy.next(step, draw, ())[0])(0)))
-
-    assert size(64) < 1.1 * size(4)
 
 
 def test_steps_beyond_a_dense_matrix_show():

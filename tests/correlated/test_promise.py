@@ -88,20 +88,3 @@ def test_it_is_the_definition(batches, most, separation):
 
     assert keeps(good)
     assert broken is not keeps(batches)
-
-
-@pytest.mark.parametrize(
-    ("batches", "participation", "message"),
-    [
-        (
-            [[0], [1], [1]],
-            FixedEpochs(2),
-            r"step 2 has example 1 again, 1 steps after step 1; .* each epoch of 2 steps",
-        ),
-        ([[0], [1], [1]], MinSep(2, 2), r"at least 2 steps between .* promise MinSep\(2, 1\)"),
-        ([[0], [1], [2], [0]], SingleParticipation(), "at most 1 participations of an example in 4 steps"),
-    ],
-)
-def test_the_error_says_what_was_promised(batches, participation, message):
-    with pytest.raises(ParticipationError, match=message):
-        list(check_batches(batches, participation, 4))

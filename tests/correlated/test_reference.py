@@ -171,17 +171,6 @@ def test_workloads_with_momentum_are_optimised_too():
     assert dense.error(40, workload=workload) < optimize_dense(40).error(40, workload=workload) * (1 - 1e-3)
 
 
-def test_a_loss_whose_worst_pattern_is_not_the_first_is_certified_all_the_same():
-    """Eight bands with an example in every step: the smooth optimum has coefficients below zero."""
-    participation = MinSep(200, 1)
-    strategy = optimize_banded_inverse(200, 8, participation)
-    ours = loss_of(strategy, 200, participation, "mean")
-    assert ours <= loss_of(bisr(8), 200, participation, "mean")
-    column = strategy.column(200).values
-    attained = np.linalg.norm(np.cumsum(column)) ** 2 * strategy.error(200)
-    assert attained <= ours <= attained * (1 + 1e-3)
-
-
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_the_shortest_runs(num_steps):
     for strategy in (

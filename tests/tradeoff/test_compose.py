@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from gdpjax import accounting
@@ -25,15 +24,13 @@ from gdpjax.tradeoff import (
     subsample,
     symmetrize,
 )
-from gdpjax.tradeoff._compose import _counted
-from gdpjax.tradeoff._numeric import numerically
 
 ALPHA = np.array([1e-9, 1e-5, 1e-3, 0.02, 0.1, 0.3, 0.5, 0.8, 0.97, 0.9999])
 
 
-def numeric(*curves, times=1, num_cells=4096):
-    """Compose by the numeric method also where there is a closed form."""
-    return numerically(*_counted(list(curves), times), num_cells)
+def numeric(curve, times=1):
+    """Compose by the numeric method also where there is a closed form: beside a curve that loses next to nothing."""
+    return compose(curve, Laplace(1e-200), times=times)
 
 
 def one_direction(curve, sampling_prob):
@@ -288,16 +285,6 @@ def test_the_band_of_the_limit_holds_the_truth_and_closes(curve):
         assert limit.gamma < 0.6 * last_gamma
         last_gamma = limit.gamma
     assert limit.curve.mu == pytest.approx(limit.band_mu, rel=0.02)
-
-
-def test_limit_of_many_small_pairs():
-    """The limit of n-fold randomized response with epsilon = mu / sqrt(n) is G_mu."""
-    limit = central_limit(ApproximateDP(1.0 / 100), times=10_000)
-    assert limit.curve.mu == pytest.approx(1.0, rel=1e-4)
-    alpha = np.linspace(0, 1, 101)[5:96:5]
-    composed = compose(ApproximateDP(0.01), times=10_000).exact
-    exact = ndtr(-ndtri(alpha) - 1.0)
-    np.testing.assert_allclose(composed(alpha), exact, atol=0.005)
 
 
 @pytest.mark.parametrize(

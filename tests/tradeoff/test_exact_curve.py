@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 import scipy
 
-from gdpjax import report
-from gdpjax.plotting import tradeoff_curves
 from gdpjax.tradeoff import (
     ApproximateDP,
-    CertifiedCurve,
-    CurveBounds,
     ExactCurve,
     Gaussian,
     Identity,
@@ -176,39 +172,9 @@ def test_mu_of_other_kinds_holds_the_statement(curve):
     assert best * (1 - 1e-5) <= upper <= best * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(
-    "curve",
-    [compose(Gaussian(1.0), Gaussian(2.0)), compose(Laplace(0.5), times=2, num_cells=128)],
-    ids=["closed", "polygons"],
-)
-def test_one_kind_of_thing(curve):
-    """Closed or not: it unpacks into two curves, it answers, and report and plots take it."""
-    assert isinstance(curve, CertifiedCurve)
-    assert isinstance(curve, ExactCurve | CurveBounds)
-    lower, upper = curve
-    assert lower(0.1) <= upper(0.1)
-    assert curve.lower is lower
-    card = report(curve, deltas=[1e-5])
-    assert card.figure("epsilon_at_delta_1e-05") == tuple(curve.epsilon(1e-5))
-    assert tradeoff_curves(curve, delta=1e-5).epsilon == tuple(curve.epsilon(1e-5))
-
-
 def test_inside_compiled_code_there_is_no_bracket():
     """The exact curve may be traced, but not its certified answers."""
     inside = jax.jit(lambda mu: compose(Gaussian(mu), Gaussian(4.0)))(3.0)
     assert float(inside.exact.mu) == 5.0
     with pytest.raises(ValueError, match="outside compiled code"):
         jax.jit(lambda mu: compose(Gaussian(mu)).delta(1.0).upper)(3.0)
-
-
-def test_many_curves_at_once():
-    """Arrays of parameters are arrays of curves, of which some questions are not asked."""
-    theta = np.array([0.3, 3.0])
-    many = compose(Laplace(theta))
-    lower, upper = many.epsilon(1e-5)
-    exact = theta + 2 * np.log1p(-1e-5)
-    assert np.all(lower <= exact)
-    assert np.all(exact <= upper)
-    for question in (many.mu, many.regret):
-        with pytest.raises(ValueError, match=r"one curve|one mechanism|these are many"):
-            question()

@@ -174,38 +174,6 @@ def test_random_brackets_are_narrow():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The tests above would notice.
-
-
-def test_a_cut_too_high_is_caught(monkeypatch):
-    """If the cut moves up and what the quiet runs add stays what it was, upper bounds are false."""
-    make_split = _rare_outcomes.make_split
-
-    def wrong(*args):
-        split = make_split(*args)
-        ends = split.telling.upper - 0.3
-        return split._replace(quiet=split.quiet._replace(upper=ends), telling=split.telling._replace(lower=ends))
-
-    monkeypatch.setattr(_rare_outcomes, "make_split", wrong)
-    with pytest.raises(AssertionError):
-        check_few_steps(random_runs(12, 1, most_steps=2))
-
-
-@pytest.mark.parametrize("factor", [0.9999, 1.0001])
-def test_a_wrong_chance_of_a_loud_outcome_is_caught(factor, monkeypatch):
-    """The probabilities of the loud runs make up most of delta here."""
-    loud = _rare_outcomes._loud_runs
-
-    def wrong(*args):
-        found = loud(*args)
-        return found._replace(p=Bounds(*(factor * end for end in found.p)))
-
-    monkeypatch.setattr(_rare_outcomes, "_loud_runs", wrong)
-    with pytest.raises(AssertionError):
-        check_few_steps([(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7)])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Runs whose example is sampled often, and whose losses come from a single outcome all the same.
 
 
