@@ -24,7 +24,6 @@ from gdpjax.tradeoff import (
 
 ALPHA = np.array([0.0, 1e-9, 1e-4, 0.03, 0.2, 0.37, 0.5, 0.8, 0.999, 1.0])
 SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
-MIXED_SKEW = PiecewiseLinear(SKEW.alpha, 0.4 * SKEW.beta + 0.6 * (1 - SKEW.alpha))
 
 
 def one_direction(curve, sampling_prob):
@@ -32,6 +31,7 @@ def one_direction(curve, sampling_prob):
     return subsample(curve, sampling_prob).one_direction
 
 
+MIXED_SKEW = type(one_direction(Gaussian(1.0), 0.4))(SKEW, 0.4)  # of a curve that is not symmetric
 CURVES = {
     "gaussian": Gaussian(1.3),
     "laplace": Laplace(0.8),
