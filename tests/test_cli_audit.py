@@ -1,7 +1,7 @@
 """`gdpjax audit` takes files of scores or the step of this installation, and its exit status is its verdict."""
 
 import json
-import types
+from collections import namedtuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from gdpjax import Bounds
 from gdpjax.accounting import epsilon_bounds, gdp_epsilon, tradeoff_bounds
 from gdpjax.auditing import _installation, _step_checks, audit_many_runs, audit_one_run, worst_cases
 from gdpjax.cli import main
+
+StepCheck = namedtuple("StepCheck", "p_value statement")
 
 
 def run(capsys, *arguments, status=0):
@@ -194,8 +196,8 @@ def test_a_refuted_bound_is_status_1(capsys, monkeypatch):
         "open": case._replace(release=release_without_noise, noise_multiplier=4.0),
     }
     checks = {
-        "ledger": types.SimpleNamespace(p_value=0.0, statement="wrong"),
-        "sampling": types.SimpleNamespace(p_value=0.5, statement="right"),
+        "ledger": StepCheck(p_value=0.0, statement="wrong"),
+        "sampling": StepCheck(p_value=0.5, statement="right"),
     }
     monkeypatch.setattr(_installation, "worst_cases", lambda: cases)
     monkeypatch.setattr(_installation, "step_checks", lambda key, num_releases: checks)
