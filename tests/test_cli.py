@@ -186,6 +186,13 @@ def test_calibrate_to_mu_reports_the_mu_of_its_target(capsys, monkeypatch):
     assert result["mu_failure"] == 1e-6
 
 
+def test_convert_to_a_delta_below_all_floats(capsys):
+    """It is not rounded to zero."""
+    found = run_json(capsys, "convert", "--mu", "0.01", "--epsilon", "9")
+    assert 0 < found["delta"] < 1e-300
+    assert found["standing"]["delta"] == "upper bound"
+
+
 def test_convert(capsys):
     """Statements of mu, epsilon and rho are converted into each other where one implies the other."""
     of_mu = run_json(capsys, "convert", "--mu", "1", "--delta", "1e-5")

@@ -261,3 +261,16 @@ def test_a_ledger_states_its_certified_epsilon():
     assert upper[2] == str(bounds)
     assert "noise multiplier 1.3, sampling probability 0.01, 100 steps; 2 Gaussian releases, noise mult" in statement
     assert "differ by adding or removing one patient (ADD_OR_REMOVE_ONE)" in statement
+
+
+def test_statements_of_unusual_ledgers():
+    """Nothing, a run without noise, and mixed neighbours are not given an epsilon; many events are counted."""
+    stated = {"unit": "example", "delta": 1e-5}
+    assert Ledger().statement(**stated) == "Released: nothing."
+    assert "THIS IS NOT PRIVATE" in Ledger([Event(0.0, 0.1, 3)]).statement(**stated)
+    many = Ledger([Event(2.0 + step, 0.01, 1) for step in range(20)])
+    assert many.statement(**stated).startswith("Released: 20 events of 20 steps (Event). All of it")
+    with pytest.raises(ValueError, match="share one neighboring relation"):
+        Ledger([GaussianEvent(2.0), GaussianEvent(2.0, 1, NeighboringRelation.REPLACE_ONE)]).statement(**stated)
+    with pytest.raises(ValueError, match="delta"):
+        many.statement(unit="example", delta=0.0)

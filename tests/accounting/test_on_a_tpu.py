@@ -8,7 +8,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from gdpjax import accounting, tradeoff
+from gdpjax import accounting, mechanisms, tradeoff
 
 KEY = jax.random.key(0)
 NOISE = np.float32([0.9, 1.4])
@@ -273,3 +273,16 @@ def test_the_moments_accountant_of_known_numbers_is_rounded_up_within_a_program(
     run = (1.3, 256 / 60000, 3516, 1e-5)
     within = jax.jit(lambda zero: zero + accounting.moments_accountant_epsilon(*run))(np.float32(0))
     assert float(within) >= accounting.moments_accountant_epsilon(*run)
+
+
+def test_traced_and_known_sampling_probabilities_draw_the_same_examples():
+    values = np.ones((1000, 1), np.float32)
+
+    def draw(p):
+        mechanism = mechanisms.PoissonSubsampled(mechanisms.GaussianMechanism(1e-9), p)
+        return mechanism.sample(KEY, values, 1.0)
+
+    p = np.float32(0.25)
+    np.testing.assert_allclose(jax.jit(draw)(p), draw(p), rtol=1e-6)
+    np.testing.assert_allclose(draw(np.float32(1.0)), [1000.0], rtol=1e-6)
+    np.testing.assert_allclose(draw(np.float32(0.0)), [0.0], atol=1e-6)

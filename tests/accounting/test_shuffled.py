@@ -315,6 +315,13 @@ def test_beside_other_events(name):
 # The event.
 
 
+def test_without_noise_everything_is_shown():
+    """The lower ends without noise are infinite epsilon and delta 1."""
+    curve = certified(ShuffledEvent(0.0, 10, 2))
+    assert curve.epsilon(1e-5).lower == np.inf
+    assert curve.delta(1.0).lower == 1.0
+
+
 @pytest.mark.parametrize("relation", [SPECIAL, ADDED, REPLACED])
 def test_saved_and_recorded(relation):
     """The event survives JSON, and recorded steps become the event of their epochs."""

@@ -179,6 +179,14 @@ def test_ties_and_infinities_have_no_favourite_side():
 COINS = np.arange(100) % 2 == 0
 
 
+def test_one_kind_of_run_only_shows_nothing():
+    """Runs that all include the canary, or all leave it out, show nothing."""
+    for included in (np.zeros(50), np.ones(50)):
+        audit = audit_many_runs(np.arange(50.0), included, delta=1e-5, key=KEY)
+        assert audit.mu == audit.epsilon == audit.epsilon_if_gaussian == 0
+    assert audit_many_runs([1.0], [True], delta=1e-5, key=KEY).mu == 0
+
+
 @pytest.mark.parametrize(
     ("scores", "options", "message"),
     [

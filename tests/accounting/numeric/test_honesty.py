@@ -115,6 +115,17 @@ def test_one_step_at_a_delta_next_to_its_sampling_probability():
         assert upper - lower <= 1e-8 * truth + 4e-12, run
 
 
+def test_a_sampling_probability_too_small_to_compute_with_still_gives_true_brackets():
+    """Epsilon is 0 from below, and the bracket on delta contains the truth."""
+    sampling_prob = np.array([1e-40, 1e-200])
+    truth = 3 * sampling_prob * 0.38292492254802624  # delta(0) is p (2 Phi(1 / 2) - 1) for each step, nearly
+    epsilon = epsilon_bounds(1.0, sampling_prob, 3, 0.5 * truth)
+    assert np.all(epsilon.lower == 0)
+    delta = delta_bounds(1.0, sampling_prob, 3, 0.0)
+    assert np.all(delta.lower <= 0.999 * truth)
+    assert np.all(truth <= delta.upper)
+
+
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     log_sigma=st.floats(np.log(0.3), np.log(50)),
