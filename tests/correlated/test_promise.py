@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpjax import sampling
-from gdpjax.correlated import FixedEpochs, MinSep, ParticipationError, SingleParticipation, check_batches
+from gdpjax.correlated import FixedEpochs, MinSep, ParticipationError, SingleParticipation
+from gdpjax.sampling import Promised
 
 
 def used(batches, participation, num_steps):
     """The batches that were given out before the promise was broken, and whether it was."""
     out = []
     try:
-        for batch in check_batches(batches, participation, num_steps):
+        for batch in Promised(1, num_steps, participation).checked(batches):
             out.append(batch)
     except ParticipationError:
         return out, True
@@ -69,7 +70,7 @@ def test_batches_of_either_side_are_checked():
 def test_a_pair_without_a_mask_of_padding_is_refused(batch):
     """With (numbers, labels) every example whose label is not zero would stay unchecked."""
     with pytest.raises(ValueError, match="the batch of step 0 must be whole numbers, or"):
-        list(check_batches([batch, batch], MinSep(1, 1), 2))
+        list(Promised(1, 2, MinSep(1, 1)).checked([batch, batch]))
 
 
 @given(
