@@ -75,13 +75,6 @@ def test_a_missed_target_is_listed():
             assert at["met"] or f"| {target} |" in summary.page()
 
 
-def test_a_benchmark_without_results_has_a_row_that_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(summary, "RESULTS", tmp_path)
-    page = summary.page()
-    assert page.count("not measured yet") == 7
-    assert page.count("not run yet") == len(summary.COMMANDS)
-
-
 def test_the_summary_shows_what_a_user_gets_who_chooses_nothing(monkeypatch):
     """No other strategy of ours, however fast it was, changes a line of the summary."""
     results = {name: summary.read(name) for name in summary.COMMANDS}

@@ -1,6 +1,7 @@
 """`gdpjax audit` takes files of scores or the step of this installation, and its exit status is its verdict."""
 
 import json
+from collections import namedtuple
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,9 @@ import pytest
 from gdpjax import Bounds
 from gdpjax.accounting import epsilon_bounds, gdp_epsilon, tradeoff_bounds
 from gdpjax.auditing import _installation, _step_checks, audit_many_runs, audit_one_run, worst_cases
-from gdpjax.auditing._step_checks import StepCheck
-from gdpjax.auditing._worst_cases import WorstCase
 from gdpjax.cli import main
+
+StepCheck = namedtuple("StepCheck", "p_value statement")
 
 
 def run(capsys, *arguments, status=0):
@@ -101,16 +102,6 @@ def test_other_spellings_of_the_file(capsys, tmp_path):
     assert result["epsilon_lower"] > 2
 
 
-def test_a_file_of_numpy(capsys, tmp_path, data):
-    """A file that NumPy saved has the audit of one that was written by hand."""
-    scores, included, path = data
-    saved = tmp_path / "saved.csv"
-    columns = np.stack([scores, included], axis=1)
-    np.savetxt(saved, columns, delimiter=",", header="score,included", comments="")
-    assert "1.000000000000000000e+00" in saved.read_text()
-    assert run(capsys, saved) == run(capsys, path)
-
-
 def test_scores_the_wrong_way_round_get_a_hint(capsys, tmp_path, data):
     """If most guesses are wrong, the command says which way scores are read."""
     scores, included, path = data
@@ -125,14 +116,9 @@ def test_scores_the_wrong_way_round_get_a_hint(capsys, tmp_path, data):
     [
         ("score,member\n1,1\n", [], "needs the columns score and included, got score, member"),
         ("score,included\n1,1\nnan,0\n", [], "NaN at index 1"),
-        ("score,included\n1,1\nx,0\n", [], "line 3"),
         ("score,included\n1,1\n2,0.5\n", [], "line 3"),
-        ("score,included\n1,1\n2,nan\n", [], "line 3"),
         ("score,included\n1,1\n2\n", [], "line 3"),
-        ("score,included\n", [], "length >= 1"),
         ("score,included\n" + "1,1\n" * 200, [], "fair coins"),
-        ("score,included\n1,1\n", ["--num-guesses", "2"], "num_guesses"),
-        ("score,included\n1,1\n", ["--confidence", "nan"], "confidence"),
         ("score,included\n1,1\n", ["--threshold", "2"], "--threshold does not belong to an audit of one run"),
         ("score,included\n1,1\n", ["--many-runs", "--num-guesses", "2"], "--num-guesses does not belong"),
         ("score,included\n1,1\n", ["--num-releases", "100"], "--num-releases does not belong"),
@@ -144,13 +130,6 @@ def test_bad_input(capsys, tmp_path, text, options, message):
     path = tmp_path / "scores.csv"
     path.write_text(text)
     assert message in run(capsys, path, *options, status=2)
-
-
-def test_nothing_to_audit(capsys, tmp_path):
-    """A command without a file, with one that is not there, or with two things to audit is refused."""
-    assert "either a file of scores or --step" in run(capsys, status=2)
-    assert "No such file" in run(capsys, tmp_path / "none.csv", status=2)
-    assert "--many-runs does not belong to an audit of --step" in run(capsys, "--step", "--many-runs", status=2)
 
 
 def without_sampling(noise_multiplier, sampling_prob, num_steps, delta):
@@ -209,19 +188,16 @@ def release_without_noise(key, included):
     return included
 
 
-def release_with_noise(key, included):
-    return included + jax.random.normal(key)
-
-
 def test_a_refuted_bound_is_status_1(capsys, monkeypatch):
     """A case with less noise than it claims and a failed check are named, and the status is 1."""
+    case = worst_cases()["steady"]._replace(num_steps=1)
     cases = {
-        "half": WorstCase(release_with_half_the_noise, 1.0, 1.0, 1),
-        "open": WorstCase(release_without_noise, 4.0, 1.0, 1),
+        "half": case._replace(release=release_with_half_the_noise, noise_multiplier=1.0),
+        "open": case._replace(release=release_without_noise, noise_multiplier=4.0),
     }
     checks = {
-        "ledger": StepCheck(0.0, "wrong"),
-        "sampling": StepCheck(0.5, "right"),
+        "ledger": StepCheck(p_value=0.0, statement="wrong"),
+        "sampling": StepCheck(p_value=0.5, statement="right"),
     }
     monkeypatch.setattr(_installation, "worst_cases", lambda: cases)
     monkeypatch.setattr(_installation, "step_checks", lambda key, num_releases: checks)
@@ -236,23 +212,3 @@ def test_a_refuted_bound_is_status_1(capsys, monkeypatch):
     assert table.strip().endswith("2 worst cases refuted, 1 checks failed: half, open, ledger")
     report = run_json(capsys, "--step", "--releases", 2048, status=1)
     assert report["sound"] is False
-
-
-def test_one_failed_check_is_status_1(capsys, monkeypatch):
-    """One failed check among sound cases is enough for status 1, unless the confidence asks for a smaller p-value."""
-    cases = {"sound": WorstCase(release_with_noise, 1.0, 1.0, 1)}
-    failed = {"noise tail": StepCheck(1e-7, "values from -5.4 to 5.4")}
-    monkeypatch.setattr(_installation, "worst_cases", lambda: cases)
-    monkeypatch.setattr(_installation, "step_checks", lambda key, num_releases: failed)
-    monkeypatch.setattr(_installation, "epsilon_bounds", without_sampling)
-    report = run_json(capsys, "--step", "--num-releases", 256, status=1)
-    assert report["cases"]["sound"]["verdict"] == "consistent"
-    assert report["checks"]["noise tail"] == {
-        "verdict": "FAILED",
-        "p_value": 1e-7,
-        "statement": "values from -5.4 to 5.4",
-    }
-    assert run(capsys, "--step", "--num-releases", 256, "--confidence", 1, status=2)
-
-    # A stricter confidence asks for smaller p-values.
-    run(capsys, "--step", "--num-releases", 256, "--confidence", 1 - 1e-9)

@@ -269,11 +269,6 @@ def test_each_finding_has_its_four_parts():
         assert parts == sorted(parts), section
 
 
-def test_its_code_fits_a_narrow_screen():
-    for _, text in BLOCK.findall(PAGE):
-        assert max(len(line) for line in text.splitlines()) <= 80
-
-
 def test_what_it_names_exists():
     for name in re.findall(r"`((?:gdpjax|tests|benchmarks|experiments)/[\w/.]+)`", PAGE):
         assert (ROOT / name).exists(), name

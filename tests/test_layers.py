@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import sys
 
 import pytest
 
@@ -132,40 +133,6 @@ def test_imports_of_the_experiments_go_down() -> None:
             assert f"`{place}`" in description
 
 
-def modules_of(folder: pathlib.Path) -> dict[str, set[str]]:
-    """Return the modules of a folder by name, each with those that it imports when it is imported.
-
-    A package's `__init__` is a module beside its parts: it may show them, and they may name each other through it.
-    """
-    files = {}
-    for path in folder.rglob("*.py"):
-        parts = path.relative_to(folder.parent).with_suffix("").parts
-        files[".".join(parts)] = path
-
-    imports = {}
-    for module, path in files.items():
-        names = set()
-        for node in ast.parse(path.read_text()).body:
-            names.update(names_of(node))
-        imports[module] = names & files.keys()
-    return imports
-
-
-@pytest.mark.parametrize("folder", PUBLIC_ONLY)
-def test_programs_have_no_circle(folder: str) -> None:
-    """The modules of a program can be put in an order where each imports only earlier ones."""
-    remaining = modules_of(ROOT.parent / folder)
-    while remaining:
-        # Modules that import nothing of those that remain come next.
-        leaves = set()
-        for module, imported in remaining.items():
-            if not imported & remaining.keys():
-                leaves.add(module)
-        assert leaves, f"a circle among {sorted(remaining)}"
-        for module in leaves:
-            del remaining[module]
-
-
 def part_of(path: pathlib.Path) -> str:
     """Return the part of the package that a module belongs to, such as "clipping"."""
     relative = path.relative_to(ROOT)
@@ -236,7 +203,7 @@ def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
     extras = EXTRAS.get(part, set())
     is_late = str(path.relative_to(ROOT)) in LATE
     for package, is_lazy in imports_with_place(ast.parse(path.read_text())):
-        is_required = package in required | STANDARD
+        is_required = package in required | sys.stdlib_module_names
         is_extra = (is_lazy or is_late) and package in extras
 
         # `gdpjax.nnx` is imported when it is first used.
@@ -256,60 +223,3 @@ LATE = {
     "sweeps/_report.py",
 }
 """Modules that are imported when a sweep begins, and may then import the packages of their part at once."""
-STANDARD = {
-    "__future__",
-    "abc",
-    "argparse",
-    "base64",
-    "bisect",
-    "collections",
-    "concurrent",
-    "contextlib",
-    "copy",
-    "csv",
-    "dataclasses",
-    "decimal",
-    "difflib",
-    "enum",
-    "errno",
-    "fcntl",
-    "fractions",
-    "functools",
-    "gc",
-    "hashlib",
-    "html",
-    "importlib",
-    "inspect",
-    "io",
-    "itertools",
-    "json",
-    "logging",
-    "math",
-    "msvcrt",
-    "numbers",
-    "operator",
-    "os",
-    "pathlib",
-    "platform",
-    "queue",
-    "re",
-    "reprlib",
-    "shlex",
-    "shutil",
-    "socket",
-    "stat",
-    "statistics",
-    "string",
-    "sys",
-    "sysconfig",
-    "textwrap",
-    "threading",
-    "time",
-    "tomllib",
-    "traceback",
-    "types",
-    "typing",
-    "warnings",
-    "weakref",
-    "zipfile",
-}

@@ -29,7 +29,6 @@ from gdpjax.ledger import (
     record_step,
     round_toward,
 )
-from gdpjax.sampling import Poisson
 from gdpjax.tradeoff import PiecewiseLinear
 
 STEP = Event(1.0, 0.1, 1)
@@ -61,13 +60,10 @@ def test_defaults_of_the_relation():
     ("fields", "message"),
     [
         ((-0.5, 0.1, 1), "noise_multiplier"),
-        ((float("nan"), 0.1, 1), "noise_multiplier"),
         ((1.0, 1.1, 1), "sampling_prob"),
         ((1.0, 0.1, 0), "num_steps"),
-        ((1.0, 0.1, 1.5), "num_steps"),
         ((1.0, 0.1, 1, "poisson"), "neighboring_relation must be one of"),
         ((1.0, 0.1, 1, None, 1.0), "overflow"),
-        ((np.ones(2), 0.1, 1), "one configuration"),
     ],
 )
 def test_bad_events(fields, message):
@@ -95,16 +91,10 @@ def test_joint_event_is_the_one_of_the_combined_noise():
     [
         None,
         "",
-        "[]",
-        "{}",
         '{"gdpjax_ledger": 3, "events": []}',
-        '{"gdpjax_ledger": 1, "events": {}}',
         '{"gdpjax_ledger": 1, "events": [{"a": 1}]}',
-        '{"gdpjax_ledger": true, "events": []}',
         '{"gdpjax_ledger": 1, "events": [], "more events": [1]}',
         '{"gdpjax_ledger": 1, "events": [{"a": 1}], "events": []}',
-        pytest.param("[" * 100_000, id="nested"),
-        pytest.param(f'{{"gdpjax_ledger": 1{"0" * 5000}, "events": []}}', id="many digits"),
     ],
 )
 def test_bad_json(text):
@@ -175,11 +165,6 @@ def test_unknown_sampling_of_an_older_ledger_is_refused():
         Ledger.from_json(json.dumps(saved))
 
 
-def test_batches_without_noise_are_no_event():
-    with pytest.raises(ValueError, match=r"batches\.event\(noise_multiplier\)"):
-        Ledger([Poisson(100, 10, 5)])
-
-
 def test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read():
     """Trap 83: steps that are recorded by hand, too."""
     state = init_ledger(1, TruncatedPoissonEvent(1.0, 0.1, 1, max_examples=1000, capacity=300))
@@ -188,39 +173,12 @@ def test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read():
         ledger_from_state(state)
 
 
-def test_events_from_an_iterator_are_kept():
-    assert len(Ledger(Event(1.0, 0.1, 10) for _ in range(3))) == 3
-
-
-def test_only_events():
-    with pytest.raises(ValueError, match="holds events"):
-        Ledger([(1.0, 0.1, 1)])
-
-
-def test_ledger_cannot_be_read_while_traced():
-    import jax.numpy as jnp
-
-    import gdpjax
-
-    batches = gdpjax.sampling.PoissonNumbers(0.1, expected_batch_size=1)
-    tx = gdpjax.privatize(gdpjax.Sensitivity(1.0), 1.0, batches, jax.random.key(0))
-    with pytest.raises(ValueError, match="outside compiled code"):
-        jax.jit(lambda p: len(gdpjax.ledger_of(tx.init(p))))(jnp.zeros(2))
-
-
 def test_a_run_without_noise_is_an_event_that_says_so():
     event = Event(0.0, 0.1, 3)
     assert Ledger.from_json(Ledger([event]).to_json()).events == (event,)
     for noise in (-1.0, float("nan"), float("inf"), -1e-300):
         with pytest.raises(ValueError, match="noise_multiplier must be a finite number >= 0"):
             Event(noise, 0.1, 3)
-
-
-def test_a_wrong_field_of_a_joint_event_is_refused():
-    with pytest.raises(ValueError, match=r"Event\.joint has no argument 'announce'; did you mean 'announced'"):
-        Event.joint(1.0, 1.0, sampling_prob=0.1, num_steps=3, announce=True)
-    with pytest.raises(ValueError, match=r"quantile_clipping has no argument 'over_flow'; did you mean 'overflow'"):
-        Event.quantile_clipping(1.0, 5.0, sampling_prob=0.1, num_steps=3, over_flow=0.0)
 
 
 def test_joint_events_of_tiny_noise_do_not_vanish():

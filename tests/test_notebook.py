@@ -61,14 +61,6 @@ def test_the_notebook_prints_what_it_shows(script):
         np.testing.assert_allclose(numbers_in(shown), numbers_in(now), rtol=1e-6)
 
 
-def test_every_block_of_the_page_is_a_cell(script):
-    """The Python blocks of the page are the code cells, in their order."""
-    page = script["PAGE"].read_text()
-    blocks = re.findall(r"```python\n(.*?)\n```", page, flags=re.DOTALL)
-    converted = script["convert"]()
-    assert [cell.source for cell in code_cells(converted)] == blocks
-
-
 def test_figures_exist(script):
     """Every figure that the notebook shows is a file."""
     for cell in read_notebook(script).cells:

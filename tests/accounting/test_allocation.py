@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from gdpjax import Bounds, accounting
@@ -15,30 +13,17 @@ from gdpjax.ledger import AllocationEvent
 PEER = np.array([
     (0.6, 2, 20, 1e-5, 47.282605895433896, 47.43329771329769),
     (0.6, 2, 5, 1e-8, 23.80203791268275, 23.90934578672706),
-    (0.6, 2, 1, 1e-8, 9.5807192414756, 9.660868620213147),
-    (0.6, 10, 1, 1e-8, 7.980051410626762, 8.01237384885874),
     (2.0, 1000, 1, 1e-5, 0.04785138146696594, 0.049866803025534735),
     (1.0, 1000, 1, 1e-5, 0.13637424910075951, 0.1421825720585536),
-    (1.0, 10, 1, 1e-8, 3.482608854576467, 3.51664143702795),
     (1.0, 10, 5, 1e-5, 4.243452674708505, 4.322845766911284),
     (0.6, 10, 20, 1e-5, 26.042685050346034, 26.153827987639982),
     (1.0, 2, 5, 1e-5, 8.787473279419947, 8.88603456901483),
-    (0.6, 2, 5, 1e-5, 18.836095789741613, 18.951503289341748),
-    (1.0, 1000, 1, 1e-8, 0.28837789125953983, 0.3001940687679946),
-    (2.0, 10, 5, 1e-8, 1.9857052247052678, 2.0679238149699914),
-    (0.6, 2, 20, 1e-8, 56.72630471494428, 56.8611483205192),
-    (2.0, 2, 1, 1e-5, 1.4166519093189802, 1.4909632331468052),
     (2.0, 1000, 1, 1e-8, 0.07551896981148461, 0.07837347391991213),
     (1.0, 100, 5, 1e-5, 1.1792932506701461, 1.2339034724275642),
     (0.6, 1000, 5, 1e-8, 4.019813830984783, 4.0863798707598376),
-    (0.6, 2, 1, 1e-5, 7.278240836568467, 7.358480073848003),
     (2.0, 10, 1, 1e-8, 0.9163823639708503, 0.9615888549729189),
-    (0.6, 10, 20, 1e-8, 33.25980610800166, 33.357099213252305),
-    (0.6, 10, 5, 1e-5, 11.99949936391989, 12.076148047223924),
     (0.6, 100, 20, 1e-8, 13.096596663466585, 13.188194051285317),
-    (1.0, 2, 1, 1e-8, 5.050327613560741, 5.132815636437012),
     (2.0, 2, 1, 1e-8, 2.040846599330418, 2.120150353102954),
-    (1.0, 10, 5, 1e-8, 6.065203427638213, 6.137224281488776),
 ])  # fmt: skip
 
 
@@ -130,36 +115,6 @@ def test_one_epoch_agrees_with_quadrature(steps):
             assert epsilon * (1 - 1e-9) <= bounds.upper
 
 
-def test_two_epochs_agree_with_quadrature():
-    """The brackets of two epochs of two steps contain the integral over all four steps."""
-    noise_multiplier = 1.0
-    epsilon = 2.0
-    strike = np.exp(epsilon)
-
-    # R_1, the mean of the two steps of the first epoch, and its mass.
-    y, weights = log_normal(noise_multiplier, 120)
-    first_ratio = (0.5 * (y + y[:, None])).ravel()
-    mass = (weights * weights[:, None]).ravel()
-
-    # E (R_1 R_2 - c)_+ = E R_1 E (R_2 - c / R_1)_+, and the expectation over R_2 is an integral over one of its steps.
-    y, weights = log_normal(noise_multiplier, 300)
-    rest = 2 * (strike / first_ratio)[:, None] - y
-    excess = np.sum(weights * expected_excess(rest, noise_multiplier), axis=1) / 2
-    remove = np.sum(mass * first_ratio * excess)
-
-    # E (1 - c R_1 R_2)_+ = c E R_1 E (1 / (c R_1) - R_2)_+ likewise.
-    rest = 2 * (1 / (strike * first_ratio))[:, None] - y
-    shortfall = np.sum(weights * expected_shortfall(rest, noise_multiplier), axis=1) / 2
-    add = np.sum(mass * strike * first_ratio * shortfall)
-
-    delta = max(remove, add)
-    bounds = delta_of_epochs(noise_multiplier, 2, 2, epsilon)
-    assert bounds.lower <= delta <= bounds.upper
-    assert bounds.upper <= 1.02 * bounds.lower
-    bounds = epsilon_of_epochs(noise_multiplier, 2, 2, delta)
-    assert bounds.lower <= epsilon <= bounds.upper
-
-
 def test_one_step_is_the_gaussian_mechanism():
     """With one step an epoch, or all of them selected, epsilon is that of composed Gaussian noise."""
     noise_multiplier = np.array([0.3, 1.0, 7.0, 50.0])
@@ -177,19 +132,6 @@ def test_one_step_is_the_gaussian_mechanism():
     np.testing.assert_allclose(all_selected, [exact, exact], rtol=3e-9)
 
 
-def test_the_grid_without_the_closed_form_agrees_with_the_gaussian_mechanism():
-    """One step as a pair of the grid, without the closed form, brackets the delta of Gaussian noise."""
-    from gdpjax.accounting._allocation import _bounds, _one_run
-
-    scheme = _bounds.make_scheme(0.8, 1, 1, 1, 0)
-    below, above = _bounds.events_of_scheme(scheme, -40.0, 512)
-    for epsilon in (0.1, 1.0, 4.0):
-        lower = _one_run.delta(_bounds.only_pair(below), epsilon).lower
-        upper = _one_run.delta(_bounds.only_pair(above), epsilon).upper
-        assert lower < accounting.gdp_delta(epsilon, 1 / 0.8) < upper
-        assert upper < 1.01 * lower
-
-
 def test_the_bracket_is_narrow_and_meets_that_of_a_peer():
     """The bracket has a relative width of 1e-3 and overlaps that of the package PLD_accounting."""
     noise_multiplier, steps_per_epoch, num_epochs, delta, peer_lower, peer_upper = PEER.T
@@ -197,74 +139,6 @@ def test_the_bracket_is_narrow_and_meets_that_of_a_peer():
     assert (bounds.lower <= peer_upper).all()
     assert (peer_lower <= bounds.upper).all()
     assert (bounds.upper <= 1.001 * bounds.lower).all()
-
-
-def test_an_array_of_deltas_is_its_elements():
-    """The brackets at an array of deltas are those at its elements."""
-    event = AllocationEvent(1.0, 10, 5)
-    deltas = np.array([[1e-5, 1e-8], [1e-2, 1e-3]])
-    together = epsilon_bounds(event, delta=deltas)
-    alone = [epsilon_bounds(event, delta=delta) for delta in deltas.ravel()]
-    np.testing.assert_array_equal(np.reshape(together, (2, 4)), np.transpose(alone))
-
-
-def test_less_noise_fewer_steps_more_epochs_and_smaller_delta_cost_more():
-    """Epsilon grows strictly along each argument, beyond the width of the brackets."""
-    noise_multipliers = np.geomspace(4, 0.4, 6)
-    steps_per_epoch = np.array([500, 99, 30, 12, 5, 2])
-    numbers_of_epochs = np.array([1, 2, 5, 11, 40, 200])
-    deltas = 10.0 ** -np.arange(2, 13, 2)
-    for arguments in (
-        (noise_multipliers, 20, 2, 1e-6),
-        (1.0, steps_per_epoch, 2, 1e-6),
-        (1.0, 20, numbers_of_epochs, 1e-6),
-        (1.0, 20, 2, deltas),
-    ):
-        bounds = epsilon_of_epochs(*arguments)
-        assert (bounds.lower[1:] > bounds.upper[:-1]).all()
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.floats(np.log(0.3), np.log(50)),
-    st.floats(0, np.log(1e4)),
-    st.floats(0, np.log(1e3)),
-    st.floats(-12, -2),
-    st.integers(1, 3),
-    st.booleans(),
-)
-def test_the_bracket_is_one(log_noise, log_steps, log_epochs, log_delta, selected, fixed):
-    """The lower end is at most the upper one, which is at most epsilon of as many Gaussian releases."""
-    noise_multiplier = np.exp(log_noise)
-    steps_per_epoch = np.floor(np.exp(log_steps))
-    num_epochs = np.floor(np.exp(log_epochs))
-    num_selected = min(selected, int(steps_per_epoch))
-    delta = 10.0**log_delta
-    bounds = epsilon_of_epochs(
-        noise_multiplier,
-        steps_per_epoch,
-        num_epochs,
-        delta,
-        num_selected=num_selected,
-        bins="fixed" if fixed else "fresh",
-    )
-    gaussian = accounting.gdp_epsilon(delta, np.sqrt(num_epochs * num_selected) / noise_multiplier)
-    assert 0 <= bounds.lower <= bounds.upper <= gaussian * (1 + 2e-9) + 1e-12
-
-
-def test_simulation_agrees():
-    """The mean of E (R - e^epsilon)_+ over draws of R is delta, within five standard errors."""
-    rng = np.random.default_rng(3)
-    for noise_multiplier, steps_per_epoch, num_epochs in ((1.0, 20, 1), (0.7, 5, 3)):
-        g = rng.standard_normal((200_000, num_epochs, steps_per_epoch))
-        ratio_of_step = np.exp(g / noise_multiplier - 0.5 / noise_multiplier**2)
-        ratio = ratio_of_step.mean(axis=2).prod(axis=1)
-        bounds = epsilon_of_epochs(noise_multiplier, steps_per_epoch, num_epochs, 1e-2)
-        # E (1 - e^e R)_+ is below 1, so that its mean has an error of 1e-3 at most; remove decides in both cases.
-        for sign, epsilon in ((1, bounds.lower), (-1, bounds.upper)):
-            excess = np.maximum(ratio - np.exp(epsilon), 0)
-            error = 5 * excess.std() / np.sqrt(len(excess))
-            assert sign * (excess.mean() - 1e-2) > -error
 
 
 def test_fixed_bins_are_one_epoch_with_less_noise():
@@ -291,17 +165,6 @@ def test_blocks_are_composed():
     assert epsilon_of_epochs(1.0, 3, 6, 1e-6).upper < mixed.lower
     assert mixed.upper < epsilon_of_epochs(1.0, 2, 6, 1e-6).lower
     assert mixed.upper < 1.001 * mixed.lower
-
-
-def test_delta_is_the_inverse_of_epsilon():
-    """The brackets on delta at both ends of a bracket on epsilon contain the delta it is for."""
-    noise_multiplier, steps_per_epoch, num_epochs, delta = PEER[[2, 6, 7, 15, 17], :4].T
-    epsilon = epsilon_of_epochs(noise_multiplier, steps_per_epoch, num_epochs, delta)
-    at_lower = delta_of_epochs(noise_multiplier, steps_per_epoch, num_epochs, epsilon.lower)
-    at_upper = delta_of_epochs(noise_multiplier, steps_per_epoch, num_epochs, epsilon.upper)
-    assert (at_lower.upper >= delta).all()
-    assert (at_upper.lower <= delta).all()
-    assert (at_lower.upper <= 1.05 * at_upper.lower).all()
 
 
 def test_hard_corners_give_true_brackets():
@@ -402,45 +265,3 @@ def test_an_average_is_that_of_all_pairs(share, factor):
     first_total = first.upper.sum() + first.at_zero
     second_total = second.upper.sum() + second.at_zero
     np.testing.assert_allclose(averaged.upper.sum() + averaged.at_zero, first_total * second_total, rtol=1e-9)
-
-
-def test_sums_over_ranges_of_neighbours():
-    """Each sum is of the values from ``first`` to ``first + length - 1`` places back."""
-    values = np.random.default_rng(0).uniform(size=(50, 3))
-    neighbours = _average._Neighbours(values.ravel(), 3)
-    for first, length in ((0, 1), (0, 2), (3, 7), (1, 49), (10, 40), (49, 1), (5, 33)):
-        exact = []
-        for place in range(first, 50):
-            last_row = place - first
-            first_row = max(last_row - length + 1, 0)
-            exact.append(values[first_row : last_row + 1].sum(axis=0))
-        sums = neighbours.sums(first, length).reshape(-1, 3)
-        np.testing.assert_allclose(sums, exact, rtol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"noise_multiplier": np.nan}, "noise_multiplier must be"),
-        ({"steps_per_epoch": 2.5}, "steps_per_epoch must be a whole number >= 1"),
-        ({"num_epochs": 0}, "num_epochs must be a whole number >= 1"),
-        ({"num_selected": 0}, "num_selected must be a whole number >= 1"),
-        ({"num_selected": 11}, "num_selected must be at most steps_per_epoch"),
-        ({"bins": "Fixed"}, "bins must be"),
-        ({"bins": None}, "bins must be"),
-    ],
-)
-def test_bad_arguments_are_refused(change, words):
-    """Arguments out of range are refused with their name."""
-    good = {"noise_multiplier": 1.0, "steps_per_epoch": 10, "num_epochs": 1}
-    with pytest.raises(ValueError, match=words):
-        AllocationEvent(**{**good, **change})
-
-
-def test_questions_out_of_range_are_refused():
-    """A delta and an epsilon are asked about in their ranges."""
-    event = AllocationEvent(1.0, 10)
-    with pytest.raises(ValueError, match="delta must be a number strictly between 0 and 1"):
-        epsilon_bounds(event, delta=0.0)
-    with pytest.raises(ValueError, match="epsilon must be"):
-        delta_bounds(event, epsilon=-0.1)

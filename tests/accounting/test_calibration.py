@@ -5,18 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gdpjax._core.checks import COUNT, OPEN_UNIT, POSITIVE, UNIT
-from gdpjax._core.precision import batched
-from gdpjax._core.types import Bounds
 from gdpjax.accounting import (
-    _search,
     calibrate_noise_multiplier,
     calibrate_num_steps,
     clt_epsilon,
     clt_mu_poisson,
     epsilon_bounds,
     moments_accountant_epsilon,
-    mu_bounds,
 )
 
 EPSILON = np.array([0.5, 1.0, 4.0, 30.0])
@@ -79,37 +74,15 @@ def test_traced(accountant):
     assert np.isnan(found[1:]).all()
 
 
-def test_a_traced_target_that_no_number_of_steps_meets_is_nan():
-    """Half of the data in one step is already more than a mu of 0.1."""
-
-    @jax.jit
-    def num_steps(mu):
-        return calibrate_num_steps(mu=mu, noise_multiplier=1.0, sampling_prob=0.5, accountant="clt")
-
-    assert np.isnan(num_steps(0.1))
-
-
 RUN = {"sampling_prob": 0.01, "num_steps": 1000}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"epsilon": 1.0, "delta": 1e-5, "accountant": "pld"},
-            "accountant must be one of numeric, rdp, clt, got 'pld'",
-        ),
         ({"epsilon": 1.0, "accountant": "rdp"}, "complete target"),
-        ({"accountant": "clt"}, "complete target"),
         ({"mu": 1.0, "epsilon": 1.0, "delta": 1e-5, "accountant": "clt"}, "not mu together"),
         ({"mu": 1.0, "accountant": "rdp"}, 'accountant "rdp" bounds epsilon, not mu'),
-        (
-            {"mu": 1.0, "failure": 1e-10, "accountant": "clt"},
-            'failure belongs to a target mu with accountant "numeric"',
-        ),
-        ({"epsilon": 0.0, "delta": 1e-5, "accountant": "rdp"}, "epsilon must be a number > 0, got 0.0"),
-        ({"epsilon": np.nan, "delta": 1e-5, "accountant": "clt"}, "epsilon must be a number > 0, got nan"),
-        ({"epsilon": 1.0, "delta": 0.0, "accountant": "rdp"}, "delta must be a number in"),
         ({"epsilon": 1e-4, "delta": 1e-100, "accountant": "rdp"}, "cannot be met: even noise_multiplier = 1.153e"),
         ({"epsilon": 1e12, "delta": 1e-5, "accountant": "rdp"}, "asks for nothing: even noise_multiplier = 0.0009766"),
     ],
@@ -151,23 +124,6 @@ def test_numeric_finds_the_last_step_of_millions():
     assert (epsilon_bounds(*run.values(), steps + 1, 1e-6).upper > 2.0).all()
 
 
-def test_numeric_costs_few_evaluations(monkeypatch):
-    """Bisection to the same accuracy takes 21 evaluations from a bracket of a factor of 50."""
-    calls = []
-    target = _search._TARGETS["epsilon"]
-
-    def counted(*run):
-        calls.append(np.size(run[0]))
-        return target.bounds(*run)
-
-    search = _search._secant("noise_multiplier", target._replace(bounds=counted))
-    answer = search(epsilon=TARGETS, delta=DELTAS, sampling_prob=RATES, num_steps=LENGTHS, noise_multiplier=1.0)
-    expected = calibrate_noise_multiplier(epsilon=TARGETS, delta=DELTAS, sampling_prob=RATES, num_steps=LENGTHS)
-    np.testing.assert_array_equal(answer.value, expected)
-    assert sum(calls) <= 7 * len(TARGETS)
-    assert calls[-1] < len(TARGETS)  # the finished ones are left alone
-
-
 def test_numeric_in_corners():
     wide = {"epsilon": 1.0, "delta": 1e-28, "sampling_prob": 1e-4, "num_steps": 1}  # the bracket says little here
     noise = calibrate_noise_multiplier(**wide)
@@ -183,31 +139,8 @@ def test_numeric_in_corners():
     )
 
 
-def closed_bounds(noise_multiplier, sampling_prob, num_steps, delta):
-    """epsilon <= m sqrt(2 log(1 / delta)) + m^2 / 2 of an m-GDP run, as a bracket: monotone and quickly compiled."""
-    exponent = np.minimum(noise_multiplier**-2.0, 60.0)  # finite, so that a target can ask for nothing
-    mu = sampling_prob * np.sqrt(num_steps * np.expm1(exponent))
-    upper = mu * np.sqrt(-2.0 * np.log(delta)) + 0.5 * mu * mu
-    return Bounds(0.999 * upper, upper)
-
-
-CLOSED = batched(
-    lambda rows: [closed_bounds(*row) for row in rows],
-    noise_multiplier=POSITIVE,
-    sampling_prob=UNIT,
-    num_steps=COUNT,
-    delta=OPEN_UNIT,
-)
-
-
-@pytest.mark.parametrize(
-    "bounds", [CLOSED, pytest.param(epsilon_bounds, marks=pytest.mark.slow)], ids=["closed", "exact"]
-)
-def test_numeric_traced(monkeypatch, bounds):
-    """The search inside compiled code, for a bracket that costs nothing and for the accountant's own."""
-    if bounds is CLOSED:
-        cheap = _search._secant("noise_multiplier", _search._TARGETS["epsilon"]._replace(bounds=CLOSED))
-        monkeypatch.setitem(_search.SECANTS, ("noise_multiplier", "epsilon"), cheap)
+def test_numeric_traced():
+    """The search inside compiled code meets its targets, and is NaN where there is none."""
 
     def noise(epsilon):
         return calibrate_noise_multiplier(epsilon=epsilon, delta=2.0**-17, sampling_prob=2.0**-7, num_steps=500)
@@ -216,15 +149,7 @@ def test_numeric_traced(monkeypatch, bounds):
     mapped = jax.jit(jax.vmap(noise))(targets)
     assert mapped.dtype == jnp.float32
     np.testing.assert_allclose(mapped[:2], noise(targets[:2]), rtol=5e-6)
-    assert (bounds(np.asarray(mapped[:2], float), 2.0**-7, 500, 2.0**-17).upper <= targets[:2]).all()
+    assert (epsilon_bounds(np.asarray(mapped[:2], float), 2.0**-7, 500, 2.0**-17).upper <= targets[:2]).all()
     assert np.isnan(mapped[2:]).all()
     constant = jax.jit(lambda x: x + noise(2.0))(0.0)  # a constant inside compiled code
     assert constant == noise(2.0)
-
-
-@pytest.mark.slow
-def test_numeric_mu_is_safe_and_tight():
-    run = {"sampling_prob": 0.1, "num_steps": 100}
-    noise = calibrate_noise_multiplier(mu=0.5, failure=1e-6, **run)
-    assert mu_bounds(noise, 0.1, 100, 1e-6).upper <= 0.5 < mu_bounds(0.999 * noise, 0.1, 100, 1e-6).lower
-    assert calibrate_num_steps(mu=0.5, failure=1e-6, noise_multiplier=noise, sampling_prob=0.1) == 100

@@ -66,23 +66,6 @@ def test_transformations():
                 assert gradient == pytest.approx(difference, rel=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0.0, 0.1, 10), "noise_multiplier must be a finite number > 0, got 0.0"),
-        ((np.nan, 0.1, 10), "noise_multiplier must be a finite number > 0, got nan"),
-        ((1.0, 1.1, 10), r"sampling_prob must be a number in \[0, 1\], got 1.1"),
-        ((1.0, 0.1, 2.5), "num_steps must be a whole number >= 1, got 2.5"),
-    ],
-)
-def test_bad_input(arguments, message):
-    for function in (clt_mu_poisson, clt_mu_uniform):
-        with pytest.raises(ValueError, match=message):
-            function(*arguments)
-    with pytest.raises(ValueError, match="sampling must be one of poisson, uniform, got 'shuffle'"):
-        clt_epsilon(1.0, 0.1, 10, 1e-5, sampling="shuffle")
-
-
 def test_a_ledger_is_sent_to_the_certified_bounds():
     """The limit is one of many equal steps, so a Ledger is refused, and so is a call without delta."""
     ledger = Ledger([Event(noise_multiplier=1.0, sampling_prob=0.1, num_steps=10)])

@@ -17,7 +17,6 @@ from gdpjax.accounting import (
     epsilon_bounds,
     gdp_delta,
     gdp_epsilon,
-    mu_bounds,
     tradeoff_bounds,
     with_overflow,
 )
@@ -123,26 +122,6 @@ def test_a_group_moves_every_release_as_many_times_as_far():
     assert_inside(bounds, delta_of_laplace_and_gaussian(1.5, 1.5, 1.0), 0.02)
 
 
-@pytest.mark.slow
-def test_a_group_and_one_kind_of_release():
-    """The deltas of a group of one kind of release are its closed forms."""
-    of_gaussian = delta_bounds(GaussianEvent(2.0), epsilon=0.7, group_size=3)
-    assert_inside(of_gaussian, gdp_delta(0.7, 1.5), 1e-8)
-    of_laplace = delta_bounds(LaplaceEvent(0.5), epsilon=0.5, group_size=2)
-    assert_inside(of_laplace, 1 - math.exp(-0.25), 0.02)
-
-
-@pytest.mark.slow
-def test_mu_of_a_gaussian_and_randomized_response():
-    """The mu of a Gaussian and five answers is between the Gaussian's and that of all as Gaussian releases."""
-    ledger = Ledger([GaussianEvent(1.25), RandomizedResponseEvent(0.5, num_steps=5)])
-    bounds = mu_bounds(ledger, failure=1e-6)
-    mu_of_one_answer = -2 * ndtri(1 / (1 + math.exp(0.5)))
-    mu_of_all = math.sqrt(0.8**2 + 5 * mu_of_one_answer**2)
-    assert 0.8 < bounds.lower <= bounds.upper <= mu_of_all * (1 + 1e-9)
-    assert mu_bounds(ApproximateDPEvent(0.3, 1e-7), failure=1e-8) == (math.inf, math.inf)
-
-
 def test_a_guarantee_fails_with_its_delta_and_is_randomized_response_otherwise():
     """The delta of a guarantee is its failure and, otherwise, that of randomized response."""
     event = ApproximateDPEvent(0.3, 1e-7, num_steps=20)
@@ -153,17 +132,6 @@ def test_a_guarantee_fails_with_its_delta_and_is_randomized_response_otherwise()
     np.testing.assert_allclose(bounds, expected, rtol=1e-12)
     assert epsilon_bounds(event, delta=0.9 * failure) == (math.inf, math.inf)
     assert epsilon_bounds(event, delta=failure + 1e-9).upper <= 6.0 * (1 + 1e-9)
-
-
-@pytest.mark.slow
-def test_the_curve_of_a_guarantee():
-    """The curve is a little below that of randomized response."""
-    event = ApproximateDPEvent(0.3, 1e-7, num_steps=20)
-    beta = tradeoff_bounds(event, alpha=0.1)
-    beta_of_response = tradeoff_bounds(RandomizedResponseEvent(0.3, num_steps=20), alpha=0.1)
-    np.testing.assert_allclose(beta, beta_of_response, rtol=1e-4)
-    assert beta.lower < beta_of_response.lower
-    assert tradeoff_bounds(ApproximateDPEvent(0.3, 0.2), alpha=0.85) == (0.0, 0.0)
 
 
 def test_training_with_other_releases_costs_more_than_either_and_less_than_the_sum():
@@ -219,17 +187,12 @@ def test_quantile_clipping_is_a_joint_event():
     ("call", "message"),
     [
         (lambda: RandomizedResponseEvent(1.0, num_categories=1), "num_categories must be a whole number >= 2"),
-        (lambda: LaplaceEvent(-1.0), "epsilon must be"),
         (lambda: ApproximateDPEvent(1.0, 1.0), "delta must be"),
         (lambda: GaussianEvent(-1.0), "noise_multiplier must be"),
-        (lambda: GaussianEvent(1.0, 1.5), "num_steps must be"),
         (lambda: epsilon_bounds(RandomizedResponseEvent(1.0), delta=1e-5, group_size=2), "group_size > 1 is available"),
         (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "not available with overflow"),
         (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
-        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=0), "group_size must be"),
-        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=[2, 3]), "group_size must be one whole number"),
         (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave it out"),
-        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, sampling="uniform"), "leave it out"),
     ],
 )
 def test_bad_events_and_calls(call, message):
@@ -238,13 +201,14 @@ def test_bad_events_and_calls(call, message):
         call()
 
 
-@pytest.mark.parametrize("d", [0.24, 0.012, 0.0078, 1e-5])
-def test_a_guarantee_asked_at_its_own_delta_is_not_refuted_by_rounding(d):
-    """The lower ends are at most epsilon and delta of the guarantee, although its delta is rounded."""
+@pytest.mark.parametrize("d", [0.24, 0.012, 0.0078, 1e-9])
+def test_a_guarantee_asked_at_its_own_delta_is_its_epsilon(d):
+    """The bracket holds epsilon and delta of the guarantee, although its delta is rounded, and is infinite below."""
     event = ApproximateDPEvent(0.5, d)
     # -expm1(log1p(-d)) is one ulp above d for the first three.
-    assert epsilon_bounds(event, delta=d).lower <= 0.5
-    assert epsilon_bounds(event, delta=d * (1 + 1e-13)).lower <= 0.5
+    lower, upper = epsilon_bounds(event, delta=d)
+    assert lower <= 0.5 <= upper <= 0.5 * (1 + 1e-9)
+    assert epsilon_bounds(event, delta=d * (1 - 1e-15)).lower == math.inf
     bounds = delta_bounds(event, epsilon=0.5)
     assert bounds.lower <= d <= bounds.upper
 
@@ -262,37 +226,6 @@ def test_the_curve_below_the_smallest_alpha_that_is_computed():
         bounds = tradeoff_bounds(1 / 38, 1.0, 1, alpha)
         beta = ndtr(-ndtri(alpha) - 38.0)
         assert bounds.lower <= beta <= bounds.upper
-
-
-def test_uniform_steps_so_rare_that_nothing_lies_above_their_threshold():
-    """Epsilon is nearly 0 where delta is above the probability of ever being drawn."""
-    # delta(0) is below T p = 2e-12; a component of that weight is outside the window, and u0 = 10 is, too.
-    assert epsilon_bounds(0.05, 1e-12, 2, 1e-5, sampling="uniform").upper <= 1e-9
-
-
-def test_a_whole_float_is_a_group_size():
-    """A group size of 2.0 is one of 2."""
-    of_float = epsilon_bounds(2.0, 1.0, 1, 1e-5, group_size=2.0)
-    assert of_float == epsilon_bounds(2.0, 1.0, 1, 1e-5, group_size=2)
-
-
-def test_one_laplace_release_just_below_its_largest_loss():
-    """The bracket contains delta next to the largest loss."""
-    # The line is at theta = 1e12 there, and the Chernoff bound is nearly the truth.
-    largest_loss = 1e-3
-    epsilon = 1e-3 * (1 - 1e-9)
-    delta = -math.expm1((epsilon - largest_loss) / 2)
-    bounds = delta_bounds(LaplaceEvent(largest_loss), epsilon=epsilon)
-    assert bounds.lower <= delta <= bounds.upper
-
-
-@pytest.mark.parametrize("delta", [0.24, 0.012, 0.0078, 1e-9])
-def test_a_guarantee_at_its_own_delta_is_its_epsilon(delta):
-    """The bracket at the guarantee's own delta is its epsilon, and infinite below it."""
-    event = ApproximateDPEvent(0.5, delta)
-    bounds = epsilon_bounds(event, delta=delta)
-    assert bounds.lower <= 0.5 <= bounds.upper <= 0.5 * (1 + 1e-9)
-    assert epsilon_bounds(event, delta=delta * (1 - 1e-15)).lower == math.inf
 
 
 @pytest.mark.parametrize("sampling", ["poisson", pytest.param("uniform", marks=pytest.mark.slow)])
@@ -315,14 +248,9 @@ def test_certified_bounds_refuse_to_be_differentiated():
 
 
 def test_events_refuse_what_is_no_number():
-    """Events refuse traced values, huge integers and unknown relations."""
+    """Events refuse traced values, and forms of other libraries their relation."""
     with pytest.raises(ValueError, match="outside compiled code"):
         jax.jit(lambda sigma: Event(sigma, 0.1, 3).num_steps)(1.0)
-    with pytest.raises(ValueError, match="num_steps must be"):
-        Event(1.0, 0.1, 10**400)
-    for relation in ("foo", None):
-        with pytest.raises(ValueError, match="must be one of ADD_OR_REMOVE_ONE"):
-            LaplaceEvent(1.0, neighboring_relation=relation)
     ledger = Ledger([GaussianEvent(1.0, neighboring_relation=REPLACE_ONE)])
     with pytest.raises(ValueError, match="add-or-remove-one neighbours, got REPLACE_ONE"):
         ledger.to_dp_event()
@@ -370,11 +298,3 @@ def test_at_a_tiny_delta_the_largest_loss_alone_decides(event, largest, mass):
     bounds = delta_bounds(event, epsilon=largest - 1e-9)
     assert mass * 0.99e-9 <= bounds.lower <= bounds.upper
     assert delta_bounds(event, epsilon=largest + 1e-9).lower == 0.0
-
-
-def test_a_single_laplace_release_is_inside_its_bracket_at_any_delta():
-    """The bracket contains the closed form of one Laplace release."""
-    for delta in (0.1, 1e-3, 1e-9, 1e-15):
-        bounds = epsilon_bounds(LaplaceEvent(1.0), delta=delta)
-        epsilon = 1.0 + 2.0 * np.log1p(-delta)
-        assert bounds.lower <= epsilon <= bounds.upper

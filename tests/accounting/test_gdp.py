@@ -85,26 +85,6 @@ def test_edges():
 
 
 @settings(deadline=None, max_examples=150)
-@given(epsilons, mus, st.floats(1e-6, 1.0))
-def test_delta_is_monotone(epsilon, mu, gap):
-    base = gdp_log_delta(epsilon, mu)
-    slack = 1e-14 * max(1, -base)
-    assert base <= 0
-    assert gdp_log_delta(epsilon * (1 + gap), mu) <= base + slack
-    assert gdp_log_delta(epsilon, mu * (1 + gap)) >= base - slack
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.floats(0, 1e5), deltas)
-def test_mu_round_trip(epsilon, delta):
-    mu = gdp_mu(epsilon, delta)
-    slack = 1e-13 * max(1, -np.log(delta))  # the rounding of mu moves log delta by up to x^2 of it
-    assert gdp_log_delta(epsilon, mu) == pytest.approx(
-        np.log(delta), abs=slack * (1 + 1e-2 * np.sqrt(epsilon)), rel=1e-13
-    )
-
-
-@settings(deadline=None, max_examples=150)
 @given(mus, deltas)
 def test_epsilon_round_trip(mu, delta):
     epsilon = gdp_epsilon(delta, mu)
@@ -166,32 +146,6 @@ def test_without_x64_results_are_rounded_to_float32(name):
     np.testing.assert_allclose(single, function(*rounded.astype(np.float64)), rtol=1e-7)
     # What is traced cannot be inspected: out of range it is NaN.
     assert np.isnan(compiled(np.float32(-0.1), rounded[1]))
-
-
-def test_x64_flag_is_left_alone():
-    before = jax.config.jax_enable_x64
-    value = gdp_epsilon(1e-5, 1.0)
-    assert jax.config.jax_enable_x64 == before
-    assert value.dtype == np.float64
-    with jax.enable_x64(not before):
-        assert gdp_epsilon(1e-5, 1.0) == value
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (gdp_delta, (-1.0, 1.0), "epsilon must be a finite number >= 0, got -1.0"),
-        (gdp_delta, (np.nan, 1.0), "epsilon must be a finite number >= 0, got nan"),
-        (gdp_log_delta, (1.0, [1.0, -2.0]), r"mu must be .* got -2.0 at index \(1,\)"),
-        (gdp_epsilon, (0.0, 1.0), "delta must be a number in"),
-        (gdp_epsilon, (1e-310, 1.0), "delta must be a number in"),
-        (gdp_mu, (1.0, 1.0), "delta must be a number in"),
-        (gdp_delta, (np.ones(2), np.ones(3)), "must broadcast together"),
-    ],
-)
-def test_bad_input(function, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        function(*arguments)
 
 
 def test_bad_traced_input_is_nan_element_by_element():

@@ -1,19 +1,13 @@
 """The moments accountant: exact moments, honesty, the published column, and an independent library."""
 
 import functools
-import warnings
 
 import jax
 import mpmath as mp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gdpjax.accounting import (
-    _renyi,
-    clt_epsilon,
-    epsilon_bounds,
     gdp_epsilon,
     moments_accountant_epsilon,
     rdp_epsilon,
@@ -103,21 +97,15 @@ def excesses():
 
 
 def test_exact_and_never_below(excesses):
-    """The bounds are next to the integrals, from above."""
+    """The bounds are next to the integrals, from above, and looser where the quadrature does not apply."""
     of_concrete, of_traced = excesses
-    quadrature = of_concrete[:6]
+    quadrature, fallback = of_concrete[:6], of_concrete[6:]
     assert (quadrature > 0).all()
+    assert (fallback > 0).all()
+    assert (fallback < 0.5).all()
     assert (quadrature < 1e-9).all()
     assert (of_traced > 0).all()
     assert (of_traced < 3e-7).all()
-
-
-def test_fallback_is_an_upper_bound_too(excesses):
-    """The bound is looser where the quadrature does not apply."""
-    of_concrete, _ = excesses
-    fallback = of_concrete[6:]
-    assert (fallback > 0).all()
-    assert (fallback < 0.5).all()
 
 
 def binomial_sum(noise_multiplier, sampling_prob, order):
@@ -145,37 +133,6 @@ def test_whole_orders_are_the_binomial_sum():
                 assert 0 <= excess_of_bound < 2e-11
 
 
-def test_without_the_error_terms_the_trapezoid_rule_would_understate(monkeypatch):
-    """The bare rule is below the truth at a coarse spacing, and the certified bound is not."""
-    monkeypatch.setattr(_renyi, "_NUM_NODES", 12)
-    orders = np.array([2.5])
-    h = np.array([1.0])
-    p = np.array([0.1])
-    (certified,) = _renyi._by_trapezoid(np, h, p, orders, orders)
-    monkeypatch.setattr(_renyi, "_trapezoid_error", lambda *_: 0.0)
-    bare_moments = []
-    for exponent in np.linspace(2.5, 4, 7):
-        (moment,) = _renyi._by_trapezoid(np, h, p, orders, np.array([exponent]))
-        bare_moments.append(float(moment))
-    exact = float(exact_rdp(1.0, 0.1, 2.5) * 1.5)
-    assert min(bare_moments) < exact < float(certified)
-
-
-@pytest.mark.parametrize("conversion", ["tight", pytest.param("classic", marks=pytest.mark.slow)])
-def test_one_configuration_is_computed_with_numpy_to_the_same_digits(conversion):
-    """The epsilon of one run, which is not compiled, is that of arrays, which are."""
-    noise_multiplier = np.array([1e-160, 0.05, 0.4, 1.3, 40.0, 1e200])
-    sampling_prob = np.array([0.0, 1e-9, 0.01, 1.0])
-    delta = np.array([1e-20, 0.3])
-    grid = np.meshgrid(noise_multiplier, sampling_prob, delta)
-    noise_multiplier, sampling_prob, delta = (axis.ravel() for axis in grid)
-    compiled = moments_in_fives(noise_multiplier, sampling_prob, 700, delta, conversion=conversion)
-    one_by_one = []
-    for s, p, d in zip(noise_multiplier, sampling_prob, delta, strict=True):
-        one_by_one.append(moments_accountant_epsilon(s, p, 700, d, conversion=conversion))
-    np.testing.assert_allclose(one_by_one, compiled, rtol=1e-12)
-
-
 def test_ends_and_shapes():
     """The divergence is 0 with nobody sampled, Gaussian with everybody, and grows past the last tabulated order."""
     orders = np.array([1.5, 2.0, 64.0, 1024.0, 1024.5, 2000.0])
@@ -191,20 +148,6 @@ def test_ends_and_shapes():
     assert rdp_subsampled_gaussian(np.ones(3), 0.1, 2.0).shape == (3,)
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.floats(0.5, 50), st.floats(1e-6, 1), st.floats(0.01, 1))
-def test_monotone_in_everything(noise, prob, gap):
-    """The divergence grows with the order, and falls with noise and rarer sampling."""
-    noise_multipliers = noise * np.array([1, 1 + gap, 1])
-    sampling_probs = prob * np.array([1, 1, 1 - 0.5 * gap])
-    base, noisier, rarer = rdp_of_three(noise_multipliers, sampling_probs)
-    slack = 1 + 1e-8
-    assert (np.diff(base) >= -1e-8 * base[1:]).all()
-    assert (noisier <= base * slack).all()
-    assert (rarer <= base * slack).all()
-    assert (base <= ORDERS / (2 * noise**2) * slack).all()
-
-
 @pytest.mark.parametrize(("noise", "epochs", "_mu", "_epsilon", "published"), MNIST_ROWS)
 def test_classic_conversion_reproduces_the_published_column(noise, epochs, _mu, _epsilon, published):
     """The paper's column is of the classic conversion; the tight one is better."""
@@ -213,18 +156,6 @@ def test_classic_conversion_reproduces_the_published_column(noise, epochs, _mu, 
     assert f"{classic:.2f}" == f"{published:.2f}"
     tight = moments_accountant_epsilon(noise, 256 / 60_000, num_steps, 1e-5)
     assert tight < classic
-
-
-# The same column recomputed with a library that sums absolute values at fractional orders: valid, up to 2% above.
-RECOMPUTED = [1.191, 3.008, 7.102, 13.31, 18.76, 33.03]
-
-
-def test_classic_conversion_against_the_recomputed_column():
-    """The classic epsilon is at most the recomputed one, and 2 % below it at most."""
-    for (noise_multiplier, epochs, *_), recomputed in zip(MNIST_ROWS, RECOMPUTED, strict=True):
-        num_steps = round(epochs * 60_000 / 256)
-        classic = moments_accountant_epsilon(noise_multiplier, 256 / 60_000, num_steps, 1e-5, conversion="classic")
-        assert 0.98 * recomputed < classic < recomputed + 0.0005
 
 
 def test_never_below_the_certified_epsilon():
@@ -237,24 +168,6 @@ def test_never_below_the_certified_epsilon():
 
     # Without subsampling it is above the exact Gaussian epsilon.
     assert moments_accountant_epsilon(2.0, 1.0, 9, 1e-6) > gdp_epsilon(1e-6, 1.5)
-
-
-def test_whole_orders_against_an_independent_library():
-    """The epsilon of dp-accounting at whole orders is the same."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from dp_accounting import dp_event
-        from dp_accounting.rdp import RdpAccountant
-    runs = [(0.7, 0.01, 1000, 1e-5), (1.5, 0.05, 300, 1e-8), (8.0, 1e-3, 10_000, 1e-3)]
-    noise_multipliers, sampling_probs, _, _ = np.transpose(runs)
-    per_step = rdp_of_three(noise_multipliers, sampling_probs)[:, WHOLE]
-    for run, rdp in zip(runs, per_step, strict=True):
-        noise_multiplier, sampling_prob, num_steps, delta = run
-        accountant = RdpAccountant(ORDERS[WHOLE])
-        event = dp_event.PoissonSampledDpEvent(sampling_prob, dp_event.GaussianDpEvent(noise_multiplier))
-        accountant.compose(event, num_steps)
-        epsilon = rdp_epsilon(num_steps * rdp, ORDERS[WHOLE], delta)
-        assert epsilon == pytest.approx(accountant.get_epsilon(delta), rel=1e-9)
 
 
 UNIFORM_POINTS = np.array([(1.3, 256 / 60_000), (1.0, 0.5), (20.0, 1e-3), (1e4, 1e-6), (0.5, 1e-4), (0.6, 0.01)])
@@ -330,61 +243,6 @@ def test_uniform_bounds_the_pairs_that_sampling_can_produce():
             # c = -1/2 is Poisson sampling's pair.
             (expected,) = of_poisson[i, order == ORDERS]
             assert divergences[0] == pytest.approx(float(expected), rel=1e-6)
-
-
-def test_uniform_against_an_independent_library():
-    """The epsilon is at most that of dp-accounting, by the weaker Theorem 27 of arXiv:1808.00087."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from dp_accounting import NeighboringRelation, dp_event
-        from dp_accounting.rdp import RdpAccountant
-    runs = [(1.3, 256, 60_000, 3516), (0.7, 10, 1000, 100), (4.0, 50, 100, 10)]
-    noise_multipliers, batch_sizes, numbers_of_examples, _ = np.transpose(runs)
-    per_step = rdp_of_three(noise_multipliers, batch_sizes / numbers_of_examples, "uniform")[:, WHOLE]
-    for run, rdp in zip(runs, per_step, strict=True):
-        noise_multiplier, batch_size, num_examples, num_steps = run
-        accountant = RdpAccountant(ORDERS[WHOLE], NeighboringRelation.REPLACE_ONE)
-        noise_event = dp_event.GaussianDpEvent(noise_multiplier)
-        event = dp_event.SampledWithoutReplacementDpEvent(num_examples, batch_size, noise_event)
-        accountant.compose(event, num_steps)
-        epsilon = rdp_epsilon(num_steps * rdp, ORDERS[WHOLE], 1e-5)
-        assert epsilon <= accountant.get_epsilon(1e-5) <= 3 * epsilon
-        bounds = epsilon_bounds(noise_multiplier, batch_size / num_examples, num_steps, 1e-5)
-        assert epsilon >= bounds.lower
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.floats(0.5, 50), st.floats(1e-6, 1), st.floats(0.01, 1))
-def test_uniform_is_monotone_and_between_poisson_and_twice_it(noise, prob, gap):
-    """The moment of fixed sizes is from A to 2 A - 1, where A is that of Poisson sampling."""
-    noise_multipliers = noise * np.array([1, 1 + gap, 1])
-    sampling_probs = prob * np.array([1, 1, 1 - 0.5 * gap])
-    of_poisson = rdp_of_three(noise_multipliers, sampling_probs)
-    of_uniform = rdp_of_three(noise_multipliers, sampling_probs, "uniform")
-    log_a = (ORDERS - 1) * of_poisson[0]
-    base, noisier, rarer = (ORDERS - 1) * of_uniform
-    slack = 1 + 1e-8
-    assert (log_a <= base * slack).all()
-    log_of_twice_less_one = log_a + np.log1p(-np.expm1(-log_a))
-    assert (base <= log_of_twice_less_one * slack).all()
-    loose = 1 + 3e-3  # as far as the bound may lie above its formula
-    assert (noisier <= base * loose).all()
-    assert (rarer <= base * loose).all()
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.floats(0.3, 20), st.floats(1e-6, 1), st.integers(1, 100_000), st.floats(-12, -1), st.floats(0.01, 1))
-@pytest.mark.parametrize("function", [moments_accountant_epsilon, clt_epsilon])
-def test_epsilon_is_monotone_in_everything(function, noise, prob, steps, log_delta, gap):
-    """Less is lost with more noise, rarer sampling, fewer steps or a larger delta."""
-    # The first run is the base, and each of the other four has one change.
-    _, more_noise, rarer_sampling, fewer_steps, larger_delta = np.eye(5)
-    noise_multiplier = noise * (1 + gap * more_noise)
-    sampling_prob = prob * (1 - 0.5 * gap * rarer_sampling)
-    num_steps = np.ceil(steps / (1 + gap * fewer_steps))
-    delta = np.minimum(10.0**log_delta * (1 + gap * larger_delta), 0.5)
-    epsilon = function(noise_multiplier, sampling_prob, num_steps, delta)
-    assert (epsilon[1:] <= epsilon[0] * (1 + 1e-9)).all()
 
 
 def test_conversions():

@@ -11,7 +11,6 @@ from gdpjax.accounting import (
     rdp_epsilon,
     rdp_subsampled_gaussian,
 )
-from gdpjax.ledger import UniformEvent
 
 UNIFORM_ORDERS = np.array([1.1, 1.5, 2.0, 4.5, 16.0, 64.0])
 
@@ -26,23 +25,6 @@ def uniform_moments(noise, prob, steps):
     """Return the moments accountant of three runs with batches of a fixed size."""
     runs = [np.broadcast_to(x, 3) for x in (noise, prob, steps)]
     return moments_accountant_epsilon(*runs, 1e-5, sampling="uniform")
-
-
-def test_uniform_epsilon():
-    """Batches of a fixed size cost more than Poisson sampling, and the same without sampling."""
-    runs = [1.3, 2.0, 1.0], [256 / 60_000, 1.0, 0.0], [3516, 10, 100]
-    poisson, uniform = moments_of_many(*runs), uniform_moments(*runs)
-    assert poisson[0] < uniform[0] < 1.5 * poisson[0]
-    assert poisson[1] == pytest.approx(uniform[1], rel=1e-10)
-    assert uniform[2] == 0
-
-
-def test_fixed_size_batches_of_a_ledger():
-    """An event has the epsilon of the arrays, and the classic conversion more."""
-    event = UniformEvent(1.3, 0.01, 500)
-    of_arrays = float(uniform_moments(1.3, 0.01, 500)[0])
-    assert moments_accountant_epsilon(event, delta=1e-5) == pytest.approx(of_arrays, rel=1e-9)
-    assert moments_accountant_epsilon(event, delta=1e-5, conversion="classic") > of_arrays
 
 
 @pytest.mark.parametrize("epsilon_of", [moments_of_many, uniform_moments])
@@ -95,25 +77,6 @@ def test_transformations():
     np.testing.assert_array_equal(np.isnan(traced), [[False, False], [True, True]])
 
 
-def test_gradients():
-    """They are difference quotients; forward mode compiles in a third of the time of jax.grad."""
-    step = 1e-5
-
-    def divergences(noise):
-        return rdp_subsampled_gaussian(noise, 0.01, [2.5, 7.0])
-
-    def epsilon(noise):
-        return moments_accountant_epsilon(noise, 0.01, 1000, 1e-5)
-
-    with jax.enable_x64(True):
-        up, down = divergences(np.array([1.1 + step, 1.1 - step]))
-        gradient = jax.jit(jax.jacrev(divergences))(np.float64(1.1))
-        np.testing.assert_allclose(gradient, (up - down) / (2 * step), rtol=1e-6)
-        difference = epsilon(1.1 + step) - epsilon(1.1 - step)
-        gradient = jax.jit(jax.jacfwd(epsilon))(np.float64(1.1))
-        assert gradient == pytest.approx(difference / (2 * step), rel=1e-6)
-
-
 def test_reverse_gradients_outside_of_float64():
     """What is transposed after float64 was switched off is a product of numbers: noise, probability and delta alike."""
     point = (1.1, 0.01, 1e-5)
@@ -129,38 +92,20 @@ def changed(point, place, value):
     return noise, prob, 1000, delta
 
 
-@pytest.mark.parametrize("sampling", ["poisson", pytest.param("uniform", marks=pytest.mark.slow)])
-def test_reverse_gradients_of_divergences(sampling):
-    def total(noise):
-        return rdp_subsampled_gaussian(noise, 0.01, [2.5, 7.0], sampling=sampling).sum()
-
-    step = 1e-6
-    expected = (total(1.1 + step) - total(1.1 - step)) / (2 * step)
-    assert jax.grad(total)(1.1) == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: rdp_subsampled_gaussian(0.0, 0.1, [2.0]), "noise_multiplier must be a finite number > 0, got 0.0"),
-        (lambda: rdp_subsampled_gaussian(1.0, np.nan, [2.0]), "sampling_prob must be"),
         (
             lambda: rdp_subsampled_gaussian(1.0, 0.1, [2.0, 1.0]),
             r"orders must be a Renyi order > 1, got 1.0 at index \(1,\)",
         ),
         (lambda: rdp_subsampled_gaussian(1.0, 0.1, np.full((2, 2), 2.0)), r"one axis, got shape \(2, 2\)"),
-        (lambda: rdp_subsampled_gaussian(np.ones(2), np.ones(3), [2.0]), "must broadcast together"),
         (
             lambda: rdp_subsampled_gaussian(1.0, 0.1, 2.0, sampling="shuffle"),
             "sampling must be one of poisson, uniform",
         ),
-        (lambda: moments_accountant_epsilon(1.0, 0.1, 9, 0.1, sampling=""), "sampling must be one of poisson, uniform"),
         (lambda: rdp_epsilon([1.0, 1.0], [2.0], 1e-5), "the last axis of rdp must be that of orders"),
-        (lambda: rdp_epsilon([-1.0], [2.0], 1e-5), "rdp must be a number >= 0"),
         (lambda: rdp_epsilon([1.0], [2.0], 1e-5, conversion="best"), "conversion must be one of tight, classic"),
-        (lambda: moments_accountant_epsilon(1.0, 0.1, 10, 1.0), "delta must be a number in"),
-        (lambda: moments_accountant_epsilon(1.0, 0.1, 0, 1e-5), "num_steps must be a whole number >= 1"),
-        (lambda: moments_accountant_epsilon(1.0, 0.1, -1, 1e-5), "num_steps must be a whole number >= 1"),
     ],
 )
 def test_bad_input(call, message):

@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -10,13 +9,11 @@ from scipy.special import logsumexp
 
 from gdpjax import Event, Ledger
 from gdpjax.accounting import (
-    clt_epsilon,
     epsilon_bounds,
     moments_accountant_epsilon,
     rdp_epsilon,
     rdp_subsampled_gaussian,
 )
-from gdpjax.accounting._rdp import DEFAULT_ORDERS
 from gdpjax.accounting._rdp_schemes import rdp_of_events
 from gdpjax.ledger import (
     AllocationEvent,
@@ -84,31 +81,6 @@ def test_no_data_set_exceeds_the_bound(noise, prob, num_examples, capacity):
     assert (worst > 0.1 * bound).any()
 
 
-def test_poisson_accounting_would_be_wrong():
-    """The divergence of Poisson sampling is exceeded where many are drawn.
-
-    An example that takes the place of another moves the sum by two.
-    """
-    worst = worst_divergences(0.7, 0.9, 5, 3)
-    of_poisson = rdp_subsampled_gaussian(0.7, 0.9, ORDERS)
-    assert (worst > 1.2 * of_poisson).any()
-    assert (worst <= rdp_of_truncated(0.7, 0.9, 5, 3)).all()
-
-
-def test_the_bound_is_its_formula():
-    """The moment is that of Poisson sampling, with half the noise where another example is pushed out."""
-    noise_multiplier = 1.0
-    prob = 0.1
-    num_examples = 200
-    capacity = 25
-    overflow = stats.binom.sf(capacity - 1, num_examples - 1, prob)
-    moment_if_it_fits = np.exp((ORDERS - 1) * rdp_subsampled_gaussian(noise_multiplier, prob, ORDERS))
-    moment_if_it_displaces = np.exp((ORDERS - 1) * rdp_subsampled_gaussian(noise_multiplier / 2, prob, ORDERS))
-    moment = (1 - overflow) * moment_if_it_fits + overflow * moment_if_it_displaces
-    bound = rdp_of_truncated(noise_multiplier, prob, num_examples, capacity)
-    np.testing.assert_allclose(bound, np.log(moment) / (ORDERS - 1), rtol=1e-8)
-
-
 def test_a_capacity_that_suffices_is_poisson_sampling():
     """The bound of roomy batches is that of Poisson sampling, and of full ones that with half the noise."""
     noise_multiplier = 1.3
@@ -133,34 +105,13 @@ def test_a_capacity_that_suffices_is_poisson_sampling():
         assert epsilon_of_poisson <= epsilon <= epsilon_of_poisson * (1 + excess)
 
 
-@pytest.mark.parametrize("capacity", [40, 50, 60, 75, 90, 120])
-@pytest.mark.parametrize("delta", [1e-3, 1e-8])
-def test_truncated_epsilon_is_above_the_certified_lower_end(capacity, delta):
-    """The epsilon of the moments is above the certified lower end."""
-    event = TruncatedPoissonEvent(1.0, 0.05, 60, 1000, capacity)
-    moments = moments_accountant_epsilon(event, delta=delta)
-    assert epsilon_bounds(event, delta=delta).lower < moments
-    assert moments < 1.2 * moments_accountant_epsilon(0.5, 0.05, 60, delta)
-
-
 def test_bounded_losses_are_their_integrals():
     a = ORDERS
-    laplace = np.array(
-        [
-            np.log(
-                integrate.quad(
-                    lambda x, k=k: 0.5 * np.exp(-k * abs(x) + (k - 1) * abs(x - 0.7)),
-                    -60,
-                    60,
-                    points=[0, 0.7],
-                    limit=200,
-                )[0]
-            )
-            / (k - 1)
-            for k in a
-        ]
-    )
-    np.testing.assert_allclose(rdp_of(LaplaceEvent(0.7, 3)), 3 * laplace, rtol=1e-7)
+    for order, found in zip(a, rdp_of(LaplaceEvent(0.7, 3)), strict=True):
+        moment, _ = integrate.quad(
+            lambda x, k=order: 0.5 * np.exp(-k * abs(x) + (k - 1) * abs(x - 0.7)), -60, 60, points=[0, 0.7], limit=200
+        )
+        assert found == pytest.approx(3 * np.log(moment) / (order - 1), rel=1e-7)
     truth, other = np.exp(0.7) / (np.exp(0.7) + 3), 1 / (np.exp(0.7) + 3)
     answers = truth**a * other ** (1 - a) + other**a * truth ** (1 - a) + 2 * other
     found = rdp_of(RandomizedResponseEvent(0.7, num_categories=4))
@@ -185,12 +136,14 @@ def test_a_ledger_adds_up():
     np.testing.assert_allclose(parts[2], 2 * ORDERS / 50, rtol=1e-10)
     assert (rdp_of() == 0).all()
 
-    orders = np.asarray(DEFAULT_ORDERS)
+    deltas = np.array([1e-5, 1e-6])
     untruncated = Ledger([event for event in events if not isinstance(event, TruncatedPoissonEvent)])
-    by_hand = rdp_epsilon(rdp_of(*untruncated.events, orders=orders), orders, [1e-5, 1e-6])
-    np.testing.assert_allclose(moments_accountant_epsilon(untruncated, delta=[1e-5, 1e-6]), by_hand, rtol=1e-12)
-    assert moments_accountant_epsilon(Ledger(events), delta=1e-6) > by_hand[1]
-    assert (by_hand >= epsilon_bounds(untruncated, delta=np.array([1e-5, 1e-6])).lower).all()
+    of_few_orders = rdp_epsilon(rdp_of(*untruncated.events), ORDERS, deltas)
+    of_all_orders = moments_accountant_epsilon(untruncated, delta=deltas)
+    assert (of_all_orders <= of_few_orders).all()
+    assert (of_few_orders < 1.1 * of_all_orders).all()
+    assert (of_all_orders >= epsilon_bounds(untruncated, delta=deltas).lower).all()
+    assert moments_accountant_epsilon(Ledger(events), delta=1e-6) > of_all_orders[1]
 
 
 def test_what_is_lost_is_taken_from_delta():
@@ -218,16 +171,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="must share one neighboring relation"):
         moments_accountant_epsilon(mixed, delta=1e-5)
     event = Event(1.0, 0.1, 5)
-    with pytest.raises(ValueError, match="outside compiled code"):
-        jax.jit(lambda d: moments_accountant_epsilon(event, delta=d))(1e-5)
-    with pytest.raises(ValueError, match="delta is missing"):
-        moments_accountant_epsilon(event)
-    with pytest.raises(ValueError, match="give delta as a keyword"):
-        moments_accountant_epsilon(event, 0.1, delta=1e-5)
-    with pytest.raises(ValueError, match="missing num_steps, delta"):
-        moments_accountant_epsilon(1.0, 0.1)
-    with pytest.raises(ValueError, match="delta must be"):
-        moments_accountant_epsilon(event, delta=0.0)
     with pytest.raises(ValueError, match="expected sampling to be that of the events"):
         moments_accountant_epsilon(event, delta=1e-5, sampling="uniform")
 
@@ -236,17 +179,3 @@ def test_refusals():
 def test_noise_that_is_next_to_nothing_gives_no_nan(noise_multiplier):
     event = TruncatedPoissonEvent(noise_multiplier, 1.0, 1, max_examples=2, capacity=1)
     assert (rdp_of(event, orders=[2.0, 512.0, 1024.0]) > 1e60).all()
-
-
-def test_masked_elements_are_refused():
-    noise = np.ma.masked_array([1.0, 2.0], mask=[False, True])
-    for call in (
-        lambda: moments_accountant_epsilon(noise, 0.1, 5, 1e-5),
-        lambda: epsilon_bounds(noise, 0.1, 5, 1e-5),
-        lambda: rdp_subsampled_gaussian(noise, 0.1, 2.0),
-        lambda: clt_epsilon(noise, 0.1, 5, 1e-5),
-    ):
-        with pytest.raises(ValueError, match=r"noise_multiplier must be .*got an array with masked elements"):
-            call()
-    whole = np.ma.masked_array([1.0, 2.0], mask=[False, False])
-    np.testing.assert_array_equal(clt_epsilon(whole, 0.1, 5, 1e-5), clt_epsilon([1.0, 2.0], 0.1, 5, 1e-5))

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import ndtr
 
 from gdpjax import Event, Ledger
 from gdpjax.accounting import (
@@ -16,7 +15,6 @@ from gdpjax.accounting import (
     tradeoff_bounds,
     with_overflow,
 )
-from gdpjax.ledger import GaussianEvent
 from gdpjax.tradeoff import CertifiedCurve
 
 RUN = 9.4, 0.328, 2000
@@ -37,11 +35,6 @@ def test_the_functions_are_questions_to_the_curve(run):
     assert curve.mu() == mu_bounds(*run)
 
 
-def test_the_curve_of_a_group_is_that_of_the_functions():
-    """The size of the group is passed on."""
-    assert certified(*RUN, group_size=2).epsilon(1e-5) == epsilon_bounds(*RUN, 1e-5, group_size=2)
-
-
 @pytest.fixture(scope="module")
 def of_the_paper():
     """Mu and regret of RUN."""
@@ -57,17 +50,6 @@ def test_mu_and_regret_of_the_paper(of_the_paper):
     assert lower <= 0.0010362 <= upper
     assert upper < 1.02 * lower
     assert lower < regret.lower <= regret.upper < 0.0012
-
-
-def test_a_run_without_sampling_is_gaussian():
-    """Its attacks and its regret are those of G_mu."""
-    curve = certified(GaussianEvent(0.8))
-    assert curve.advantage().upper == pytest.approx(2 * ndtr(0.625) - 1, rel=1e-8)
-    lower, upper = curve.bayes_success(0.5)
-    assert lower <= ndtr(0.625) <= upper
-    lower, upper = curve.regret(1.25)
-    assert lower <= 1e-9
-    assert upper < 5e-4
 
 
 def test_a_run_without_privacy():
@@ -92,21 +74,6 @@ def test_a_run_that_releases_nothing():
         assert tuple(curve.regret()) == (0, 0)
 
 
-def test_wide_brackets_stay_brackets():
-    """Uniform sampling and overflow: the derived brackets are as wide as what they come from, and ordered."""
-    poisson = certified(1.0, 0.01, 1000)
-    wide = certified(1.0, 0.01, 1000, sampling="uniform")
-    assert wide.advantage().lower <= poisson.advantage().upper
-    lost = certified(Event(1.0, 0.01, 1000, overflow=1e-4))
-    assert lost.advantage().lower < poisson.advantage().lower < poisson.advantage().upper < lost.advantage().upper
-    for curve in (wide, lost):
-        mu = 0.6
-        lower, upper = curve.regret(mu)
-        assert lower <= poisson.regret(mu).upper
-        assert upper >= poisson.regret(mu).lower
-        assert lower <= upper
-
-
 @pytest.mark.parametrize("announced", [False, True])
 def test_overflow_around_a_curve_is_that_of_an_event(announced):
     """Each answer of the wrapped curve is that of the event with the overflow."""
@@ -129,47 +96,6 @@ def test_overflow_of_a_group():
     found = with_overflow(pair, 1e-7, announced=True).epsilon(1e-5)
     without = pair.epsilon(1e-5)
     assert alone.upper < found.lower < without.lower < without.upper < found.upper
-
-
-def test_what_is_no_curve_or_no_probability_is_refused():
-    """The overflow is a probability below 1."""
-    pair = certified(1.0, 0.01, 1000, group_size=2)
-    for curve, overflow in [(1.0, 1e-7), (pair, 1.0), (pair, -1e-9)]:
-        with pytest.raises(ValueError, match=r"CertifiedCurve|overflow"):
-            with_overflow(curve, overflow)
-
-
-def test_the_regret_of_several_mu():
-    """It is an array, of the regrets one by one."""
-    for curve in (certified(1.0, 0.01, 100), certified(Event(1.0, 0.01, 100, overflow=1e-9))):
-        lower, upper = curve.regret([0.2, 0.4])
-        assert lower.shape == upper.shape == (2,)
-        assert (lower[1], upper[1]) == tuple(curve.regret(0.4))
-
-
-def test_arrays_of_runs(of_the_paper):
-    """Every answer about an array of runs is an array, of the answers one by one."""
-    noise = np.array([9.4, 12.0])
-    _, regret = mu_and_regret(noise, 0.328, 2000)
-    assert regret.lower.shape == (2,)
-    assert regret.upper[0] == of_the_paper[1].upper
-    curve = certified(noise, 0.328, 2000)
-    assert curve.bayes_success([0.5, 0.4]).lower.shape == (2,)
-    assert curve.advantage().lower.shape == (2,)
-
-
-def test_incomplete_calls_are_refused():
-    for call in (
-        lambda: certified(1.0),
-        lambda: certified(-1.0, 0.1, 10),
-        lambda: certified(1.0, 0.1, 10.5),
-        lambda: certified(Event(1.0, 0.1, 10), 0.1),
-        lambda: certified(1.0, 0.1, 10, sampling="uniform", group_size=2),
-        lambda: certified("a run", 0.1, 10),
-        lambda: mu_and_regret(1.0, 2.0, 10),
-    ):
-        with pytest.raises(ValueError, match=r"must|missing|nothing else|available|outside"):
-            call()
 
 
 def test_attack_risks_in_compiled_code():

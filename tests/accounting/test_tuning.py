@@ -13,14 +13,12 @@ from scipy import special, stats
 from gdpjax.accounting import (
     gamma_for_mean_num_runs,
     mean_num_runs,
-    moments_accountant_epsilon,
     rdp_epsilon,
     rdp_subsampled_gaussian,
     sample_num_runs,
     tuning_epsilon,
 )
-from gdpjax.accounting._rdp import DEFAULT_ORDERS
-from gdpjax.accounting._tuning import tuning_rdp
+from gdpjax.accounting._tuning import DEFAULT_ORDERS, tuning_rdp
 
 ORDERS = np.array([1.05, 1.3, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0])
 RUN = (1.3, 256 / 60_000, 3516)
@@ -112,30 +110,6 @@ def test_true_divergence_never_exceeds_the_bound():
     assert tightest["poisson"] < 1.2
 
 
-def hockey_stick(p, q, epsilon):
-    """Return the least delta for which p is at most e^epsilon q + delta on every event."""
-    return np.maximum(p - np.exp(epsilon) * q, 0).sum()
-
-
-def test_true_delta_never_exceeds_the_converted_bound():
-    """The delta of the best outcome at the converted epsilon is the one that was asked for, or less."""
-    for p, q, rng in random_pairs(40):
-        rdp = two_way_renyi(p, q, ORDERS)
-        for parameters in laws_of_num_runs(rng):
-            bound = tuning_rdp(rdp, ORDERS, **parameters)
-            best_p = best_of(p, parameters)
-            best_q = best_of(q, parameters)
-            for delta in (1e-1, 1e-4):
-                epsilon = rdp_epsilon(bound, ORDERS, delta)
-                assert hockey_stick(best_p, best_q, epsilon) <= delta * (1 + 1e-9)
-                assert hockey_stick(best_q, best_p, epsilon) <= delta * (1 + 1e-9)
-
-
-def test_poisson_below_one_run_is_not_free():
-    """The bound is positive for less than one run, where the formula without the mass at K = 0 is negative."""
-    assert tuning_rdp([0.0], [2.0], distribution="poisson", mean=0.1)[0] > 0
-
-
 def rdp_of_the_run(orders):
     """Return the divergences of RUN at the given orders."""
     noise_multiplier, sampling_prob, num_steps = RUN
@@ -163,41 +137,6 @@ def test_against_an_independent_library(eta):
         parameters = dict(eta=eta, gamma=gamma_for_mean_num_runs(mean, eta))
     tuned = tuning_rdp(rdp_of_the_run(orders), orders, **parameters)
     assert rdp_epsilon(tuned, orders, 1e-5) == pytest.approx(peer_epsilon, rel=1e-8)
-
-
-@pytest.fixture(scope="module")
-def rdp_of_run():
-    """Return the divergences of RUN at the orders that the epsilon functions take."""
-    return rdp_of_the_run(DEFAULT_ORDERS)
-
-
-def check_composition(rdp, epsilon, **parameters):
-    """Assert that epsilon is that of the tuned divergences, and more than one run costs."""
-    tuned = tuning_rdp(rdp, DEFAULT_ORDERS, **parameters)
-    expected = rdp_epsilon(tuned, DEFAULT_ORDERS, 1e-5)
-    np.testing.assert_allclose(epsilon, expected, rtol=1e-12)
-    epsilon_of_one_run = moments_accountant_epsilon(*RUN, 1e-5)
-    assert (epsilon > epsilon_of_one_run).all()
-
-
-def test_epsilon_is_the_composition_of_its_parts(rdp_of_run):
-    """Epsilon is that of the tuned divergences, and grows with eta and with the number of runs."""
-    eta = np.array([-0.9, -0.5, 0.0, 1.0, 3.0])[:, None]
-    gamma = np.array([0.5, 0.1, 0.01])
-    epsilon = tuning_epsilon(*RUN, 1e-5, eta=eta, gamma=gamma)
-    check_composition(rdp_of_run, epsilon, eta=eta, gamma=gamma)
-    assert (np.diff(epsilon, axis=1) > 0).all()
-    assert (np.diff(epsilon, axis=0) > 0).all()
-
-
-def test_epsilon_of_poisson_runs_is_the_composition_of_its_parts(rdp_of_run):
-    """Epsilon is that of the tuned divergences, and many configurations have the answers of each."""
-    mean = np.array([1.0, 10.0, 100.0])
-    repeated = tuning_epsilon(*RUN, 1e-5, distribution="poisson", mean=np.tile(mean, 30))
-    epsilon = repeated[:3]
-    np.testing.assert_allclose(repeated, np.tile(epsilon, 30), rtol=1e-12)
-    check_composition(rdp_of_run, epsilon, distribution="poisson", mean=mean)
-    assert (np.diff(epsilon) > 0).all()
 
 
 @pytest.mark.parametrize("law", [dict(eta=0.0, gamma=0.1), dict(distribution="poisson", mean=10.0)])
@@ -347,40 +286,17 @@ def test_tuned_divergences_are_mapped_over():
     assert np.isnan(invalid).all()
 
 
-def test_numbers_of_runs_are_mapped_over():
-    """Samples of a vmap over keys are those of a loop, and a parameter out of range gives -1 runs."""
-    keys = jax.random.split(jax.random.key(0), 6)
-    one_by_one = [int(sample_num_runs(key, eta=1.0, gamma=0.125)) for key in keys]
-
-    def sample(key, gamma):
-        return sample_num_runs(key, eta=1.0, gamma=gamma)
-
-    sample_each = jax.jit(jax.vmap(sample, in_axes=(0, None)))
-    np.testing.assert_array_equal(sample_each(keys, 0.125), one_by_one)
-    assert (sample_each(keys, 1.5) == -1).all()
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: tuning_rdp([1.0], [2.0], eta=-1.0, gamma=0.1), "eta must be a finite number > -1, got -1.0"),
-        (lambda: tuning_rdp([1.0], [2.0], eta=1.0, gamma=np.nan), "gamma must be a number strictly between 0 and 1"),
-        (lambda: tuning_rdp([1.0], [2.0], eta=1.0), "takes eta and gamma, got eta"),
         (lambda: tuning_rdp([1.0], [2.0], distribution="poisson", eta=1.0, mean=2.0), "takes mean, got eta and mean"),
-        (lambda: tuning_rdp([1.0], [2.0], distribution="fixed", mean=2.0), "distribution must be one of"),
         (lambda: tuning_rdp([1.0], [2.0], distribution="poisson", mean=0.0), r"mean must be a number in \(0, 1e6\]"),
         (lambda: tuning_rdp([1.0, 2.0], [2.0], eta=1.0, gamma=0.1), "the last axis of rdp must be that of orders"),
-        (lambda: tuning_epsilon(1.0, 0.1, 1.5, 1e-5, eta=1.0, gamma=0.1), "num_steps must be a whole number"),
         (lambda: gamma_for_mean_num_runs(1.0, 1.0), r"mean must be a number in \(1, 1e6\]"),
-        (lambda: mean_num_runs(1.0, 1.0), "gamma must be"),
         (lambda: sample_num_runs(jax.random.key(0), distribution="poisson", mean=1e4), r"mean must be .*600"),
         (lambda: sample_num_runs(jax.random.key(0), eta=1e3, gamma=0.1), "choose a smaller eta or a larger gamma"),
-        (lambda: sample_num_runs(jax.random.key(0), eta=0.0, gamma=1e-200), "the mean must be at most 1e6"),
-        (lambda: sample_num_runs(jax.random.key(0), eta=1.0, gamma=np.full(2, 0.1), shape=(3,)), "broadcast"),
-        (lambda: tuning_epsilon([1.0, 0.0], 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=0), "noise_multiplier must be"),
         (lambda: tuning_epsilon([1.0, 2.0], 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=1), r"an axis 1.*shape \(2,\)"),
-        (lambda: tuning_epsilon(1.0, 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=-1), "axis must be a whole number >= 0"),
-        (lambda: tuning_epsilon([], 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=0), r"not empty.*shape \(0,\)"),
     ],
 )
 def test_bad_input(call, message):

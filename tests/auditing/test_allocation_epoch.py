@@ -1,13 +1,12 @@
 """The audit of an epoch of allocation: its own claim stands, and that of Poisson sampling, which others make, falls."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import gdpjax
 from gdpjax.accounting import certified
 from gdpjax.auditing import audit_step
-from gdpjax.ledger import AllocationEvent, ledger_of
+from gdpjax.ledger import AllocationEvent
 from gdpjax.sampling import RandomAllocation
 from tests.auditing.private_epoch import at_few_points, release_epoch
 
@@ -39,15 +38,3 @@ def test_allocation_accounted_as_poisson_sampling_is_refuted():
 
 def test_allocation_accounted_as_what_it_is_stands():
     assert not audited(AllocationEvent(NOISE, STEPS))
-
-
-def test_the_ledger_of_the_loop_by_hand():
-    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
-    batches = RandomAllocation(4, 2, epochs=1, bins="fixed", capacity=5)
-    tx = gdpjax.privatize(grad_fn, NOISE, batches, jax.random.key(3))
-    w = jnp.zeros(())
-    state = jax.jit(tx.init)(w)
-    assert ledger_of(state).events == ()
-    _, state = jax.jit(lambda state: tx.update(grad_fn(w, jnp.ones(5), is_padding=jnp.arange(5) > 1), state, w))(state)
-    (event,) = ledger_of(state).events
-    assert (event.steps_per_epoch, event.num_epochs, event.missing_steps, event.bins) == (2, 1, 1, "fixed")

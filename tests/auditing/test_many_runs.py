@@ -7,7 +7,7 @@ from scipy import special, stats
 
 from gdpjax.accounting import gdp_epsilon
 from gdpjax.auditing import ErrorRegion, audit_many_runs
-from gdpjax.auditing._many_runs import _rate_upper, best_test, judge
+from gdpjax.auditing._many_runs import _rate_upper
 
 KEY = jax.random.key(0)
 
@@ -79,25 +79,6 @@ def test_exact_coverage_of_gaussian_mechanisms_at_every_threshold(confidence):
             assert prob_of_exceeding(epsilon_bounds, alpha, beta, epsilon) <= 1 - confidence
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.1])
-def test_exact_coverage_of_randomized_response(delta):
-    """The bound exceeds the true epsilon with probability 0.05 at most, also with reveals of probability delta."""
-    bounds = region_of_each_pair().epsilon(delta)
-    for epsilon in (0.0, 1.0, 3.0):
-        error_rate = (1 - delta) * special.expit(-epsilon)
-        assert prob_of_exceeding(bounds, error_rate, error_rate, epsilon * (1 + 1e-12)) <= 0.05
-
-
-def test_each_rate_at_the_whole_confidence_would_not_cover():
-    """A broken version is seen to fail: two 60% bounds are no 80% statement."""
-    upper = _rate_upper(np.arange(201), np.asarray(200), 0.4)[:, None]
-    naive_bounds = ErrorRegion(upper[:, None], upper).mu()
-    sound_bounds = region_of_each_pair(num_runs=200, confidence=0.8).mu()
-    beta = special.ndtr(-1.0)
-    assert prob_of_exceeding(naive_bounds, 0.5, beta, 1.0) > 0.2
-    assert prob_of_exceeding(sound_bounds, 0.5, beta, 1.0) <= 0.2
-
-
 def test_the_formulas_at_known_curves():
     """The rates on a Gaussian curve give its mu and at most its epsilon, and rates at the ends give 0 or infinity."""
     alpha = np.linspace(0.001, 0.9, 50)[:, None]
@@ -151,9 +132,11 @@ def test_the_best_threshold_on_the_same_scores_would_not_cover():
     """A broken version is seen to fail: at confidence 0.8 more than 0.2 of null audits are positive."""
 
     def optimistic(scores, included, key):
-        _, *test = best_test(scores, included)
-        audit, *_ = judge(scores, included, *test, delta=1e-5, confidence=0.8)
-        return audit
+        audits = [
+            audit_many_runs(scores, included, threshold=threshold, delta=1e-5, confidence=0.8)
+            for threshold in np.quantile(scores, np.linspace(0.05, 0.95, 19))
+        ]
+        return max(audits, key=lambda audit: audit.mu)
 
     assert null_rate(optimistic, 200) > 0.3
 
@@ -187,6 +170,9 @@ def test_ties_and_infinities_have_no_favourite_side():
     assert np.isfinite(audit[:7]).all()
 
 
+COINS = np.arange(100) % 2 == 0
+
+
 def test_one_kind_of_run_only_shows_nothing():
     """Runs that all include the canary, or all leave it out, show nothing."""
     for included in (np.zeros(50), np.ones(50)):
@@ -195,18 +181,12 @@ def test_one_kind_of_run_only_shows_nothing():
     assert audit_many_runs([1.0], [True], delta=1e-5, key=KEY).mu == 0
 
 
-COINS = np.arange(100) % 2 == 0
-
-
 @pytest.mark.parametrize(
     ("scores", "options", "message"),
     [
         (np.full(100, np.nan), {"key": KEY}, "must not be NaN"),
         (np.zeros(100), {}, "exactly one of threshold"),
         (np.zeros(100), {"key": KEY, "threshold": 0.0}, "exactly one of threshold"),
-        (np.zeros(100), {"threshold": np.nan}, "threshold"),
-        (np.zeros(100), {"key": KEY, "delta": -0.1}, "delta"),
-        (np.zeros(100), {"key": KEY, "confidence": 0.0}, "confidence"),
         (np.zeros(98), {"key": KEY}, "equal length"),
     ],
 )
@@ -215,20 +195,3 @@ def test_bad_input(scores, options, message):
     all_options = {"delta": 1e-5, **options}
     with pytest.raises(ValueError, match=message):
         audit_many_runs(scores, COINS, **all_options)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: ErrorRegion.from_counts(0.5, 2, 0, 1, confidence=0.9), "whole number"),
-        (lambda: ErrorRegion.from_counts(3, 2, 0, 1, confidence=0.9), "more errors than runs"),
-        (lambda: ErrorRegion.from_counts(0, 2, np.nan, 1, confidence=0.9), "false_negatives"),
-        (lambda: ErrorRegion(np.nan, 0.1), "alpha"),
-        (lambda: ErrorRegion(0.1, 1.1), "beta"),
-        (lambda: ErrorRegion(0.1, 0.1).epsilon(np.nan), "delta"),
-    ],
-)
-def test_bad_numbers(call, message):
-    """Counts and rates out of range are refused with their name."""
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -10,7 +10,6 @@ from scipy import special, stats
 
 from gdpjax.accounting import gdp_epsilon
 from gdpjax.auditing import RightGuesses, audit_one_run
-from gdpjax.auditing._one_run_epsilon import _mean_highest_mass
 from gdpjax.tradeoff import ApproximateDP, Gaussian, PiecewiseLinear
 
 
@@ -31,47 +30,6 @@ def test_without_delta_the_p_value_is_a_binomial_tail():
         p_values = RightGuesses(num_correct, num_guesses, num_guesses).p_value(epsilon, 0.0)
         np.testing.assert_allclose(p_values, expected, rtol=1e-8, atol=1e-300)
         assert (p_values >= expected * (1 - 1e-12)).all()
-
-
-@pytest.mark.parametrize(("r", "epsilon"), [(1, 1.0), (2, 0.0), (60, 0.7), (60, 6.0)])
-def test_the_mean_of_the_highest_masses(r, epsilon):
-    """The factor A_r is the largest binomial probability, averaged over the numbers of trials below r."""
-    accuracy = special.expit(epsilon)
-    highest_masses = []
-    for num_trials in range(r):
-        probs = stats.binom.pmf(np.arange(num_trials + 1), num_trials, accuracy)
-        highest_masses.append(probs.max())
-    expected = np.mean(highest_masses)
-    np.testing.assert_allclose(_mean_highest_mass(r, epsilon), expected, rtol=1e-8)
-
-
-def published_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
-    """Return the p-value of Steinke, Nasr and Jagielski, Theorem 3.1.
-
-    Its alpha is the best average mass of the counts just below ``num_correct``.
-    """
-    accuracy = special.expit(epsilon)
-    tail = stats.binom.sf(num_correct - 1, num_guesses, accuracy)
-    distances = np.arange(1, num_correct + 1)
-    masses_below = stats.binom.pmf(num_correct - distances, num_guesses, accuracy)
-    average_masses = np.cumsum(masses_below) / distances
-    return tail + 2 * num_canaries * delta * average_masses.max()
-
-
-def our_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
-    """Return the p-value of this package, with the arguments of the published one."""
-    return RightGuesses(num_correct, num_guesses, num_canaries).p_value(epsilon, delta)
-
-
-def test_the_delta_term_is_of_the_published_order_and_smaller():
-    """Our delta term is smaller than that of the published theorem, by a factor of 50 at most."""
-    sizes = [(100, 100), (1000, 1000), (1000, 100), (10_000, 300)]
-    for (num_canaries, num_guesses), epsilon in itertools.product(sizes, (0.0, 1.0, 3.0)):
-        num_correct = int(stats.binom.ppf(0.97, num_guesses, special.expit(epsilon)))
-        counts = (num_correct, num_guesses, num_canaries)
-        our_term = our_p_value(*counts, epsilon, 1e-6) - our_p_value(*counts, epsilon, 0)
-        published_term = published_p_value(*counts, epsilon, 1e-6) - published_p_value(*counts, epsilon, 0.0)
-        assert 0.02 * published_term < our_term < published_term
 
 
 def all_ways_to_guess(num_canaries, num_guesses):
@@ -172,17 +130,6 @@ def test_exact_coverage_of_epsilon(confidence):
         assert prob <= 1 - confidence
 
 
-def test_ignoring_delta_would_not_cover():
-    """A broken version is seen to fail: the same mechanism audited as if delta were 0."""
-    accuracy = 0.1 + 0.9 * 0.5
-
-    def prob_with(delta):
-        return prob_of_exceeding(lambda count: RightGuesses(count, 400, 400).epsilon(delta), 0.0, 400, accuracy)
-
-    assert prob_with(0.0) > 0.5
-    assert prob_with(0.1) <= 0.05
-
-
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 3.0])
 def test_exact_coverage_of_mu(mu):
     """The bound exceeds the true mu with probability 0.05 at most, where every canary is guessed."""
@@ -193,28 +140,6 @@ def test_exact_coverage_of_mu(mu):
             return RightGuesses(num_correct, m, m).mu()
 
         assert prob_of_exceeding(bound, mu, num_canaries, accuracy) <= 0.05
-
-
-def test_coverage_of_mu_with_abstentions_by_simulation():
-    """The bounds cover the truth in simulated audits that guess a tenth of the canaries."""
-    rng = np.random.default_rng(0)
-    num_canaries, num_guesses, repeats = 200, 20, 4000
-    allowed = 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
-    for mu in (0.0, 1.0, 3.0):
-        included = rng.random((repeats, num_canaries)) < 0.5
-        scores = mu * included + rng.normal(size=(repeats, num_canaries))
-
-        # The ten highest scores are guessed to be included, and the ten lowest not to be.
-        order = np.argsort(scores, axis=1)
-        sorted_coins = np.take_along_axis(included, order, axis=1)
-        right_at_the_top = sorted_coins[:, -10:].sum(1)
-        right_at_the_bottom = (~sorted_coins[:, :10]).sum(1)
-        num_correct = right_at_the_top + right_at_the_bottom
-
-        mu_bounds = RightGuesses(num_correct, num_guesses, num_canaries).mu()
-        assert (mu_bounds > mu).mean() <= allowed
-        epsilon_bounds = RightGuesses(num_correct, num_guesses, num_canaries).epsilon(1e-3)
-        assert (epsilon_bounds > gdp_epsilon(1e-3, mu)).mean() <= allowed
 
 
 def test_the_bounds_come_near_what_there_is_to_find():
@@ -250,23 +175,6 @@ def test_a_curve_is_refuted_exactly_below_the_bound():
         p_value = RightGuesses(num_correct, 100, 100).p_value(epsilon, 0.0)
         assert p_value < 1e-4
         assert RightGuesses(num_correct, 100, 100).refutes(ApproximateDP(epsilon))
-
-
-def test_bounds_grow_with_what_is_right_and_broadcast():
-    """The bounds of an array of counts are those of each count, and do not fall as the count grows."""
-    num_correct = np.arange(101).reshape(1, -1)
-    mu_bounds = RightGuesses(num_correct, 100, 200).mu()
-    epsilon_bounds = RightGuesses(num_correct, 100, 200).epsilon(1e-4)
-    for bounds in (mu_bounds, epsilon_bounds):
-        assert bounds.shape == num_correct.shape
-        assert bounds.dtype == np.float64
-        assert (np.diff(bounds[0]) >= 0).all()
-        assert bounds[0, 0] == bounds[0, 50] == 0 < bounds[0, 100] < np.inf
-    assert RightGuesses(77, 100, 200).mu() == mu_bounds[0, 77]
-    assert RightGuesses(77, 100, 200).epsilon(1e-4) == epsilon_bounds[0, 77]
-    assert RightGuesses(77, 100, 200).mu(confidence=0.999) < RightGuesses(77, 100, 200).mu()
-    with jax.enable_x64(True):
-        assert RightGuesses(77, 100, 200).mu() == RightGuesses(num_correct, 100, 200).mu()[0, 77]
 
 
 def null_audit(seed, num_canaries=200, **options):
@@ -353,21 +261,10 @@ OPTIONS = {"key": jax.random.key(0), "delta": 1e-5}
     [
         (np.full(100, np.nan), COINS, {}, "must not be NaN"),
         (np.zeros(99), COINS, {}, "equal length"),
-        (np.zeros((10, 10)), COINS.reshape(10, 10), {}, "two vectors"),
-        ([], [], {}, "length >= 1"),
-        (["a"] * 100, COINS, {}, "arrays of numbers"),
-        (np.zeros(100), COINS * 2, {}, "True or False"),
         (np.zeros(100), np.where(COINS, 1.0, np.nan), {}, "True or False"),
         (np.zeros(100), np.ones(100), {}, "fair coins"),
         (np.zeros(100), COINS, {"num_guesses": 101}, "num_guesses"),
-        (np.zeros(100), COINS, {"num_guesses": 0}, "num_guesses"),
         (np.zeros(100), COINS, {"num_guesses": (10, 10)}, "different numbers"),
-        (np.zeros(100), COINS, {"num_guesses": ()}, "different numbers"),
-        (np.zeros(100), COINS, {"num_guesses": 2.5}, "whole number"),
-        (np.zeros(100), COINS, {"delta": 1.0}, "delta"),
-        (np.zeros(100), COINS, {"delta": np.nan}, "delta"),
-        (np.zeros(100), COINS, {"confidence": 1.0}, "confidence"),
-        (np.zeros(100), COINS, {"confidence": np.nan}, "confidence"),
     ],
 )
 def test_bad_input(scores, included, options, message):

@@ -68,57 +68,29 @@ def test_what_is_not_finite_follows_no_law():
         assert _p_values.correlation_p_value(np.array([[1.0, bad], [2.0, 0.0]])) == 0
 
 
-def halved_in_one_step(z):
-    z[:, 9] *= 0.5
-    return z
-
-
-def halved_in_one_run(z):
-    z[::10] *= 0.5
-    return z
-
-
-def repeated_steps(z):
-    z[:, 7] = z[:, 3]
-    return z
-
-
-def repeated_runs(z):
-    z[1::2] = z[::2]
-    return z
-
-
-def outlier(z):
-    z[3, 4, 5] = 8.0
-    return z
-
-
-def one_step_without_noise(z):
-    z[17, 3] = 1e-6
-    return z
-
-
-def one_coordinate_negated(z):
-    z[:, :, 11] = -z[:, :, 0]
-    return z
+def replaced(z, place, value):
+    """Return draws [runs, steps, coordinates] of which some are others."""
+    changed = z.copy()
+    changed[place] = value
+    return changed
 
 
 DEPARTURES = {
     "0.95": (lambda z: 0.95 * z, "noise size"),
-    "half of one step": (halved_in_one_step, "noise size"),
-    "half of one run in ten": (halved_in_one_run, "noise size"),
+    "half of one step": (lambda z: replaced(z, np.s_[:, 9], z[:, 9] / 2), "noise size"),
+    "half of one run in ten": (lambda z: replaced(z, np.s_[::10], z[::10] / 2), "noise size"),
     "cut at 3": (lambda z: np.clip(z, -3, 3), "noise range"),
-    "outlier": (outlier, "noise range"),
-    "one step without noise": (one_step_without_noise, "noise range"),
+    "outlier": (lambda z: replaced(z, (3, 4, 5), 8.0), "noise range"),
+    "one step without noise": (lambda z: replaced(z, (17, 3), 1e-6), "noise range"),
     "uniform": (lambda z: np.sqrt(3) * (2 * special.ndtr(z) - 1), "noise shape"),
     "signs": (np.sign, "noise shape"),
     "shifted": (lambda z: z + 0.05, "noise shape"),
     "all of length sqrt(d)": (
         lambda z: z * np.sqrt(COORDINATES) / np.linalg.norm(z, axis=2, keepdims=True), "noise shape",
     ),
-    "two steps alike": (repeated_steps, "noise repeated"),
-    "two runs alike": (repeated_runs, "noise repeated"),
-    "two coordinates opposed": (one_coordinate_negated, "noise repeated"),
+    "two steps alike": (lambda z: replaced(z, np.s_[:, 7], z[:, 3]), "noise repeated"),
+    "two runs alike": (lambda z: replaced(z, np.s_[1::2], z[::2]), "noise repeated"),
+    "two coordinates opposed": (lambda z: replaced(z, np.s_[:, :, 11], -z[:, :, 0]), "noise repeated"),
     "NaN": (lambda z: np.where(z > 4, np.nan, z), "noise shape"),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ import gdpjax
 from gdpjax import NeighboringRelation
 from gdpjax.accounting import certified, tradeoff_bounds
 from gdpjax.auditing import audit_step
-from gdpjax.ledger import AllocationEvent, ShuffledEvent, ledger_of
+from gdpjax.ledger import AllocationEvent, ShuffledEvent
 from gdpjax.sampling import Shuffled
 from tests.auditing.private_epoch import at_few_points, release_epoch
 
@@ -45,17 +45,3 @@ def test_shuffled_batches_accounted_as_something_else_are_refuted(event):
 def test_shuffled_batches_accounted_as_what_they_are_stand():
     curve = certified(ShuffledEvent(NOISE, STEPS))
     assert not audited(lambda alpha: curve.above.tradeoff(alpha).lower)
-
-
-def test_the_ledger_of_the_loop_by_hand():
-    grad_fn = gdpjax.clipped_grad(lambda w, x: w * x, 1.0)
-    relation = NeighboringRelation.REPLACE_ONE
-    tx = gdpjax.privatize(grad_fn, NOISE, BATCHES, jax.random.key(3), neighboring_relation=relation)
-    w = jnp.zeros(())
-    state = jax.jit(tx.init)(w)
-    assert ledger_of(state).events == ()
-    _, state = jax.jit(lambda state: tx.update(grad_fn(w, jnp.ones(3), is_padding=jnp.zeros(3, bool)), state, w))(state)
-    (event,) = ledger_of(state).events
-    np.testing.assert_allclose(event.noise_multiplier, NOISE, rtol=1e-7)
-    expected = 4, 1, 3, NeighboringRelation.REPLACE_ONE
-    assert (event.steps_per_epoch, event.num_epochs, event.missing_steps, event.neighboring_relation) == expected

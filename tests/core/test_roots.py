@@ -1,11 +1,10 @@
 """Bracketed search: bisection, and the secant search that stays inside a bracket."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gdpjax._core.roots import Axis, advance, begin, bisect, bisect_on_host, geometric_midpoint, middle, whole_midpoint
+from gdpjax._core.roots import Axis, advance, begin, bisect, geometric_midpoint
 
 
 def test_returns_the_side_that_holds_even_at_a_jump():
@@ -23,48 +22,6 @@ def test_returns_the_side_that_holds_even_at_a_jump():
     assert (holds >= edges).all()
     assert (fails < edges).all()
     np.testing.assert_allclose(holds, edges, rtol=1e-6)
-
-
-def test_a_bracket_that_is_none_is_reported():
-    """Ends at which the condition fails and holds, the wrong way round, are reported."""
-    bracket = bisect(
-        lambda x: x > 5,
-        jnp.ones(1),
-        jnp.full(1, 9.0),
-        midpoint=geometric_midpoint,
-        num_iterations=5,
-    )
-    assert not bracket.first_held
-    assert bracket.last_held
-
-
-def test_whole_numbers_and_jit():
-    """The largest whole number below a limit is found in compiled code."""
-
-    @jax.jit
-    def largest(limit):
-        bracket = bisect(lambda n: n <= limit, 1.0, 2.0**20, midpoint=whole_midpoint, num_iterations=21)
-        return bracket.holds
-
-    for limit, expected in ((1.0, 1), (2.5, 2), (777.0, 777), (1e6, 1_000_000)):
-        assert int(largest(limit)) == expected
-
-
-def test_without_checks_and_on_the_host_it_is_the_same_search():
-    """The bracket is the same with its ends checked or not, and on the host."""
-    edges = np.array([0.3, 2.0, 7.0], np.float32)
-    first = np.full(3, 8.0, np.float32)
-    last = np.zeros(3, np.float32)
-
-    def is_above(x):
-        return x >= edges
-
-    checked = bisect(is_above, first, last, midpoint=middle, num_iterations=20, check_ends=True)
-    unchecked = bisect(is_above, first, last, midpoint=middle, num_iterations=20, check_ends=False)
-    assert not unchecked.first_held.any()
-    on_host = bisect_on_host(is_above, first, last, num_iterations=20)
-    for bracket in (checked, unchecked):
-        np.testing.assert_array_equal(bracket[:2], on_host)
 
 
 NOISE_AXIS = Axis(2.0**60, 2.0**-10)

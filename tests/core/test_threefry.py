@@ -3,21 +3,19 @@
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
 
-from gdpjax._core import keys
-from gdpjax._core.threefry import FEWEST_ENTRIES, _encrypted, threefry_words
+from gdpjax._core import keys, threefry
 
 KEY = jax.random.key(5)
 
 
-@pytest.mark.parametrize("shape", [(0,), (), (1,), (7,), (3, 5, 7), (130, 127), (FEWEST_ENTRIES + 1,)])
+@pytest.mark.parametrize("shape", [(0,), (), (1,), (7,), (3, 5, 7), (130, 127), (threefry.FEWEST_ENTRIES + 1,)])
 def test_the_words_are_those_of_jax(shape):
     """Our own words and those of `keys.bits` are JAX's, for arrays of any size."""
 
     @jax.jit
     def draw(key):
-        own = threefry_words(jax.random.key_data(key), shape)
+        own = threefry.threefry_words(jax.random.key_data(key), shape)
         return own, keys.bits(key, shape), jax.random.bits(key, shape)
 
     own, bits, expected = draw(KEY)
@@ -32,19 +30,10 @@ def test_known_answers():
         ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
         ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
     ]
-    encrypted = jax.jit(lambda key, counter: _encrypted(list(key), *counter))
+    encrypted = jax.jit(lambda key, counter: threefry._encrypted(list(key), *counter))
     for key, counter, expected in answers:
         found = encrypted(np.uint32(key), np.uint32(counter))
         assert [int(word) for word in found] == list(expected)
-
-
-def test_vmap_is_a_loop():
-    """Keys that are mapped over give each its own words."""
-    many = jax.random.split(KEY, 3)
-    shape = (FEWEST_ENTRIES // 4, 5)
-    together = jax.jit(jax.vmap(lambda key: keys.bits(key, shape)))(many)
-    for key, words in zip(many, together, strict=True):
-        np.testing.assert_array_equal(words, jax.random.bits(key, shape))
 
 
 def test_longer_arrays_begin_with_the_same_words():
@@ -52,21 +41,7 @@ def test_longer_arrays_begin_with_the_same_words():
 
     @jax.jit
     def draw(key):
-        return keys.bits(key, (FEWEST_ENTRIES - 1,)), keys.bits(key, (FEWEST_ENTRIES + 5,))
+        return keys.bits(key, (threefry.FEWEST_ENTRIES - 1,)), keys.bits(key, (threefry.FEWEST_ENTRIES + 5,))
 
     short, long = draw(KEY)
-    np.testing.assert_array_equal(long[: FEWEST_ENTRIES - 1], short)
-
-
-def test_inside_a_shard_map():
-    """Keys of their own on each device give their own words."""
-    mesh = jax.make_mesh((1,), ("devices",), axis_types=(AxisType.Auto,))
-    shape = (FEWEST_ENTRIES,)
-    spec = PartitionSpec("devices")
-
-    def draw(key_data):
-        return keys.bits(jax.random.wrap_key_data(key_data[0]), shape)[None]
-
-    on_each_device = jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec)
-    drawn = jax.jit(on_each_device)(jax.random.key_data(KEY)[None])
-    np.testing.assert_array_equal(drawn[0], jax.random.bits(KEY, shape))
+    np.testing.assert_array_equal(long[: threefry.FEWEST_ENTRIES - 1], short)

@@ -1,22 +1,16 @@
-"""Print, as JSON, what correlated noise does on a mesh of eight devices: its bits, its layout, its communication.
-
-`tests.correlated.more_on_a_mesh` prints the same of further strategies.
-"""
+"""Print, as JSON, what correlated noise does on a mesh of eight devices: its bits, its layout, its communication."""
 
 import json
 import math
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gdpjax
 from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, MinSep
-from gdpjax.sampling import PoissonNumbers, Promised, Shuffled
-from gdpjax.training import make_plan, private_training
+from gdpjax.sampling import PoissonNumbers, Promised
 from tests.correlated.matrices import matrix_of
 
 STRATEGIES = {
@@ -117,64 +111,21 @@ def of_noise(strategy, mesh, draws):
     }
 
 
-def trained(strategy, mesh=None):
-    """Return the parameters after short runs, flat: on data, and on zeros, where only the noise moves them."""
-    batches = Shuffled(96, 24, epochs=1, order="fixed")
-    plan = make_plan(batches, clip=1.0, delta=1e-5, noise_multiplier=2.0, noise=strategy)
-
-    def loss(matrix, x, y):
-        return jnp.sum((jnp.tanh(x @ matrix) - y) ** 2)
-
-    training = private_training(plan, loss, optax.sgd(0.5, momentum=0.9))
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(96, 16)).astype(np.float32)
-    y = draw.normal(size=(96, 64)).astype(np.float32)
-    params = jnp.asarray(draw.normal(size=(16, 64)) / 4, jnp.float32)
-    placement = {}
-    if mesh is not None:
-        placement = {"sharding": NamedSharding(mesh, PartitionSpec())}
-        params = jax.device_put(params, NamedSharding(mesh, PartitionSpec(None, "x")))
-
-    # The gradient on zeros is zero, because each of its entries has a factor x.
-    found = {}
-    for name, scale in (("run", 1.0), ("noise", 0.0)):
-        data = training.place(np.float32(scale) * x, np.float32(scale) * y, **placement)
-        state = training.init(params, jax.random.key(7))
-        state, _ = training.run_steps(state, data, plan.num_steps)
-        assert gdpjax.ledger_of(state.opt_state).events[0].num_steps == plan.num_steps
-        found[name] = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
-    return found
-
-
-def of_training(strategy, mesh):
-    """Return how far runs on the mesh end from those on one device, with data and with noise only."""
-    alone, spread = trained(strategy), trained(strategy, mesh)
-    found = {}
-    for name, reference in alone.items():
-        apart = np.abs(spread[name] - reference).max()
-        found[name] = float(apart / np.abs(reference).max())
-    return found
-
-
-def report(on_automatic_axes, on_explicit_axes, in_training=()):
+def report(on_automatic_axes, on_explicit_axes):
     """Print what the noise of these strategies does on meshes.
 
     Args:
       on_automatic_axes: names of strategies whose mesh has axes that the compiler uses as it sees fit.
       on_explicit_axes: of those whose mesh has axes that are part of the types of arrays.
-      in_training: of those that train.
     """
     automatic = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     explicit = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
     outputs, unit, _, _ = released(None)
     draws = jax.tree.map(lambda leaf: leaf / unit, stacked(outputs))
-
-    found = {"noise": {}, "training": {}}
+    found = {}
     for mesh, names in ((automatic, on_automatic_axes), (explicit, on_explicit_axes)):
         for name in names:
-            found["noise"][name] = of_noise(STRATEGIES[name], mesh, draws)
-    for name in in_training:
-        found["training"][name] = of_training(STRATEGIES[name], automatic)
+            found[name] = of_noise(STRATEGIES[name], mesh, draws)
     print(json.dumps(found))
 
 

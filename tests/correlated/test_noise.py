@@ -16,7 +16,6 @@ from gdpjax.correlated import (
     bisr,
     lambda_cgd,
 )
-from gdpjax.correlated._buffers import multiply, split_high_and_low
 from tests.correlated.matrices import matrix_of
 from tests.eight_devices import report_of
 
@@ -119,30 +118,6 @@ def test_eager_noise_is_that_of_jit(name):
         np.testing.assert_allclose(eager[leaf], compiled[leaf][:num_steps], atol=1e-6)
 
 
-def test_both_memories_give_the_same_noise():
-    regenerated, buffered = compiled_run("regenerate"), compiled_run("buffer")
-    for leaf in ("w", "b"):
-        np.testing.assert_allclose(regenerated[leaf], buffered[leaf], atol=1e-6)
-
-
-def test_a_sweep_over_coefficients_is_one_program():
-    """Also over the coefficients of every family, each row as it is alone."""
-    traces = []
-
-    def noise_of(lam):
-        traces.append(lam)
-        strategy = lambda_cgd(lam)
-        state = strategy.init(LIKE)
-        _, state = strategy.next(0, draw, state)
-        return strategy.next(1, draw, state)[0]
-
-    swept = jax.jit(jax.vmap(noise_of))(jnp.array([0.0, 0.5, 0.9]))
-    assert len(traces) == 1
-    first, second = DRAWN["w"][:2]
-    for row, lam in enumerate([0.0, 0.5, 0.9]):
-        np.testing.assert_allclose(swept["w"][row], second - lam * first, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -167,13 +142,6 @@ def test_traced_coefficients(build):
         np.testing.assert_allclose(swept["w"][row], alone(factor)["w"], atol=2e-6)
 
 
-def test_a_strategy_is_a_pytree_of_its_coefficients():
-    strategy = bisr(4)
-    leaves, structure = jax.tree.flatten(strategy)
-    assert len(leaves) == 1
-    assert jax.tree.unflatten(structure, leaves).memory == "auto"
-
-
 def test_which_memory_is_chosen():
     small, large = jnp.zeros(10), jax.ShapeDtypeStruct((2**30,), jnp.float32)
     assert lambda_cgd(0.5).init(small) == ()
@@ -183,79 +151,19 @@ def test_which_memory_is_chosen():
     assert BandedToeplitz([1.0]).init(small) == ()
 
 
-def test_a_program_of_many_draws_is_no_larger():
-    """The loop over draws holds one draw, whatever the number of bands."""
-
-    def size(num_bands):
-        strategy = BandedInverse(bisr(num_bands).noising_coefficients, memory="regenerate")
-        return len(str(jax.make_jaxpr(lambda step: strategy.next(step, draw, ())[0])(0)))
-
-    assert size(64) < 1.1 * size(4)
-
-
-def test_ring_buffers_are_written_in_one_place():
-    strategy = BandedToeplitz([1.0, 0.5, 0.25, 0.1])
-    state = jax.tree.map(lambda leaf: jnp.full_like(leaf, 7.0), strategy.init(LIKE))
-    _, after = strategy.next(5, draw, state)
-    changed = (np.asarray(after["w"]) != 7.0).any(axis=(1, 2))
-    np.testing.assert_array_equal(changed, [False, False, True])
-
-
 def test_steps_beyond_a_dense_matrix_show():
     noise, _ = Dense(np.eye(3)).next(3, draw, ())
     assert np.isnan(noise["w"]).all()
 
 
-def test_coefficients_keep_more_than_float32():
-    """The high and the low number together are right to 48 bits; one alone would be wrong by 1e-8."""
-    coefficient = 1.0 - 1e-8
-    with jax.enable_x64(True):
-        product = multiply(split_high_and_low(coefficient), jnp.full(3, 3.0, jnp.float64))
-        np.testing.assert_allclose(product, 3.0 * coefficient, rtol=1e-14)
-
-
-def test_the_covariance_of_many_draws():
-    """The realised covariance of the steps is C^-1 C^-T, on 40,000 coordinates."""
-    strategy, num_steps, size = BandedInverse([1.0, -0.5, -0.25]), 6, 40_000
-    table = np.random.default_rng(2).normal(size=(num_steps, size)).astype(np.float32)
-    advance = jax.jit(lambda step, state: strategy.next(step, lambda step: jnp.asarray(table)[step], state))
-    state = strategy.init(jnp.zeros(size))
-    noises = []
-    for step in range(num_steps):
-        noise, state = advance(np.int32(step), state)
-        noises.append(np.asarray(noise, np.float64))
-    inverse = np.linalg.inv(matrix_of(strategy, num_steps))
-    np.testing.assert_allclose(np.cov(noises), inverse @ inverse.T, atol=6 * 2 / np.sqrt(size))
-
-
-@functools.cache
-def report_on_a_mesh(module):
-    """Return the report of a process with eight devices."""
-    return report_of(f"tests.correlated.{module}", "--xla_backend_optimization_level=0")
-
-
-@pytest.fixture(params=["on_a_mesh", pytest.param("more_on_a_mesh", marks=pytest.mark.slow)])
-def on_a_mesh(request):
-    return report_on_a_mesh(request.param)
-
-
-def test_a_mesh_has_the_noise_of_one_device_where_the_parameters_lie(on_a_mesh):
+def test_a_mesh_has_the_noise_of_one_device_where_the_parameters_lie():
     """No array of a leaf's size goes between devices, for correlated noise as for independent noise."""
-    assert on_a_mesh["noise"]
-    for name, report in on_a_mesh["noise"].items():
+    reports = report_of("tests.correlated.on_a_mesh", "--xla_backend_optimization_level=0")
+    assert len(reports) == 2
+    for name, report in reports.items():
         assert report["difference"] <= 1e-6, name
         assert report["outputs_in_place"], name
         assert report["buffers_in_place"], name
         # An array that is gathered whole would have 1 or more.
         assert report["communicates"] < 0.05, name
-        has_buffers = name not in ("independent", "drawn_again")
-        assert report["num_buffers"] == 2 * has_buffers, name
-
-
-@pytest.mark.slow
-def test_a_run_on_a_mesh_is_that_of_one_device():
-    reports = report_on_a_mesh("more_on_a_mesh")["training"]
-    assert len(reports) == 2
-    for name, report in reports.items():
-        assert report["noise"] <= 1e-6, name
-        assert report["run"] <= 2e-5, name
+        assert report["num_buffers"] == 2 * (name != "drawn_again"), name

@@ -63,11 +63,9 @@ def test_batches_of_either_side_are_checked():
         (np.array([3, 4, 5]), np.array([1, 0, 1])),
         (np.array([3, 4, 5]), [False, False]),
         (np.array([3, 4, 5]), np.array([True, False, True])),
-        ([3, 4], np.ma.array([False, True], mask=[False, True])),
-        np.ma.array([3, 4], mask=[False, True]),
         (np.array([3, 4, 5]), np.zeros((3, 3), bool)),
     ],
-    ids=["labels", "another length", "labels of two kinds", "a masked mask", "masked numbers", "images"],
+    ids=["labels", "another length", "labels of two kinds", "images"],
 )
 def test_a_pair_without_a_mask_of_padding_is_refused(batch):
     """With (numbers, labels) every example whose label is not zero would stay unchecked."""
@@ -91,28 +89,3 @@ def test_it_is_the_definition(batches, most, separation):
 
     assert keeps(good)
     assert broken is not keeps(batches)
-
-
-@pytest.mark.parametrize("batch", [[0.5], [[1, 2]], "ab"])
-def test_what_is_no_batch_is_refused(batch):
-    with pytest.raises(ValueError, match="whole numbers"):
-        list(Promised(1, 3, MinSep(1, 1)).checked([batch]))
-    with pytest.raises(ValueError, match="batches must be what a loader gives"):
-        list(Promised(1, 3, MinSep(1, 1)).checked(np.timedelta64(3, "s")))
-
-
-@pytest.mark.parametrize(
-    ("batches", "participation", "message"),
-    [
-        (
-            [[0], [1], [1]],
-            FixedEpochs(2),
-            r"step 2 has example 1 again, 1 steps after step 1; .* each epoch of 2 steps",
-        ),
-        ([[0], [1], [1]], MinSep(2, 2), r"at least 2 steps between .* promise MinSep\(2, 1\)"),
-        ([[0], [1], [2], [0]], SingleParticipation(), "at most 1 participations of an example in 4 steps"),
-    ],
-)
-def test_the_error_says_what_was_promised(batches, participation, message):
-    with pytest.raises(ParticipationError, match=message):
-        list(Promised(1, 4, participation).checked(batches))

@@ -9,7 +9,6 @@ import pytest
 
 from gdpjax.correlated import (
     BandedInverse,
-    BandedToeplitz,
     BufferedToeplitz,
     FixedEpochs,
     MinSep,
@@ -21,7 +20,6 @@ from gdpjax.correlated import (
     optimize_buffered_toeplitz,
     optimize_dense,
 )
-from gdpjax.correlated._minimize import minimize
 
 SINGLE = SingleParticipation()
 NO_WORSE = 1 + 1e-3
@@ -35,33 +33,17 @@ def loss_of(strategy, num_steps, participation, error):
 TOEPLITZ = [
     (16, 1, "mean", 8.5),
     (16, 1, "max", 16.0),
-    (16, 2, "max", 9.151261300718158),
     (16, 4, "max", 5.936933717251725),
-    (16, 8, "mean", 3.189583640826751),
     (16, 8, "max", 4.465672490726437),
-    (64, 1, "mean", 32.5),
-    (64, 2, "max", 33.721813764406235),
     (64, 4, "max", 18.92470523518312),
-    (64, 8, "mean", 7.09676191688255),
     (64, 8, "max", 11.72575368897956),
-    (256, 1, "mean", 128.5),
-    (256, 1, "max", 256.0),
     (256, 2, "mean", 66.36218655315132),
-    (256, 4, "mean", 35.73661383469011),
     (256, 8, "max", 37.78357288429061),
     (256, 16, "mean", 13.23194332709246),
-    (256, 32, "max", 14.818554446237323),
-    (1000, 1, "mean", 500.5),
     (1000, 4, "max", 256.92294668474057),
-    (1000, 8, "max", 134.04364963577035),
     (1000, 32, "mean", 24.115187091644405),
-    (2048, 1, "mean", 1024.5),
-    (2048, 1, "max", 2048.0),
-    (2048, 4, "mean", 263.09273132242737),
     (2048, 4, "max", 520.7137811965523),
-    (2048, 8, "max", 267.4572920820944),
     (2048, 16, "max", 141.2074687404078),
-    (2048, 32, "max", 77.88440034873325),
 ]
 
 # (steps, (participations, separation), bands, squared sensitivity, mean and max error of BISR, optimised loss)
@@ -77,99 +59,6 @@ INVERSE = [
     (1000, (1000, 1), 8, 22536.712828325577, 23.327875183343888, 45.246142625808716, 505264.1225652496),
 ]
 
-# (number of steps, (participations, separation), coefficients, square of the sensitivity by brute force)
-MIN_SEP = [
-    (
-        12,
-        (10, 8),
-        [
-            1.0,
-            0.8212284183827663,
-            0.7970694287520462,
-            0.7756856902451935,
-            0.4679349528437208,
-            0.30016628491122543,
-            0.22520718999059186,
-            0.005265304565574724,
-        ],
-        6.18265707946936,
-    ),
-    (
-        9,
-        (7, 7),
-        [
-            1.0,
-            0.6221792294411627,
-            0.6125396042730308,
-            0.5148888202713703,
-            0.4662060253252891,
-            0.21530869823559895,
-            0.16021203385784455,
-            0.04394200796138337,
-            0.03568027877359614,
-        ],
-        3.8393900955047924,
-    ),
-    (6, (1, 3), [1.0, 0.5981840672072131, 0.5411438213764888, 0.50777223630035, 0.3612640590141576], 2.039005177967356),
-    (6, (1, 5), [1.0, 0.6717651626112849, 0.21500403735588003], 1.4974951697774948),
-    (6, (5, 3), [1.0, 0.13161581580830573], 2.0346454459417718),
-    (
-        11,
-        (10, 5),
-        [
-            1.0,
-            0.9039167881959268,
-            0.8840568941964699,
-            0.6415717052224807,
-            0.5697191478592772,
-            0.5696942744738079,
-            0.5523264876672638,
-            0.19246349496833237,
-            0.18055249844891164,
-            0.1454599537609269,
-        ],
-        12.729606523610936,
-    ),
-    (6, (5, 3), [1.0, 0.5902909822897147, 0.35541377702351207, 0.3442106669960262], 3.7564271106072513),
-    (
-        12,
-        (9, 6),
-        [
-            1.0,
-            0.9091793139905502,
-            0.8105268303172452,
-            0.752977503597754,
-            0.1510622780768155,
-            0.13676405154258153,
-            0.005178865815432143,
-        ],
-        6.194504764739703,
-    ),
-    (8, (7, 3), [1.0, 0.34006806742083984, 0.2715246198087853], 3.4943901097626453),
-    (
-        11,
-        (9, 10),
-        [1.0, 0.519514819877859, 0.42999686190116304, 0.4116461499068884, 0.06871535212186153],
-        2.628967301667968,
-    ),
-    (
-        9,
-        (3, 6),
-        [
-            1.0,
-            0.8060391472621088,
-            0.717085904281123,
-            0.6764711999985934,
-            0.6296221828402035,
-            0.39827555967937056,
-            0.33268145921132486,
-            0.2029117522135162,
-            0.05070405527227051,
-        ],
-        6.56009531129692,
-    ),
-    (9, (8, 3), [1.0, 0.11240574149257898], 3.03790515216149),
-]
 
 # (number of steps, participation, error, buffers, decay, scale, loss)
 BUFFERED = [
@@ -205,12 +94,6 @@ DENSE = [
     (64, 1, 4.409448444858723),
     (128, 4, 23.083334292681478),
 ]
-
-
-@pytest.mark.parametrize(("num_steps", "limits", "coefficients", "squared"), MIN_SEP)
-def test_sensitivities_by_brute_force(num_steps, limits, coefficients, squared):
-    bound = BandedToeplitz(coefficients).sensitivity(num_steps, MinSep(*limits))
-    assert squared * (1 - 1e-14) <= bound**2 <= squared * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("num_steps", "num_bands", "error", "reference"), TOEPLITZ)
@@ -271,18 +154,6 @@ def test_no_family_beats_the_dense_optimum():
         assert least <= loss_of(strategy, 64, SINGLE, "mean") <= 1.1 * least
 
 
-@pytest.mark.parametrize("num_epochs", [1, 2, 5])
-def test_the_dense_optimum_is_a_lower_triangular_matrix_with_orthogonal_participations(num_epochs):
-    strategy = optimize_dense(10, num_epochs)
-    gram = strategy.matrix.T @ strategy.matrix
-    separation = 10 // num_epochs
-    for place in range(separation):
-        steps = np.arange(place, 10, separation)
-        block = gram[np.ix_(steps, steps)]
-        assert np.trace(block) == pytest.approx(1.0, rel=1e-12)
-        np.testing.assert_allclose(block, np.diag(np.diag(block)), atol=1e-12)
-
-
 def test_workloads_with_momentum_are_optimised_too():
     """Each optimiser improves on, or equals, what is best for prefix sums."""
     workload, participation = MomentumSGD(0.9, 0.01), MinSep(4, 25)
@@ -300,17 +171,6 @@ def test_workloads_with_momentum_are_optimised_too():
     assert dense.error(40, workload=workload) < optimize_dense(40).error(40, workload=workload) * (1 - 1e-3)
 
 
-def test_a_loss_whose_worst_pattern_is_not_the_first_is_certified_all_the_same():
-    """Eight bands with an example in every step: the smooth optimum has coefficients below zero."""
-    participation = MinSep(200, 1)
-    strategy = optimize_banded_inverse(200, 8, participation)
-    ours = loss_of(strategy, 200, participation, "mean")
-    assert ours <= loss_of(bisr(8), 200, participation, "mean")
-    column = strategy.column(200).values
-    attained = np.linalg.norm(np.cumsum(column)) ** 2 * strategy.error(200)
-    assert attained <= ours <= attained * (1 + 1e-3)
-
-
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_the_shortest_runs(num_steps):
     for strategy in (
@@ -322,31 +182,3 @@ def test_the_shortest_runs(num_steps):
     ):
         assert strategy.sensitivity(num_steps, SINGLE) > 0
         assert strategy.error(num_steps) > 0
-
-
-def test_a_hundred_thousand_steps():
-    participation = MinSep(10, 10_000)
-    for strategy in (
-        optimize_banded_toeplitz(100_000, 16),
-        optimize_banded_inverse(100_000, 16, participation),
-        optimize_buffered_toeplitz(100_000, participation, "mean", max_buffers=3),
-    ):
-        assert loss_of(strategy, 100_000, participation, "mean") < 10 * 50_000.5
-
-
-def test_the_minimizer_finds_minima():
-    """A narrow valley, a loss that overflows on the way, and a start that is the minimum."""
-
-    def valley(point):
-        x, y = point
-        value = (1 - x) ** 2 + 100 * (y - x**2) ** 2
-        gradient = np.array([-2 * (1 - x) - 400 * x * (y - x**2), 200 * (y - x**2)])
-        return value, gradient
-
-    def with_a_wall(point):
-        """x - log(x), which is not a number below zero."""
-        return float(point[0] - np.log(point[0])), 1 - 1 / point
-
-    np.testing.assert_allclose(minimize(valley, np.array([-1.2, 1.0]), tolerance=1e-16), [1, 1], atol=1e-6)
-    np.testing.assert_allclose(minimize(with_a_wall, np.array([30.0])), [1.0], atol=1e-4)
-    np.testing.assert_array_equal(minimize(valley, np.array([1.0, 1.0])), [1.0, 1.0])

@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import scipy
 
-from gdpjax import report, tradeoff
-from gdpjax.plotting import tradeoff_curves
 from gdpjax.tradeoff import (
     ApproximateDP,
-    CertifiedCurve,
-    CurveBounds,
     ExactCurve,
     Gaussian,
     Identity,
     Laplace,
-    PiecewiseLinear,
     compose,
-    subsample,
 )
 from tests.tradeoff.dominating import dominating_mu
 
@@ -178,82 +172,9 @@ def test_mu_of_other_kinds_holds_the_statement(curve):
     assert best * (1 - 1e-5) <= upper <= best * (1 + 1e-6)
 
 
-def test_a_delta_above_the_failure_has_no_mu():
-    """No Gaussian dominates a curve that fails more often than the statement allows."""
-    assert compose(ApproximateDP(0.8, 1e-5)).mu().upper == np.inf
-
-
-def test_single_curves_of_other_kinds():
-    """One subsampled step and one polygon are bracketed, too."""
-    curve = compose(subsample(Laplace(1.0), 0.3).one_direction)
-    for bounds, exact in (
-        (curve.epsilon(1e-5), tradeoff.epsilon(curve, 1e-5)),
-        (curve.delta(0.1), tradeoff.delta(curve, 0.1)),
-        (curve.tradeoff(0.1), curve(0.1)),
-    ):
-        assert bounds.lower <= exact <= bounds.upper < bounds.lower * (1 + 1e-3)
-    points = PiecewiseLinear([0.0, 0.3, 1.0], [1.0, 0.3, 0.0])
-    lower, upper = compose(points).tradeoff(0.1)
-    assert lower <= points(0.1) <= upper < lower + 1e-12
-
-
-@pytest.mark.parametrize(
-    "curve",
-    [compose(Gaussian(1.0), Gaussian(2.0)), compose(Laplace(0.5), times=2, num_cells=128)],
-    ids=["closed", "polygons"],
-)
-def test_one_kind_of_thing(curve):
-    """Closed or not: it unpacks into two curves, it answers, and report and plots take it."""
-    assert isinstance(curve, CertifiedCurve)
-    assert isinstance(curve, ExactCurve | CurveBounds)
-    lower, upper = curve
-    assert lower(0.1) <= upper(0.1)
-    assert curve.lower is lower
-    card = report(curve, deltas=[1e-5])
-    assert card.figure("epsilon_at_delta_1e-05") == tuple(curve.epsilon(1e-5))
-    assert tradeoff_curves(curve, delta=1e-5).epsilon == tuple(curve.epsilon(1e-5))
-
-
-def test_the_regret_of_composed_curves_is_small():
-    """Eight steps of Laplace noise are nearly a Gaussian."""
-    assert compose(Laplace(0.5), times=8).regret().upper < 0.05
-
-
-def test_an_exact_curve_stands_where_a_curve_does():
-    """The functions of `tradeoff` take it for the curve that it is."""
-    curve = compose(Gaussian(3.0), Gaussian(4.0))
-    assert compose(curve, Gaussian(12.0)).exact.mu == 13.0
-    assert tradeoff.group(curve, 2).mu == 10.0
-    assert tradeoff.symmetrize(curve).mu == 5.0
-    assert tradeoff.epsilon(curve, DELTA)[0] == tradeoff.epsilon(Gaussian(5.0), DELTA)[0]
-    assert tradeoff.central_limit(curve).band_mu == tradeoff.central_limit(Gaussian(5.0)).band_mu
-    assert curve.slope(0.5) == Gaussian(5.0).slope(0.5)
-
-
 def test_inside_compiled_code_there_is_no_bracket():
     """The exact curve may be traced, but not its certified answers."""
     inside = jax.jit(lambda mu: compose(Gaussian(mu), Gaussian(4.0)))(3.0)
     assert float(inside.exact.mu) == 5.0
     with pytest.raises(ValueError, match="outside compiled code"):
         jax.jit(lambda mu: compose(Gaussian(mu)).delta(1.0).upper)(3.0)
-
-
-def test_many_curves_at_once():
-    """Arrays of parameters are arrays of curves, of which some questions are not asked."""
-    theta = np.array([0.3, 3.0])
-    many = compose(Laplace(theta))
-    lower, upper = many.epsilon(1e-5)
-    exact = theta + 2 * np.log1p(-1e-5)
-    assert np.all(lower <= exact)
-    assert np.all(exact <= upper)
-    for question in (many.mu, many.regret):
-        with pytest.raises(ValueError, match=r"one curve|one mechanism|these are many"):
-            question()
-
-
-def test_vertices_that_rounding_moves_stay_errors():
-    """The error of beta near 1 is relative to 1 - beta, with a few roundings of 1."""
-    curve = tradeoff.compose(tradeoff.ApproximateDP(0.2), times=100)
-    bounds = curve.tradeoff(0.3)
-    assert 0 < bounds.lower <= bounds.upper < 0.7
-    assert bounds.upper - bounds.lower < 1e-6

@@ -5,9 +5,7 @@ import pathlib
 
 import numpy as np
 
-from gdpjax._composition import _directions
-from gdpjax._composition._likelihood_ratio import SubsampledGaussian
-from gdpjax._composition._run_description import RunDescription
+from tests.accounting.numeric.inside import RunDescription, SubsampledGaussian, _directions
 
 _DATA = json.loads((pathlib.Path(__file__).parents[2] / "data" / "subsampled_gaussian.json").read_text())
 COMPOSED, ONE_STEP = _DATA["composed"], _DATA["one_step"]

@@ -4,10 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from gdpjax._composition import EPSILON, of_phases
-from gdpjax._core.checks import POSITIVE
-from gdpjax._core.precision import batched
 from gdpjax.accounting import calibrate_num_steps, delta_bounds, epsilon_bounds
+from tests.accounting.numeric.inside import EPSILON, of_phases
 
 FUNCTIONS = [epsilon_bounds, delta_bounds]
 RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)
@@ -89,73 +87,10 @@ def test_a_compiled_loop_stops_at_its_budget():
     assert made == 100 * (calibrate_num_steps(epsilon=1.0, delta=1e-5, noise_multiplier=1.0, sampling_prob=0.01) // 100)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        (np.zeros(1), 0.1, 1, 1e-5),
-        (-1.0, 0.1, 1, 1e-5),
-        (np.nan, 0.1, 1, 1e-5),
-        (1.0, 1.1, 1, 1e-5),
-        (1.0, -0.1, 1, 1e-5),
-        (1.0, 0.1, 0, 1e-5),
-        (1.0, 0.1, 1.5, 1e-5),
-        (1.0, 0.1, 1, 0.0),
-        (1.0, 0.1, 1, 1.0),
-        (1.0, 0.1, 1, np.nan),
-        (np.ones(2), np.ones(3) / 2, 1, 1e-5),
-        ("one", 0.1, 1, 1e-5),
-    ],
-)
-def test_bad_input_is_refused(bad):
-    with pytest.raises(ValueError, match="must"):
-        epsilon_bounds(*bad)
-
-
-def test_bad_epsilon_and_phases_are_refused():
-    for epsilon in (-1.0, np.inf, np.nan):
-        with pytest.raises(ValueError, match="epsilon must be"):
-            delta_bounds(1.0, 0.1, 1, epsilon)
-    with pytest.raises(ValueError, match="num_steps must be"):
-        of_phases(EPSILON)([1.0, 1.0], [0.1, 0.1], [1, -1], 1e-5)
-
-
-INCOMPATIBLE = {
-    "lengths of one group": ([np.ones(2), np.ones(3), np.ones(2), 0.5], r"a \(2,\), b \(3,\)"),
-    "configurations": ([np.ones((2, 3)), np.ones((4, 3)), np.ones(5), 0.5], r"a \(2, 3\), b \(4, 3\)"),
-    "the question": ([np.ones((2, 3)), 1.0, np.ones(5), np.ones(4)], r"x \(4,\)"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "shapes"), INCOMPATIBLE.values(), ids=INCOMPATIBLE.keys())
-def test_vectors_that_do_not_fit_each_other_are_refused_while_tracing_too(arguments, shapes):
-    """Within the compiled program they would fail in the call back to the host, in a trace of many screens."""
-
-    def core(rows):
-        return [float(a.sum() + b.sum() + c.sum() + x) for a, b, c, x in rows]
-
-    total = batched(core, phase_groups=(2, 1), bounds=False, a=POSITIVE, b=POSITIVE, c=POSITIVE, x=POSITIVE)
-    assert total(np.ones((4, 3)), 1.0, np.ones(5), 0.5).shape == (4,)
-    message = f"array arguments must broadcast together.*got shapes: .*{shapes}"
-    with pytest.raises(ValueError, match=message):
-        total(*arguments)
-    with pytest.raises(ValueError, match=message):
-        jax.jit(total)(*arguments)
-
-
 def test_nothing_is_revealed_without_sampling():
     assert epsilon_bounds(1.0, 0.0, 10, 1e-5) == (0.0, 0.0)
     assert delta_bounds(1.0, 0.0, 10, 0.0) == (0.0, 0.0)
     assert of_phases(EPSILON)([1.0, 2.0, 1.0, 1.0], [0.1, 0.0, 0.0, 0.0], [0, 10, 0, 0], 1e-5) == (0.0, 0.0)
-
-
-def test_a_concrete_call_while_something_else_is_compiled_is_computed_at_once():
-    """A concrete call is computed at once, by the function that lifts kernels to arrays, with a kernel of no cost."""
-    square = batched(lambda rows: [x * x for (x,) in rows], bounds=False, x=POSITIVE)
-
-    def scaled(x):
-        return x * float(square(3.0))
-
-    assert jax.jit(scaled)(2.0) == 18.0
 
 
 def test_certified_bounds_as_constants_of_compiled_code():

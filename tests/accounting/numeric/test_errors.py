@@ -6,12 +6,18 @@ import mpmath
 import numpy as np
 import pytest
 from scipy import integrate
-from scipy.special import erf, ndtr
+from scipy.special import ndtr
 
-from gdpjax._composition import _characteristic_function, _contour, _contour_choice, _likelihood_ratio, _moments
-from gdpjax._composition._likelihood_ratio import SubsampledGaussian, side_by_side
-from gdpjax._composition._run_description import RunDescription
 from tests.accounting.numeric import reference
+from tests.accounting.numeric.inside import (
+    SubsampledGaussian,
+    _characteristic_function,
+    _contour,
+    _contour_choice,
+    _likelihood_ratio,
+    _moments,
+    side_by_side,
+)
 
 
 def bounds_of(run, window, contour, epsilon_of_upper, epsilon_of_lower):
@@ -321,69 +327,3 @@ def test_the_ratio_off_the_axis_is_bounded_by_the_corners_of_the_rectangle(group
             ratio = complex(exact_ratio(mpmath.mpc(x, y), noise_multiplier, sampling_prob, group_size))
             assert smallest - 1e-9 <= np.log(abs(ratio)) <= largest + 1e-9
             assert abs(np.angle(ratio)) <= largest_argument + 1e-9
-
-
-def test_erf_is_good_to_eight_ulp():
-    """SciPy's erf is right to eight ulp, which the atom of a symmetric step assumes."""
-    points = np.geomspace(1e-3, 5.0, 200)
-    values = erf(points)
-    for x, value in zip(points, values, strict=True):
-        with mpmath.workdps(40):
-            truth = mpmath.erf(mpmath.mpf(float(x)))
-            assert abs(value - truth) <= 8 * 2.0**-53 * truth
-
-
-def test_elementary_functions_are_good_to_four_ulp():
-    """NumPy's functions on this machine are right to four ulp, which the rounding bounds assume."""
-    rng = np.random.default_rng(1)
-    for_exp = rng.uniform(-600, 600, 300)
-    for_log = np.exp(rng.uniform(-200, 200, 300))
-    for_log1p = np.append(rng.uniform(-0.25, 0.25, 300), np.exp(rng.uniform(-30, 300, 300)))
-    for_expm1 = rng.uniform(-3, 3, 300)
-    for function, exact_function, points in (
-        (np.exp, mpmath.exp, for_exp),
-        (np.log, mpmath.log, for_log),
-        (np.log1p, mpmath.log1p, for_log1p),
-        (np.expm1, mpmath.expm1, for_expm1),
-    ):
-        values = function(points)
-        for x, value in zip(points, values, strict=True):
-            with mpmath.workdps(40):
-                truth = exact_function(mpmath.mpf(float(x)))
-                assert abs(value - truth) <= 4.5 * 2.0**-52 * abs(truth)
-
-    points = rng.uniform(-1e5, 1e5, 300)
-    cosines = np.cos(points)
-    sines = np.sin(points)
-    for x, cosine, sine in zip(points, cosines, sines, strict=True):
-        with mpmath.workdps(40):
-            exact_x = mpmath.mpf(float(x))
-            assert abs(cosine - mpmath.cos(exact_x)) < 4 * 2.0**-53
-            assert abs(sine - mpmath.sin(exact_x)) < 4 * 2.0**-53
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("group_size", [1, 3])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_phases_side_by_side_are_the_product_of_phases_alone(sign, group_size, symmetric):
-    """The moments along a line of a run in phases, one of them without sampling, and those of each phase by itself."""
-    if symmetric and group_size > 1:
-        return
-    numbers = [(1.0, 0.01, 30.0), (0.7, 0.4, 3.0), (9.0, 1.0, 2.0), (1.3, 1e-6, 500.0)]
-    steps = tuple(SubsampledGaussian(*row, sign, group_size, symmetric) for row in numbers)
-    with np.errstate(all="ignore"):
-        run = RunDescription(steps)
-        windows = _contour_choice.choose_windows(run, -14.0)
-        contour = planned_contour(run, windows, 2.0, -12.0, 1e-2)
-        whole = _characteristic_function.transform(run, windows, contour)
-        parts = []
-        for step in steps:
-            alone = RunDescription((step,))
-            window = _moments.choose_windows(alone.side_by_side, -14.0 + np.log(1e-6) - np.log(4 * 535.0))
-            parts.append(_characteristic_function.transform(alone, window, contour))
-    for name in ("modulus", "log_size", "log_below", "log_above"):
-        expected = sum(getattr(part, name) for part in parts)
-        near = np.exp(np.minimum(whole.modulus, 0.0)) > 1e-6 if name == "modulus" else True
-        np.testing.assert_allclose(np.where(near, getattr(whole, name) - expected, 0.0), 0.0, atol=1e-9)
-    lost = -np.expm1(sum(np.log1p(-part.lost) for part in parts))
-    np.testing.assert_allclose(whole.lost, lost, rtol=1e-6)

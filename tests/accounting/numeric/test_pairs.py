@@ -8,11 +8,14 @@ from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from gdpjax import NeighboringRelation
-from gdpjax._composition import EPSILON, Family, _directions, _questions, of_runs
-from gdpjax._composition._likelihood_ratio import SubsampledGaussian
-from gdpjax._composition._run_description import RunDescription
 from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_delta, gdp_epsilon, mu_bounds, tradeoff_bounds
 from tests.accounting.numeric import oracle
+from tests.accounting.numeric.inside import (
+    EPSILON,
+    Family,
+    _questions,
+    of_runs,
+)
 
 SYMMETRIC = Family(symmetric=True)
 
@@ -192,19 +195,6 @@ def test_what_is_left_out_of_a_large_group_is_accounted_for(run, monkeypatch):
             assert of_all.lower <= of_few.upper * (1 + 1e-9)
 
 
-def test_where_a_part_of_q_is_missing_nothing_is_known_from_below():
-    """With less of Q delta is larger, in the direction that hardly ever decides."""
-    step = SubsampledGaussian(2.0, 0.01, 100.0, -1.0, 3, num_rows=40, missed=1e-4)
-    run = RunDescription((step,))
-    with np.errstate(all="ignore"):
-        assert _directions.direction_epsilon(run, np.log(1e-3), 0.0, 1e-3).lower == 0.0
-        of_delta = _directions.direction_log_deltas(run, np.array([0.5]), np.full(1, -np.inf))
-        assert of_delta.lower[0] == -np.inf
-        assert of_delta.upper[0] < 0.0
-    assert 1e-2 <= run.missed_below <= 1.001e-2
-    assert run.towards(1.0).missed_below == 0.0
-
-
 def test_a_large_group_that_is_often_sampled_is_bounded_as_without_sampling():
     lower, upper = epsilon_bounds(20.0, 0.5, 10, 1e-5, group_size=1000)
     assert lower == 0.0
@@ -227,13 +217,6 @@ def test_a_group_of_one_is_one_example_and_larger_groups_leak_more():
     one, two, three = (epsilon_bounds(*run, group_size=k) for k in (1, 2, 3))
     assert one == epsilon_bounds(*run)
     assert one.upper < two.lower < two.upper < three.lower
-
-
-@pytest.mark.slow
-def test_curves_of_groups():
-    run = (1.3, 256 / 60_000, 3516)
-    curves = [tradeoff_bounds(*run, 0.1, group_size=k) for k in (1, 2)]
-    assert curves[1].upper < curves[0].lower
 
 
 @pytest.mark.parametrize(
@@ -261,27 +244,7 @@ def test_uniform_sampling_lies_between_the_poisson_pair_and_the_symmetric_one():
     assert abs(bounds.upper - 1.067) < 1e-3  # composing C_p, as known from elsewhere
 
 
-@pytest.mark.slow
-def test_delta_and_the_curve_under_uniform_sampling():
-    run = (1.3, 256 / 60_000, 3516)
-    delta = delta_bounds(*run, 1.0, sampling="uniform")
-    assert delta.lower == delta_bounds(*run, 1.0).lower
-    assert delta.upper > delta_bounds(*run, 1.0).upper
-    curve = tradeoff_bounds(*run, 0.2, sampling="uniform")
-    assert curve.upper == tradeoff_bounds(*run, 0.2).upper
-    assert curve.lower < tradeoff_bounds(*run, 0.2).lower
-
-
 def test_one_uniform_step_and_whole_batches_are_exact():
     for run in ((1.0, 0.1, 1), (2.0, 1.0, 7)):
         bounds, poisson = epsilon_bounds(*run, 1e-4, sampling="uniform"), epsilon_bounds(*run, 1e-4)
         np.testing.assert_allclose(bounds, poisson, rtol=3e-9)
-
-
-@pytest.mark.slow
-def test_mu_of_groups_and_of_uniform_sampling():
-    run = (1.3, 256 / 60_000, 3516)
-    single, group, uniform = mu_bounds(*run), mu_bounds(*run, group_size=2), mu_bounds(*run, sampling="uniform")
-    assert single.upper < group.lower
-    assert uniform.lower == single.lower
-    assert single.upper < uniform.upper

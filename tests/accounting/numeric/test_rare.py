@@ -1,16 +1,13 @@
 """Runs in which an example is hardly ever sampled: brackets are true, and narrow down to tiny epsilon."""
 
-import mpmath
 import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from gdpjax._composition import EPSILON, _contour_choice, _directions, _rare_outcomes, of_phases
-from gdpjax._composition._likelihood_ratio import SubsampledGaussian
-from gdpjax._composition._run_description import RunDescription
-from gdpjax._core.types import Bounds
+from gdpjax import Bounds
 from gdpjax.accounting import delta_bounds, epsilon_bounds, moments_accountant_epsilon
 from tests.accounting.numeric import oracle
+from tests.accounting.numeric.inside import RunDescription, SubsampledGaussian, _contour_choice, _rare_outcomes
 
 TELLING = [
     (0.285, 9.7e-6, 30, 2.2e-5),
@@ -176,76 +173,6 @@ def test_random_brackets_are_narrow():
     assert np.mean((bounds.upper - bounds.lower <= 1e-2 * bounds.upper)[seen]) >= 0.8
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        (0.612, 9.38e-5, 11, 3e-5),
-        TELLING[2],
-        *(pytest.param(row, marks=pytest.mark.slow) for row in ((0.9615, 4.661e-5, 5447, 1.66e-9), *TELLING[:2])),
-    ],
-)
-def test_no_bracket_is_wider_than_without_the_telling_runs(row, monkeypatch):
-    bounds = epsilon_bounds(*row)
-    at_upper = delta_bounds(*row[:3], bounds.upper)
-    monkeypatch.setattr(_rare_outcomes, "is_rare", lambda run: False)
-    monkeypatch.setattr(_rare_outcomes, "applies", lambda run: False)
-    ordinary = epsilon_bounds(*row)
-    assert ordinary.lower <= bounds.lower <= bounds.upper <= ordinary.upper
-    ordinary = delta_bounds(*row[:3], bounds.upper)
-    assert ordinary.lower <= at_upper.lower <= at_upper.upper <= ordinary.upper
-
-
-def test_phases_and_groups():
-    one = epsilon_bounds(0.6, 2e-6, 300, 1e-9)
-    two = of_phases(EPSILON)([0.6, 0.6], [2e-6, 2e-6], [100, 200], 1e-9)
-    assert two.lower <= one.upper
-    assert one.lower <= two.upper
-    assert two.upper - two.lower <= 1e-2 * two.upper
-
-
-def test_complex_log1p():
-    random = np.random.default_rng(0)
-    h = 10.0 ** random.uniform(-20, 5, 400) * np.exp(1j * random.uniform(0, 2 * np.pi, 400))
-    h = np.append(h, [-0.5, 0.5j, -0.5 + 1e-9j, -0.49999999])
-    with mpmath.workdps(50):
-        for value, found in zip(h, _rare_outcomes.complex_log1p(h), strict=True):
-            truth = mpmath.log(1 + mpmath.mpc(value))
-            size = abs(value) if abs(value) <= 0.5 else 1 + abs(truth)
-            assert abs(mpmath.mpc(found) - truth) <= 12 * 2.0**-53 * size
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The tests above would notice.
-
-
-def test_a_cut_too_high_is_caught(monkeypatch):
-    """If the cut moves up and what the quiet runs add stays what it was, upper bounds are false."""
-    make_split = _rare_outcomes.make_split
-
-    def wrong(*args):
-        split = make_split(*args)
-        ends = split.telling.upper - 0.3
-        return split._replace(quiet=split.quiet._replace(upper=ends), telling=split.telling._replace(lower=ends))
-
-    monkeypatch.setattr(_rare_outcomes, "make_split", wrong)
-    with pytest.raises(AssertionError):
-        check_few_steps(random_runs(12, 1, most_steps=2))
-
-
-@pytest.mark.parametrize("factor", [0.9999, 1.0001])
-def test_a_wrong_chance_of_a_loud_outcome_is_caught(factor, monkeypatch):
-    """The probabilities of the loud runs make up most of delta here."""
-    loud = _rare_outcomes._loud_runs
-
-    def wrong(*args):
-        found = loud(*args)
-        return found._replace(p=Bounds(*(factor * end for end in found.p)))
-
-    monkeypatch.setattr(_rare_outcomes, "_loud_runs", wrong)
-    with pytest.raises(AssertionError):
-        check_few_steps([(0.3469, 1.204e-6, 2, 2.487e-7), (0.7675, 3.94e-7, 2, 1.671e-7)])
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs whose example is sampled often, and whose losses come from a single outcome all the same.
 
@@ -269,23 +196,3 @@ def test_many_steps_of_which_one_tells(delta, lower, upper):
 def test_the_upper_end_is_not_above_the_moments_accountant(run):
     """Next to the best exponent the moments explode, and the upper ends were in the tens of thousands."""
     assert epsilon_bounds(*run).upper < moments_accountant_epsilon(*run)
-
-
-def test_the_telling_runs_agree_with_the_ordinary_tries(monkeypatch):
-    uniform = np.random.default_rng(9).uniform
-    useful = 0
-    for _ in range(6):
-        log_delta = np.log(10 ** uniform(-40, -8))
-        step = SubsampledGaussian(np.exp(uniform(-0.5, 1)), 10 ** uniform(-4, -2), float(round(10 ** uniform(3, 5))))
-        run = RunDescription((step,), ())
-        with np.errstate(all="ignore"), monkeypatch.context() as patch:
-            patch.setattr(_rare_outcomes, "applies", lambda run: False)
-            patch.setattr(_rare_outcomes, "is_rare", lambda run: False)
-            ordinary = _directions.direction_epsilon(run, log_delta, 0.0, 1e-4)
-            search, _ = _directions.begin_epsilon_search(run, log_delta, 0.0, 1e-3)
-            nothing = _directions.EstimatedBounds(0.0, 1e6, max(ordinary.estimate, 1e-3))
-            telling = _directions.telling_epsilon(search, nothing)
-        assert telling.lower <= ordinary.upper
-        assert ordinary.lower <= telling.upper
-        useful += telling.lower > 0
-    assert useful >= 3

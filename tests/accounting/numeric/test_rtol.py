@@ -6,7 +6,6 @@ import pytest
 
 from gdpjax.accounting import certified, delta_bounds, epsilon_bounds
 from gdpjax.ledger import AllocationEvent, Event, GaussianEvent, Ledger
-from tests.accounting.numeric import reference
 
 NOISE_MULTIPLIERS = np.array([0.7, 1.0, 2.0])
 SAMPLING_PROBS = np.array([0.01, 0.1, 0.004])
@@ -27,24 +26,6 @@ def test_brackets_are_as_narrow_as_asked_and_meet(function, at):
     highest_lower = np.max(lower_ends, axis=0)
     lowest_upper = np.min(upper_ends, axis=0)
     assert np.all(highest_lower <= lowest_upper)
-
-
-def larger_of_both_directions(rows, end):
-    """Return the given end of the reference brackets, of the direction in which it is larger."""
-    ends = []
-    for direction in reference.DIRECTIONS:
-        (column,) = reference.columns([row[direction] for row in rows], end)
-        ends.append(column)
-    return np.max(ends, axis=0)
-
-
-def test_narrow_brackets_contain_the_reference():
-    """A narrow bracket overlaps that of the reference."""
-    rows = reference.COMPOSED[::6]
-    names = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
-    bounds = epsilon_bounds(*reference.columns(rows, *names), rtol=1e-4)
-    assert np.all(bounds.lower <= larger_of_both_directions(rows, "upper"))
-    assert np.all(bounds.upper >= larger_of_both_directions(rows, "lower"))
 
 
 def test_of_ledgers_and_curves_and_in_traced_code():

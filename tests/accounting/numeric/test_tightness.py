@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from gdpjax._composition import EPSILON, of_phases
 from gdpjax.accounting import delta_bounds, epsilon_bounds
 from tests.accounting.numeric import reference
+from tests.accounting.numeric.inside import EPSILON, of_phases
 
 RUN = ("noise_multiplier", "sampling_prob", "num_steps")
 
