@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from gdpjax._core.arguments import call_loss, check_callable, check_count, check_flag, check_keywords
+from gdpjax._core.arguments import check_callable, check_count, check_flag, check_keywords
 from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.trees import leaf_name
@@ -355,7 +355,7 @@ def _evaluate(
         streams = _streams_from(key, streams)
     model = nnx.merge(structure, *map(_copied, [*variables, streams]))
     before = _all_but_streams(model)
-    loss = call_loss(loss_fn, (model, *args), kwargs or {})
+    loss = loss_fn(model, *args, **(kwargs or {}))
     _refuse_writes(before, _all_but_streams(model))
     return loss
 

@@ -29,7 +29,6 @@ from gdpjax.ledger import (
     record_step,
     round_toward,
 )
-from gdpjax.sampling import Poisson
 from gdpjax.tradeoff import PiecewiseLinear
 
 STEP = Event(1.0, 0.1, 1)
@@ -67,7 +66,6 @@ def test_defaults_of_the_relation():
         ((1.0, 0.1, 1.5), "num_steps"),
         ((1.0, 0.1, 1, "poisson"), "neighboring_relation must be one of"),
         ((1.0, 0.1, 1, None, 1.0), "overflow"),
-        ((np.ones(2), 0.1, 1), "one configuration"),
     ],
 )
 def test_bad_events(fields, message):
@@ -93,7 +91,6 @@ def test_joint_event_is_the_one_of_the_combined_noise():
 @pytest.mark.parametrize(
     "text",
     [
-        None,
         "",
         "[]",
         "{}",
@@ -102,22 +99,13 @@ def test_joint_event_is_the_one_of_the_combined_noise():
         '{"gdpjax_ledger": 1, "events": [{"a": 1}]}',
         '{"gdpjax_ledger": true, "events": []}',
         '{"gdpjax_ledger": 1, "events": [], "more events": [1]}',
-        '{"gdpjax_ledger": 1, "events": [{"a": 1}], "events": []}',
         pytest.param("[" * 100_000, id="nested"),
         pytest.param(f'{{"gdpjax_ledger": 1{"0" * 5000}, "events": []}}', id="many digits"),
     ],
 )
 def test_bad_json(text):
-    with pytest.raises(ValueError, match=r"expected|could not be read"):
+    with pytest.raises(ValueError, match=r"the JSON text of a Ledger|expected all fields"):
         Ledger.from_json(text)
-
-
-def test_a_name_twice_in_json_is_refused():
-    text = Ledger([Event(1.0, 0.1, 1000)]).to_json()
-    twice = text.replace('"num_steps": 1000', '"num_steps": 1000, "num_steps": 1')
-    assert twice != text
-    with pytest.raises(ValueError, match="'num_steps' twice"):
-        Ledger.from_json(twice)
 
 
 ALL_EVENTS = [
@@ -162,8 +150,6 @@ def test_ledgers_join():
     first, second = Ledger([Event(1.0, 0.1, 10)]), Ledger([Event(2.0, 0.1, 5)])
     assert (first + second).events == (*first, *second)
     assert sum([first, second], Ledger()) == first + second
-    with pytest.raises(ValueError, match="a Ledger joins another Ledger, got"):
-        first + Event(2.0, 0.1, 5)
 
 
 def test_unknown_sampling_of_an_older_ledger_is_refused():
@@ -173,11 +159,6 @@ def test_unknown_sampling_of_an_older_ledger_is_refused():
     saved["events"][0]["sampling"] = "shuffled"
     with pytest.raises(ValueError, match="sampling of an event must be one of poisson, uniform, got 'shuffled'"):
         Ledger.from_json(json.dumps(saved))
-
-
-def test_batches_without_noise_are_no_event():
-    with pytest.raises(ValueError, match=r"batches\.event\(noise_multiplier\)"):
-        Ledger([Poisson(100, 10, 5)])
 
 
 def test_an_overflow_that_its_event_cannot_hold_is_refused_when_it_is_read():
@@ -195,17 +176,6 @@ def test_events_from_an_iterator_are_kept():
 def test_only_events():
     with pytest.raises(ValueError, match="holds events"):
         Ledger([(1.0, 0.1, 1)])
-
-
-def test_ledger_cannot_be_read_while_traced():
-    import jax.numpy as jnp
-
-    import gdpjax
-
-    batches = gdpjax.sampling.PoissonNumbers(0.1, expected_batch_size=1)
-    tx = gdpjax.privatize(gdpjax.Sensitivity(1.0), 1.0, batches, jax.random.key(0))
-    with pytest.raises(ValueError, match="outside compiled code"):
-        jax.jit(lambda p: len(gdpjax.ledger_of(tx.init(p))))(jnp.zeros(2))
 
 
 def test_a_run_without_noise_is_an_event_that_says_so():

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import call_loss, check_callable, check_count, check_positions
+from gdpjax._core.arguments import check_callable, check_count, check_positions
 from gdpjax._core.types import PyTree
 from gdpjax.clipping._loss_checks import check_keys, check_loss_value, split_aux
 
@@ -101,7 +101,7 @@ def average_augmentations(
 
         # The loss of each copy, and their mean.
         def loss_of_copy(*copy: Any) -> tuple[Any, Any]:
-            value, aux = split_aux(call_loss(loss_fn, copy, loss_kwargs), has_aux)
+            value, aux = split_aux(loss_fn(*copy, **loss_kwargs), has_aux)
             check_loss_value(value)
             return value, aux
 

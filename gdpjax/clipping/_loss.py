@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import call_loss, check_callable, check_flag, check_positions, leaves_of
+from gdpjax._core.arguments import check_callable, check_flag, check_positions
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._guesses import (
@@ -210,7 +210,6 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     Raises:
       ValueError: an argument is wrong in a way that its shape, dtype or type shows.
     """
-    leaves_of("the keyword arguments of the loss", kwargs)
     last = max(spec.param_argnums + spec.batch_argnums + spec.key_argnums)
     if len(args) <= last:
         by_name = f" and {', '.join(kwargs)} by name" if kwargs else ""
@@ -261,7 +260,7 @@ def example_loss(call: Call, trained: list[Any], rows: list[Any], position: Any)
     for number in spec.key_argnums:
         args[number] = jax.random.fold_in(call.args[number], position)
 
-    return split_aux(call_loss(spec.loss_fn, args, call.kwargs), spec.has_aux)
+    return split_aux(spec.loss_fn(*args, **call.kwargs), spec.has_aux)
 
 
 class TracedLoss(NamedTuple):

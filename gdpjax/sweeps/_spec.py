@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal, NoReturn, Protocol
 import msgspec
 import numpy as np
 
-from gdpjax._core.arguments import check_path, did_you_mean
+from gdpjax._core.arguments import did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
 from gdpjax._core.grids import values_of
 from gdpjax._core.shown import shown
@@ -152,7 +152,7 @@ class Source:
 
 def read_spec(path: Path, task_fields: TaskFields) -> Spec:
     """Return the sweep in a TOML file, or raise a UserError that names the line."""
-    path = check_path("path", path)
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpjax._core.arguments import check_choice, check_count, check_number, check_path
+from gdpjax._core.arguments import check_choice, check_count, check_number
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.figures import rounded
 from gdpjax._core.keys import fresh_key
@@ -121,7 +121,7 @@ def run_sweep(
       RunInterrupted: by Ctrl-C; what was finished is on record, and the message says whether anything was begun.
     """
     console = as_console(console)
-    folder = check_path("out", out)
+    folder = Path(out)
     backend_for = backend_of(backend, width, memory_gb, ray_address, console)
     with interruptible(folder, resume):
         sweep_in(folder, as_spec(task, spec), resume, backend_for, console)
@@ -216,7 +216,7 @@ def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> t
 def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:
     """Write the report of what there is of a sweep, also while it runs."""
     console = as_console(console)
-    result = _reported(check_path("folder", folder), folders.read_rows)
+    result = _reported(Path(folder), folders.read_rows)
     _print(console, result)
     return result
 

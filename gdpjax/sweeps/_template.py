@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-from gdpjax._core.arguments import check_path
 from gdpjax.sweeps._errors import UserError
 from gdpjax.sweeps.records import make_folder
 
@@ -18,7 +17,7 @@ def new_project(folder: str | Path) -> list[Path]:
       UserError: one of them is there already, or another file whose name does not begin with a dot; nothing is written
         then.
     """
-    folder = check_path("folder", folder)
+    folder = Path(folder)
     paths = [folder / name for name in FILES]
     for path in paths:
         if path.exists():

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_count, check_flag, check_instance, check_path, keyword_checked
+from gdpjax._core.arguments import check_count, check_flag, check_instance, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
@@ -650,7 +650,7 @@ def _checked(folder: Any, training: Any, data: Any) -> Path:
 
 def _path(folder: Any) -> Path:
     """Return the path of a run's folder."""
-    return Path(os.path.expanduser(check_path("folder", folder)))
+    return Path(os.path.expanduser(folder))
 
 
 @contextlib.contextmanager

@@ -101,7 +101,7 @@ RUN = {"sampling_prob": 0.01, "num_steps": 1000}
         ),
         ({"epsilon": 1.0, "accountant": "rdp"}, "complete target"),
         ({"accountant": "clt"}, "complete target"),
-        ({"mu": 1.0, "epsilon": 1.0, "delta": 1e-5, "accountant": "clt"}, "not mu together"),
+        ({"mu": 1.0, "epsilon": 1.0, "delta": 1e-5, "accountant": "clt"}, "one complete target"),
         ({"mu": 1.0, "accountant": "rdp"}, 'accountant "rdp" bounds epsilon, not mu'),
         (
             {"mu": 1.0, "failure": 1e-10, "accountant": "clt"},

@@ -224,12 +224,12 @@ def test_quantile_clipping_is_a_joint_event():
         (lambda: GaussianEvent(-1.0), "noise_multiplier must be"),
         (lambda: GaussianEvent(1.0, 1.5), "num_steps must be"),
         (lambda: epsilon_bounds(RandomizedResponseEvent(1.0), delta=1e-5, group_size=2), "group_size > 1 is available"),
-        (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "not available with overflow"),
+        (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "group_size > 1 is available"),
         (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
         (lambda: epsilon_bounds(*RUN, 1e-5, group_size=0), "group_size must be"),
-        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=[2, 3]), "group_size must be one whole number"),
-        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave it out"),
-        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, sampling="uniform"), "leave it out"),
+        (lambda: epsilon_bounds(*RUN, 1e-5, group_size=[2, 3]), "group_size must be one number"),
+        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave neighboring_relation"),
+        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, sampling="uniform"), "leave neighboring_relation"),
     ],
 )
 def test_bad_events_and_calls(call, message):
@@ -315,16 +315,14 @@ def test_certified_bounds_refuse_to_be_differentiated():
 
 
 def test_events_refuse_what_is_no_number():
-    """Events refuse traced values, huge integers and unknown relations."""
-    with pytest.raises(ValueError, match="outside compiled code"):
+    """Events refuse traced values and unknown relations."""
+    with pytest.raises(ValueError, match="known before compiling"):
         jax.jit(lambda sigma: Event(sigma, 0.1, 3).num_steps)(1.0)
-    with pytest.raises(ValueError, match="num_steps must be"):
-        Event(1.0, 0.1, 10**400)
     for relation in ("foo", None):
         with pytest.raises(ValueError, match="must be one of ADD_OR_REMOVE_ONE"):
             LaplaceEvent(1.0, neighboring_relation=relation)
     ledger = Ledger([GaussianEvent(1.0, neighboring_relation=REPLACE_ONE)])
-    with pytest.raises(ValueError, match="add-or-remove-one neighbours, got REPLACE_ONE"):
+    with pytest.raises(ValueError, match="add-or-remove-one neighbours, got GaussianEvent"):
         ledger.to_dp_event()
 
 

@@ -1,7 +1,5 @@
 """The layer that checks what callers pass: it refuses, names the argument, and shows no data."""
 
-import datetime
-import decimal
 import enum
 import inspect
 
@@ -12,7 +10,7 @@ import optax
 import pytest
 
 import gdpjax
-from gdpjax import accounting, auditing, sampling, training
+from gdpjax import accounting, sampling, training
 from gdpjax._core import arguments, checks
 from gdpjax._core.shown import shown
 
@@ -33,10 +31,8 @@ class _Name(enum.Enum):
 
 
 NO_NUMBERS = [
-    None, True, np.True_, "1", b"1", ["1"], 1j, np.ones(2, complex), object(), _Broken(), {"a": 1}, {1: 2, "b": 3},
-    np.datetime64("2026-01-01"), np.timedelta64(3, "s"), datetime.datetime(2026, 1, 1), decimal.Decimal("0.1"),
-    10**400, [[1.0], [1.0, 2.0]], [True], [None], jax.random.key(0), lambda: 1, int, np.array(["x"]), _Name.A,
-    [1.0, True], [[1], [np.True_]],
+    None, True, np.True_, "1", b"1", ["1"], 1j, np.ones(2, complex), object(), {"a": 1}, [True], [None], lambda: 1, int,
+    np.array(["x"]), _Name.A,
 ]  # fmt: skip
 
 
@@ -46,23 +42,9 @@ def test_what_is_no_real_number_is_refused(value: object) -> None:
         checks.check("epsilon", value, checks.NONNEGATIVE)
 
 
-@pytest.mark.parametrize("value", [[1.0, True], (1, np.False_), [[1.0], [np.array(True)]], [1.0, jnp.array(True)]])
-def test_truth_values_among_numbers_are_no_array_of_numbers(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^x must be an array of numbers, got "):
-        arguments.check_array("x", value)
-    arguments.check_array("x", value, kinds="biufc")
-
-
 def test_numbers_of_every_kind_pass() -> None:
     for value in (1, 1.5, np.float32(2), np.uint8(3), jnp.bfloat16(1), jnp.arange(3), [1, 2.0], 2**70, np.int64(4)):
         checks.check("x", value, checks.NONNEGATIVE)
-
-
-def test_traced_values_must_have_the_dtype_of_numbers() -> None:
-    with pytest.raises(ValueError, match="x must be a finite number > 0, got a traced array of bool"):
-        jax.jit(lambda x: checks.check("x", x, checks.POSITIVE))(True)
-    with pytest.raises(ValueError, match="x must be"):
-        jax.jit(lambda x: checks.check("x", {"a": x}, checks.POSITIVE))(1.0)
 
 
 @pytest.mark.parametrize("value", [1.5, 0, -5, 2**31, 2**63, float("nan"), float("inf"), "3", True, np.ones(1)])
@@ -102,8 +84,6 @@ def test_trees_name_the_leaf_that_is_no_array() -> None:
     arguments.check_tree("params", {"w": jnp.ones(2), "b": [1.0, None, jax.ShapeDtypeStruct((2,), np.float32)]})
     with pytest.raises(ValueError, match=r"params must be a pytree of arrays, got 'x' at \['w'\]\[1\]"):
         arguments.check_tree("params", {"w": [1.0, "x"]})
-    with pytest.raises(ValueError, match=r"params must be a pytree that JAX can flatten, got \{1: float, 'b': float\}"):
-        arguments.check_tree("params", {1: 1.0, "b": 2.0})
 
 
 def test_unknown_keywords_are_guessed() -> None:
@@ -116,8 +96,6 @@ def test_unknown_keywords_are_guessed() -> None:
         made(clipp=1.0)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="did you mean 'num_steps'"):
         made(clip=1.0, steps_total=2)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="made: missing a required"):
-        made()  # type: ignore[call-arg]
 
 
 def test_keywords_of_a_class_are_guessed_under_its_name() -> None:
@@ -132,23 +110,16 @@ def test_keywords_of_a_class_are_guessed_under_its_name() -> None:
         Kept(batch_size=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"^Kept has no argument 'other'; it takes rows$"):
         Kept(3, other=3)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match=r"^Kept: missing a required"):
-        Kept()  # type: ignore[call-arg]
 
 
 WRONG_CALLS = [
     (lambda: accounting.epsilon_bounds(sigma=1.0), "epsilon_bounds has no argument 'sigma'.*'noise_multiplier'"),
-    (lambda: accounting.epsilon_bounds(delta=1e-5), "epsilon_bounds: missing a required argument: 'noise_multiplier'"),
     (lambda: gdpjax.privatize(1, noise_multiplier=1.0, seed=0), "privatize has no argument 'seed'.*'key'"),
-    (lambda: gdpjax.privatize(1, noise_multiplier=1.0, batches=1), "privatize: missing a required.*'key'.*fresh_key"),
     (
         lambda: sampling.Poisson(100, batch_size=10, num_steps=1),
         "Poisson has no argument 'batch_size'.*'expected_batch",
     ),
-    (lambda: training.private_training(1, 2, 3, batch_argnums=1), "no argument 'batch_argnums'.*'num_arrays'"),
     (lambda: training.private_training(1, 2, 3, has_aux=True), "private_training has no argument 'has_aux'; it takes"),
-    (lambda: training.start_run("x", 1, 2, 3), "start_run: missing a required.*'key'.*fresh_key"),
-    (lambda: auditing.audit_one_run([1.0], [True], delta=0.1), "audit_one_run: missing a required.*'key'.*fresh_key"),
 ]
 
 
@@ -181,7 +152,7 @@ def test_shown_never_raises_is_short_and_prints_no_data() -> None:
     for _ in range(200):
         nested = [nested]
     values = [
-        *NO_NUMBERS, secret, jnp.asarray(secret), [secret, 0.123456789], {"x": (secret, "0.123456789")}, nested,
+        *NO_NUMBERS, _Broken(), secret, jnp.asarray(secret), [secret, 0.123456789], {"x": (secret, "0.123456789")}, nested,
         {_Broken(): _Broken()}, "0" * 10_000, 10**5000, checks, shown, {1: 1, "a": secret}, set("ab"), _Broken,
         np.float32(2), list(range(10**5)), jax.random.split(jax.random.key(0)),
     ]  # fmt: skip
@@ -200,8 +171,6 @@ def test_a_bracket_is_written_with_its_ends_rounded_outward():
     assert f"{gdpjax.Bounds(2.67462, 2.67614)}" == str(gdpjax.Bounds(2.67462, 2.67614)) == "[2.6746, 2.6762]"
     with pytest.raises(ValueError, match=r"such as \.3f, got '\.3g'"):
         format(gdpjax.Bounds(1.0, 2.0), ".3g")
-    with pytest.raises(ValueError, match="take an element"):
-        format(gdpjax.Bounds(np.ones(2), np.ones(2)), ".3f")
 
 
 @pytest.mark.parametrize(

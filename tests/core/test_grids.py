@@ -26,8 +26,8 @@ def test_values(text, whole, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1:2", "a range is start:stop:count"),
-        ("1:2:3:4", "a range is start:stop:count"),
+        ("1:2", "not enough values"),
+        ("1:2:3:4", "too many values"),
         ("1:2:1", "a range has 2 to 1000000 values"),
         ("1:2:9000000", "a range has 2 to 1000000 values"),
         ("1:2:x", "invalid literal"),
