@@ -84,9 +84,6 @@ def average_augmentations(
         )
 
     def mean_loss(*args: Any, **loss_kwargs: Any) -> Any:
-        if len(args) <= max(mapped_argnums):
-            raise ValueError(f"expected at least {max(mapped_argnums) + 1} positional arguments, got {len(args)}")
-
         # Augmented arguments have an axis of copies, and a key gives one key to each copy.
         copies = list(args)
         axes: list[int | None] = [None] * len(args)
@@ -114,10 +111,7 @@ def average_augmentations(
 
 def _check_copies(number: int, argument: PyTree, multiplicity: int) -> None:
     """Refuse an augmented argument without a leading axis of copies."""
-    leaves = jax.tree_util.tree_flatten_with_path(argument)[0]
-    if not leaves:
-        raise ValueError(f"argument {number} is augmented but holds no arrays")
-    for path, leaf in leaves:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
         if jnp.shape(leaf)[:1] != (multiplicity,):
             raise ValueError(
                 f"argument {number}{jax.tree_util.keystr(path)} of one example must have a leading axis of "

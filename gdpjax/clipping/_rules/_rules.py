@@ -102,8 +102,6 @@ class PerGroup(AbstractClipRule):
     l2_clip_norms: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.l2_clip_norms, Mapping) or not self.l2_clip_norms:
-            raise ValueError(f"l2_clip_norms must map group names to bounds, got {shown(self.l2_clip_norms)}")
         object.__setattr__(self, "l2_clip_norms", dict(self.l2_clip_norms))
         for name, bound in self.l2_clip_norms.items():
             check_scalar(f"l2_clip_norms[{name!r}]", bound, CLIP_NORM)
@@ -212,11 +210,6 @@ def as_rule(clip: Any) -> AbstractClipRule:
         rule = own_copy(clip)
         check_scalar(f"the l2_norm_bound of the clipping rule {rule.rule_name}", rule.l2_norm_bound, POSITIVE)
         return rule
-    if clip is None or isinstance(clip, (str, bytes, dict, list, tuple)) or callable(clip):
-        raise ValueError(
-            "clip must be a positive l2 clip norm or a rule such as Flat(1.0); for a norm of each group of parameters "
-            f"PerGroup(groups_of, l2_clip_norms); got {shown(clip)}"
-        )
     return own_copy(Flat(clip))
 
 
