@@ -52,12 +52,12 @@ def check_count(name: str, value: Any, *, least: int = 1, most: int = MOST_INDEX
 
 
 def check_expected_batch_size(value: Any, num_examples: int) -> float:
-    """Return the mean number of examples of a batch, at least 1; ValueError for a share of them."""
+    """Return the mean number of examples of a batch, from 1 to all of them; ValueError for a share of them."""
     size = check_number("expected_batch_size", value, POSITIVE)
-    if size < 1:
+    if not 1 <= size <= num_examples:
         raise ValueError(
-            f"expected_batch_size must be a number of examples, at least 1, got {size:g}; is that the sampling "
-            f"probability? Of {num_examples} examples it is a batch of {size * num_examples:g}"
+            f"expected_batch_size must be a number of examples, from 1 to num_examples={num_examples}, got {size:g}; of "
+            f"a sampling probability give {size:g} * num_examples = {size * num_examples:g}"
         )
     return size
 

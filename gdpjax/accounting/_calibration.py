@@ -236,6 +236,8 @@ def _checked_target(
 
 def _checked_attack_target(attack: _AttackTarget) -> _CheckedTarget:
     """Return the target of an attack: a delta at some epsilon, or a true positive rate at a false positive rate."""
+    if is_traced(attack):
+        raise ValueError("a target in terms of an attack must be numbers known before compiling")
     names = set(attack.names())
     if names == {"advantage"}:
         # The advantage is delta(0).

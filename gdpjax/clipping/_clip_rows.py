@@ -96,9 +96,10 @@ def _check_rows(grads: PyTree, params: PyTree | None) -> int:
             f"clip_and_sum takes per-example gradients: every leaf needs the same leading batch axis, got {sizes}"
         )
     if params is not None:
-        expected = jax.tree.map(jnp.shape, params)
-        shapes = jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], grads)
-        if shapes != expected:
+        is_like_params = jax.tree.structure(grads) == jax.tree.structure(params)
+        expected = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+        shapes = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(grads)]
+        if not is_like_params or shapes != expected:
             raise ValueError(
                 "the per-example gradients must be a tree like the parameters, each leaf with a batch axis before its "
                 f"parameter's shape; expected {expected}, got {shapes} behind the batch axis"
