@@ -56,8 +56,8 @@ def check_expected_batch_size(value: Any, num_examples: int) -> float:
     size = check_number("expected_batch_size", value, POSITIVE)
     if not 1 <= size <= num_examples:
         raise ValueError(
-            f"expected_batch_size must be a number of examples, from 1 to num_examples={num_examples}, got {size:g}; of "
-            f"a sampling probability give {size:g} * num_examples = {size * num_examples:g}"
+            f"expected_batch_size must be a number of examples, from 1 to num_examples={num_examples}, got {size:g}; "
+            f"of a sampling probability give {size:g} * num_examples = {size * num_examples:g}"
         )
     return size
 

@@ -63,12 +63,11 @@ def check_guesses(num_correct: Any, num_guesses: Any, num_canaries: Any) -> tupl
     correct = counts["num_correct"]
     guesses = counts["num_guesses"]
     canaries = counts["num_canaries"]
-    if guesses.ndim or canaries.ndim:
-        raise ValueError("num_guesses and num_canaries must be one number each: they are fixed before the run")
-    if not (guesses >= 1 and guesses <= canaries and (correct <= guesses).all()):
+    is_fixed = guesses.ndim == canaries.ndim == 0
+    if not (is_fixed and 1 <= guesses <= canaries and (correct <= guesses).all()):
         raise ValueError(
-            "expected num_correct <= num_guesses <= num_canaries and num_guesses >= 1, "
-            f"got {num_correct}, {num_guesses} and {num_canaries}"
+            "expected num_correct <= num_guesses <= num_canaries and num_guesses >= 1, the last two of them one number "
+            f"each, got {num_correct}, {num_guesses} and {num_canaries}"
         )
     return correct, int(guesses), int(canaries)
 

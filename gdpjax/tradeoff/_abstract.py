@@ -30,11 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core import xla
-from gdpjax._core.arguments import check_array, check_keywords
+from gdpjax._core.arguments import check_array, check_instance, check_keywords
 from gdpjax._core.checks import UNIT, Domain, check, is_traced
 from gdpjax._core.precision import as_float64, in_float64
 from gdpjax._core.roots import bisect, middle
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 
 _NUM_BISECTIONS = 64
@@ -180,21 +179,8 @@ def check_curve(name: str, value: Any) -> Curve:
     if isinstance(value, Curve):
         return value
     curve = getattr(value, "exact", value)
-    if not isinstance(curve, Curve) and _is_certified(value):
-        raise ValueError(
-            f"{name} must be a trade-off curve known exactly, such as Gaussian(1.0); a certified curve brackets one, "
-            "and answers by methods of its own: curve.advantage(), curve.tpr(alpha), curve.bayes_success(prior), "
-            "curve.epsilon(delta), curve.delta(epsilon), curve.tradeoff(alpha), curve.mu()"
-        )
-    if not isinstance(curve, Curve):
-        raise ValueError(f"{name} must be a trade-off curve such as Gaussian(1.0), got {shown(value)}")
-    return curve
-
-
-def _is_certified(value: Any) -> bool:
-    """Tell whether ``value`` answers like a `CertifiedCurve`, a class that stands above this module."""
-    questions = ("advantage", "bayes_success", "tpr", "tradeoff")
-    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in questions)
+    hint = "known exactly, such as Gaussian(1.0); a certified curve has methods of its own, such as curve.tpr(alpha)"
+    return check_instance(name, curve, Curve, hint)
 
 
 def check_symmetric(name: str, curve: Curve, what: str) -> Curve:

@@ -137,8 +137,6 @@ class CertifiedCurve(abc.ABC):
         0.6209 1.0000
         """
         check("prior", prior, UNIT)
-        if is_traced(prior):
-            raise ValueError("bayes_success is computed outside compiled code: prior must be a number")
         prior = np.asarray(prior, np.float64)
         # If the prior is below 1e-16, the larger part is rounded to 1. If it is above 1/2, the smaller part is exact.
         larger = np.maximum(prior, 1.0 - prior)

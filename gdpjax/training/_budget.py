@@ -365,10 +365,7 @@ def _terms_of(path: Path) -> Rest:
     content = msgspec.to_builtins(file)
     if content.pop("sha256") != _checksum(content):
         raise DocumentError(str(path), "the checksum is not that of this budget", "sha256")
-    try:
-        spent = Ledger.from_json(json.dumps(file.spent))
-    except ValueError as error:
-        raise DocumentError(str(path), str(error), "spent") from error
+    spent = Ledger.from_json(json.dumps(file.spent))
     return Rest(file.epsilon, file.delta, file.unit, file.neighboring_relation, spent)
 
 

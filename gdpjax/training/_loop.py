@@ -441,13 +441,7 @@ class _Compiled:
         # Zeros that are made inside another program are traced, even if no argument is.
         if self._at_once is not None and not is_traced((state, args, jnp.zeros(()))):
             function = self._at_once
-        try:
-            return function(state, *args, **kwargs)
-        except (TypeError, ValueError):
-            # Explain an argument that could not have been compiled for.
-            check_tree("state", state)
-            check_tree("the data or the batch", (args, kwargs))
-            raise
+        return function(state, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_compiled"), name)
