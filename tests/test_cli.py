@@ -273,7 +273,7 @@ RUN = ["--sampling-prob", ".1", "--num-steps", "10", "--delta", "1e-5"]
         (["account", "--noise-multiplier", "-inf", *RUN], "noise_multiplier must be a finite number > 0, got -inf"),
         (["convert", "--mu", "-.5"], "--mu must be a finite number >= 0, got -0.5"),
         (["audit", "scores.csv", "--seed", "1.5"], "--seed: invalid int value: '1.5'"),
-        (["calibrate", "--epsilon", "2", "--mu", "1", *RUN], "either mu or both epsilon and delta"),
+        (["calibrate", "--epsilon", "2", "--mu", "1", *RUN], "both epsilon and delta, or mu"),
         (["calibrate", *RUN, "--accountant", "rdp"], "complete target"),
         (["convert", "--mu", "-1"], "--mu must be a finite number >= 0, got -1"),
         (["convert", "--mu", "1", "--rho", "1"], "give one of --mu and --rho"),

@@ -461,7 +461,9 @@ def test_the_command(capsys, tmp_path):
     assert "nothing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "message"), [("no_folder/card.html", "there is no folder"), (".", "is a folder")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("no_folder/card.html", "in a folder that exists"), (".", "give the name of a file")]
+)
 def test_a_card_that_cannot_be_written_is_not_computed(capsys, monkeypatch, tmp_path, name, message):
     """The command refuses the place before the work."""
     monkeypatch.setattr("gdpjax.cli._report_card.report", lambda *runs, **options: pytest.fail("computed"))

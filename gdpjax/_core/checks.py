@@ -146,10 +146,9 @@ def check(name: str, value: Any, domain: Domain) -> None:
 
 
 def known(name: str, value: Any, domain: Domain) -> np.ndarray:
-    """Return the numbers at which a certified curve is asked as float64; ValueError for others.
-
-    They are known before compiling: JAX refuses to make NumPy arrays of traced ones.
-    """
+    """Return the numbers at which a certified curve is asked as float64; ValueError for others, and for traced ones."""
+    if is_traced(value):
+        raise ValueError(f"{name} must be known before compiling: this is computed outside compiled code")
     check(name, value, domain)
     return np.asarray(value, np.float64)
 

@@ -79,7 +79,7 @@ def as_key(key: Any) -> Array:
         if key.dtype == jnp.uint32 and key.shape == (2,):
             return jax.random.wrap_key_data(jnp.asarray(key), impl=_THREEFRY)
     raise ValueError(
-        f"key must be one PRNG key such as gdpjax.fresh_key() or jax.random.key(0), got {shown(key)}; of raw data of "
+        f"key must be a PRNG key such as gdpjax.fresh_key(), and one PRNG key only, got {shown(key)}; of raw data of "
         "another implementation than threefry2x32 make one by jax.random.wrap_key_data(data, impl=...)"
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from gdpjax._core import xla
 from gdpjax._core.arguments import check_choice
-from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced
+from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced, known
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
 from gdpjax.accounting import _correlated, _truncated
@@ -147,8 +147,7 @@ def _rdp_of_steps(steps: np.ndarray, orders: np.ndarray) -> np.ndarray:
 
 def _epsilon_of_ledger(run: Ledger | AnyEvent, delta: Array, conversion: str) -> np.ndarray:
     """The epsilon of a Ledger, at deltas of any shape."""
-    check("delta", delta, DELTA)
-    delta = np.asarray(delta, np.float64)
+    delta = known("delta", delta, DELTA)
     run = _correlated.from_above(run)
     bound = _epsilon_of_events(events_of(run), delta, conversion)
     if _truncated.has_truncated(run) and delta.size:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core.arguments import check_array
-from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, WHOLE, check, check_scalar
+from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, WHOLE, check_scalar, known
 
 STANDING = "empirical lower"
 
@@ -26,8 +26,7 @@ def check_counts(**counts: Any) -> dict[str, np.ndarray]:
     """Return whole numbers >= 0 as int64 arrays; ValueError for anything else, tracers included."""
     checked = {}
     for name, value in counts.items():
-        check(name, value, WHOLE)
-        checked[name] = np.asarray(value).astype(np.int64)
+        checked[name] = known(name, value, WHOLE).astype(np.int64)
     return checked
 
 

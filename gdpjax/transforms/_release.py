@@ -77,8 +77,12 @@ def release_of(
     announced: bool = False,
 ) -> Release:
     """Return what a step adds and records; ValueError where batches, noise and relation do not go together."""
-    hint = "such as gdpjax.sampling.Poisson, or gdpjax.sampling.PoissonNumbers of batches that are drawn elsewhere"
-    check_instance("batches", batches, AbstractBatches, hint)
+    if not isinstance(batches, AbstractBatches):
+        raise ValueError(
+            "batches must be a sampling scheme, such as gdpjax.sampling.Poisson(num_examples=60_000, "
+            "expected_batch_size=256, num_steps=3516), or gdpjax.sampling.PoissonNumbers(sampling_prob, "
+            f"expected_batch_size) of batches that are drawn elsewhere; got {shown(batches)}"
+        )
     check_instance("noise", noise, IndependentGaussian | AbstractNoiseStrategy, "such as gdpjax.correlated.bisr(16)")
     strategy = promise = None
     sensitivity = 1.0

@@ -293,7 +293,7 @@ def test_the_ledger_of_a_loop():
         (lambda: jax.jit(lambda delta: epsilon_bounds(RUN, delta=delta))(1e-5), "outside compiled code"),
         (lambda: epsilon_bounds(RUN, delta=2.0), "delta"),
         (lambda: Ledger([RUN]).to_opacus_history(), "got AllocationEvent"),
-        (lambda: AllocationEvent(1.0, 5, num_selected=6), "num_selected must be at most"),
+        (lambda: AllocationEvent(1.0, 5, num_selected=6), "num_selected must be .* at most 5"),
         (lambda: AllocationEvent(1.0, 5, missing_steps=5), "missing_steps"),
         (lambda: AllocationEvent(1.0, 5, missing_steps=1.5), "missing_steps"),
         (lambda: AllocationEvent(1.0, 5, bins="poisson"), "bins"),

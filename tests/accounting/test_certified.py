@@ -89,9 +89,9 @@ def test_overflow_in_mu():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: epsilon_bounds(ledger(), 1e-5), "as a keyword"),
-        (lambda: epsilon_bounds(ledger()), "delta is missing"),
-        (lambda: delta_bounds(ledger(), 0.1, 3, 0.5), "as a keyword"),
+        (lambda: epsilon_bounds(ledger(), 1e-5), "of a Ledger the arguments are"),
+        (lambda: epsilon_bounds(ledger()), "of a Ledger the arguments are"),
+        (lambda: delta_bounds(ledger(), 0.1, 3, 0.5), "of a Ledger the arguments are"),
         (lambda: epsilon_bounds(1.0, 0.1), "missing num_steps, delta"),
         (lambda: epsilon_bounds(*RUN, 1e-5, sampling="shuffle"), "sampling must be one of"),
         (

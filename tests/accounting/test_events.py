@@ -228,7 +228,10 @@ def test_quantile_clipping_is_a_joint_event():
         (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
         (lambda: epsilon_bounds(*RUN, 1e-5, group_size=0), "group_size must be"),
         (lambda: epsilon_bounds(*RUN, 1e-5, group_size=[2, 3]), "group_size must be one number"),
-        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave neighboring_relation"),
+        (
+            lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE),
+            "leave neighboring_relation",
+        ),
         (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, sampling="uniform"), "leave neighboring_relation"),
     ],
 )

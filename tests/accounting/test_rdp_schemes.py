@@ -10,7 +10,6 @@ from scipy.special import logsumexp
 
 from gdpjax import Event, Ledger
 from gdpjax.accounting import (
-    clt_epsilon,
     epsilon_bounds,
     moments_accountant_epsilon,
     rdp_epsilon,
@@ -220,15 +219,15 @@ def test_refusals():
     event = Event(1.0, 0.1, 5)
     with pytest.raises(ValueError, match="outside compiled code"):
         jax.jit(lambda d: moments_accountant_epsilon(event, delta=d))(1e-5)
-    with pytest.raises(ValueError, match="delta is missing"):
+    with pytest.raises(ValueError, match="of a Ledger the arguments are"):
         moments_accountant_epsilon(event)
-    with pytest.raises(ValueError, match="give delta as a keyword"):
+    with pytest.raises(ValueError, match="of a Ledger the arguments are"):
         moments_accountant_epsilon(event, 0.1, delta=1e-5)
     with pytest.raises(ValueError, match="missing num_steps, delta"):
         moments_accountant_epsilon(1.0, 0.1)
     with pytest.raises(ValueError, match="delta must be"):
         moments_accountant_epsilon(event, delta=0.0)
-    with pytest.raises(ValueError, match="expected sampling to be that of the events"):
+    with pytest.raises(ValueError, match="leave neighboring_relation and sampling out"):
         moments_accountant_epsilon(event, delta=1e-5, sampling="uniform")
 
 
@@ -236,17 +235,3 @@ def test_refusals():
 def test_noise_that_is_next_to_nothing_gives_no_nan(noise_multiplier):
     event = TruncatedPoissonEvent(noise_multiplier, 1.0, 1, max_examples=2, capacity=1)
     assert (rdp_of(event, orders=[2.0, 512.0, 1024.0]) > 1e60).all()
-
-
-def test_masked_elements_are_refused():
-    noise = np.ma.masked_array([1.0, 2.0], mask=[False, True])
-    for call in (
-        lambda: moments_accountant_epsilon(noise, 0.1, 5, 1e-5),
-        lambda: epsilon_bounds(noise, 0.1, 5, 1e-5),
-        lambda: rdp_subsampled_gaussian(noise, 0.1, 2.0),
-        lambda: clt_epsilon(noise, 0.1, 5, 1e-5),
-    ):
-        with pytest.raises(ValueError, match=r"noise_multiplier must be .*got an array with masked elements"):
-            call()
-    whole = np.ma.masked_array([1.0, 2.0], mask=[False, False])
-    np.testing.assert_array_equal(clt_epsilon(whole, 0.1, 5, 1e-5), clt_epsilon([1.0, 2.0], 0.1, 5, 1e-5))

@@ -189,7 +189,7 @@ def test_a_bad_copy_removes_its_example():
         ({}, "each once"),
         ({"augmented_argnums": 1, "key_argnums": 1}, "each once"),
         ({"augmented_argnums": (1, 1)}, "each once"),
-        ({"augmented_argnums": -1}, "argument numbers >= 0"),
+        ({"augmented_argnums": -1}, "a whole number >= 0"),
         ({"augmented_argnums": 1, "multiplicity": 0}, "multiplicity must be"),
         ({"augmented_argnums": 1, "multiplicity": 2.5}, "multiplicity must be"),
         ({"augmented_argnums": 1, "multiplicity": None}, "multiplicity must be"),
@@ -219,10 +219,6 @@ def test_shapes_without_the_axis_of_copies_are_refused():
         gdpjax.clipped_grad(averaged, 1.0, batch_argnums=(1, 2), keep_batch_dim=True)(PARAMS, X, Y)
     with pytest.raises(ValueError, match=r"argument 2 of one example .* got shape \(\)"):
         both_augmented(PARAMS, X[0], Y[0])
-    with pytest.raises(ValueError, match="holds no arrays"):
-        averaged(PARAMS, {}, Y[0])
-    with pytest.raises(ValueError, match="expected at least 2 positional"):
-        averaged(PARAMS, x=X[0], y=Y[0])
     with pytest.raises(ValueError, match=r"loss_fn takes \(params, x, y\), but it is given 2 positional arguments"):
         averaged(PARAMS, X[0])
 

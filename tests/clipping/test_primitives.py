@@ -106,7 +106,7 @@ class Product(AbstractPrimitive):
     [
         (
             lambda x, s: Outer(s, x, (("l", 0), ("r", 0))),
-            r"one for a weight \[4, 5\]: see its axes",
+            r"for one of \(4, 5\): see the axes",
         ),
         (
             lambda x, s: Outer(x, s, (("l", 0), ("l", 1))),
@@ -114,11 +114,11 @@ class Product(AbstractPrimitive):
         ),
         (
             lambda x, s: Outer(x[0], s[0], (("l", 0), ("r", 0))),
-            r"left \[5\] and right \[4\], not \[T, ",
+            "for one of None",
         ),
         (
             lambda x, s: Full(jnp.einsum("td,tp->pd", x, s)),
-            r"one for a weight \[4, 5\]: see its axes",
+            r"for one of \(4, 5\): see the axes",
         ),
         (lambda x, s: (x, s), r"got \("),
     ],

@@ -616,13 +616,6 @@ def test_batch_norm_of_linen_takes_the_mean_of_one(keep_batch_dim):
         traced(fine, params=variables["params"], keep_batch_dim=keep_batch_dim)
 
 
-def test_explain_says_that_a_batch_of_one_argument_is_no_tuple():
-    """The note says how to call it."""
-    with pytest.raises(TypeError, match="tuple") as caught:
-        gdpjax.explain(lambda w, x: w @ x, W, (X,))
-    assert any("explain(loss_fn, params, rows)" in note for note in caught.value.__notes__)
-
-
 def test_messages_name_the_function_in_few_words():
     """A repr does not print the whole configuration."""
     grad_fn = gdpjax.clipped_grad(squared, 1.0, batch_argnums=(1, 2))
@@ -638,7 +631,7 @@ def test_messages_name_the_function_in_few_words():
 
 def test_a_model_of_equinox_is_to_be_partitioned():
     """A Python number among the parameters is no array."""
-    with pytest.raises(ValueError, match=r"Python float.*equinox\.partition"):
+    with pytest.raises(ValueError, match=r"not an array but float.*equinox\.partition"):
         gdpjax.clipped_grad(lambda p, x: jnp.sum(x), 1.0)({"w": W, "rate": 0.5}, X)
 
 

@@ -142,7 +142,7 @@ def test_a_loss_that_returns_a_tuple_is_told_to_return_the_loss_alone() -> None:
     )
     loop = training.private_training(plan, lambda w, x: ((w * x).sum(), x), optax.sgd(0.1), num_arrays=1)
     state = loop.init(np.ones(2, np.float32), gdpjax.fresh_key())
-    with pytest.raises(ValueError, match="loss_fn returned a tuple: return the loss alone"):
+    with pytest.raises(ValueError, match="only gdpjax.clipped_grad with has_aux=True takes"):
         loop.step(state, loop.place(np.ones((8, 2), np.float32)))
 
 

@@ -62,11 +62,9 @@ def test_batches_of_either_side_are_checked():
         (np.array([3, 4, 5]), np.array([1, 0, 1])),
         (np.array([3, 4, 5]), [False, False]),
         (np.array([3, 4, 5]), np.array([True, False, True])),
-        ([3, 4], np.ma.array([False, True], mask=[False, True])),
-        np.ma.array([3, 4], mask=[False, True]),
         (np.array([3, 4, 5]), np.zeros((3, 3), bool)),
     ],
-    ids=["labels", "another length", "labels of two kinds", "a masked mask", "masked numbers", "images"],
+    ids=["labels", "another length", "labels of two kinds", "images"],
 )
 def test_a_pair_without_a_mask_of_padding_is_refused(batch):
     """With (numbers, labels) every example whose label is not zero would stay unchecked."""
@@ -96,8 +94,6 @@ def test_it_is_the_definition(batches, most, separation):
 def test_what_is_no_batch_is_refused(batch):
     with pytest.raises(ValueError, match="whole numbers"):
         list(check_batches([batch], MinSep(1, 1), 3))
-    with pytest.raises(ValueError, match="batches must be what a loader gives"):
-        list(check_batches(np.timedelta64(3, "s"), MinSep(1, 1), 3))
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_users_are_fields_or_the_folders_nearest_the_top(tmp_path):
         (b'{"text": "SECRET", "user": 1.5}', 'line 1: "user" must be a string or a whole number, got float'),
         (b'{"text": "SECRET", "user": true}', 'line 1: "user" must be a string or a whole number, got bool'),
         (b'{"text": "SECRET", "user": "a"}\n{"text": "y"}', "1 of 2 documents name a user"),
-        (b'{"text": "SECRET \\ud800"}', "half of a surrogate pair"),
+        (b'{"text": "SECRET \\ud800"}', "expected JSON text"),
         (b'{"text": "SECRET \xff"}', "is not UTF-8"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_larger_sensitivity_of_discrete_laplace_noise_is_bounded_from_above():
 
 
 def test_a_traced_parameter_has_no_event():
-    with pytest.raises(ValueError, match="an event is made outside compiled code"):
+    with pytest.raises(ValueError, match="known before compiling"):
         jax.jit(lambda noise: GaussianMechanism(noise).event().noise_multiplier)(2.0)
 
 

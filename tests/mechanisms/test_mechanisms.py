@@ -461,7 +461,7 @@ def test_subsampling_sums_pytrees():
         (lambda: RandomizedResponse(1.0).estimate([1, 2, 3]), "2 entries in its last axis"),
         (lambda: RandomizedResponse(1.0).estimate([0, 0]), "at least one answer"),
         (lambda: GaussianMechanism([1.0, 2.0]).sample(jax.random.key(0), jnp.ones(2), 1.0), "must be one number"),
-        (lambda: PoissonSubsampled(RandomizedResponse(1.0), 0.5), "mechanism must add noise"),
+        (lambda: PoissonSubsampled(RandomizedResponse(1.0), 0.5), "mechanism must be an Additive"),
         (lambda: PoissonSubsampled(GaussianMechanism(1.0), 1.5), "sampling_prob must be"),
         (lambda: PoissonSubsampled(GaussianMechanism(1.0), 0.5).tradeoff("both"), "direction must be"),
         (lambda: PoissonSubsampled(GaussianMechanism(1.0), 0.5).sample(jax.random.key(0), 1.0, 1.0), "leading axis"),

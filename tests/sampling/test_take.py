@@ -111,7 +111,6 @@ def test_a_batch_unpacks_and_stays_a_batch_in_compiled_code():
         (({"x": ROWS, "y": 1.0},), r"leading axes \[500, None\]"),
         ((np.zeros((1001, 3)),), "num_examples=1000 rows, and the data have 1001"),
         ((np.zeros((0, 3)),), "have 0"),
-        ((np.ma.array(np.zeros(3), mask=[True, False, False]),), "masked"),
         (({"x": ["a", "b"]},), r"array 0 of the data\['x'\]\[0\] must be an array"),
     ],
 )

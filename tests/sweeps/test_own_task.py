@@ -289,7 +289,9 @@ WRONG_MODELS = {
     "scores must return numbers by name": dict(scores=lambda params, x, y: jnp.mean(y)),
     "scores must return real numbers, got an array of float32[16]": dict(scores=lambda params, x, y: {"errors": y}),
     "a score needs a name of its own": dict(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
-    "must return a scalar for ONE example, got shape (1,)": dict(loss=lambda params, x, y: params @ x),
+    "must return a scalar for ONE example, a real floating-point number, got": dict(
+        loss=lambda params, x, y: params @ x
+    ),
     "loss failed: ZeroDivisionError": dict(loss=lambda params, x, y: 1 / 0),
     "two arrays of the parameters are called a/b/w": dict(
         init=lambda key: {"a": {"b": {"w": jnp.zeros(3)}}, "a/b": {"w": jnp.ones(3)}},

@@ -526,14 +526,6 @@ def test_traced_parameters_out_of_range_give_nan():
     assert np.isnan(jax.jit(lambda mu: Gaussian(mu)(0.2))(-1.0))
 
 
-def test_what_must_be_known_of_traced_points_is_refused():
-    """Whether points are symmetric, and where their inverse has its points, cannot be traced."""
-    with pytest.raises(ValueError, match="symmetric depends on its points, which are traced"):
-        jax.jit(lambda beta: subsample(PiecewiseLinear(SKEW.alpha, beta), 0.5)(0.2))(SKEW.beta)
-    with pytest.raises(ValueError, match="take it outside compiled code"):
-        jax.jit(lambda beta: inverse(PiecewiseLinear(SKEW.alpha, beta))(0.2))(SKEW.beta)
-
-
 @pytest.mark.parametrize("k", [np.timedelta64(3, "s"), True, 0, 2**53])
 def test_a_group_has_a_whole_number_of_people(k):
     with pytest.raises(ValueError, match="k must be"):

@@ -42,7 +42,6 @@ def test_little_noise_prefers_correlation_and_much_noise_sampling():
     [
         ({"batches": Poisson(10_000, 100, epochs=2)}, "batches follows from the number of bands"),
         ({"noise": bisr(4)}, "noise follows from the number of bands"),
-        ({"num_bands": []}, "a few whole numbers"),
         ({"num_bands": [0]}, "num_bands"),
         ({"num_bands": [200]}, "no number of bands"),
         ({"error": "median"}, "error"),

@@ -129,11 +129,6 @@ def test_rows_of_every_type_of_number_are_looked_at(dtype, value):
         TRAINING.place(x, sharding=NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data")))
 
 
-def test_masked_elements_are_refused():
-    with pytest.raises(ValueError, match="array 0 of the data must be an array of numbers, got one with masked"):
-        TRAINING.place(np.ma.array(np.ones(4096), mask=np.arange(4096) == 3))
-
-
 def test_parameters_do_not_change_with_the_array_that_they_came_from():
     """They are copied too."""
     weights = aligned_ones((64, 64))

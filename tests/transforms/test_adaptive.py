@@ -441,14 +441,14 @@ def test_arguments_that_leave_open_what_was_clipped_are_refused():
         (params, {}, "without a batch axis"),
         (params, {"norms": jnp.ones(5)}, "together"),
         (params, {"clipped_by": stated}, "together"),
-        (rows, {"clipped_by": stated, "norms": jnp.ones(5)}, "has shape"),
+        (rows, {"clipped_by": stated, "norms": jnp.ones(5)}, "a tree like the parameters"),
         (params, {"clipped_by": stated, "norms": jnp.ones((5, 2))}, r"floating \[B\]"),
         (params, {"clipped_by": stated, "norms": jnp.ones(())}, r"floating \[B\]"),
         (params, {"clipped_by": stated, "norms": jnp.ones(5, bool)}, r"floating \[B\]"),
         (params, {"clipped_by": 1.5, "norms": jnp.ones(5)}, "which has no .sensitivity"),
         ({"w": rows["w"], "b": jnp.ones(4)}, {}, "same leading batch axis"),
-        ({"w": jnp.ones((5, 3)), "b": rows["b"]}, {}, "batch axis followed by"),
-        ({"w": rows["w"]}, {}, "same structure"),
+        ({"w": jnp.ones((5, 3)), "b": rows["b"]}, {}, "a tree like the parameters"),
+        ({"w": rows["w"]}, {}, "a tree like the parameters"),
     ]
     for updates, extra, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -478,7 +478,6 @@ REFUSALS = {
     "clip norm out of range": (dict(l2_clip_norm_range=(2.0, 3.0)), r"within l2_clip_norm_range \[2.0, 3.0\]"),
     "reversed range": (dict(l2_clip_norm_range=(3.0, 1.0)), "smallest, largest"),
     "zero in range": (dict(l2_clip_norm_range=(0.0, 3.0)), "l2_clip_norm_range must be a number > 0"),
-    "one number": (dict(l2_clip_norm_range=3.0), "two static numbers"),
     "zero noise": (dict(noise_multiplier=0.0), "noise_multiplier must be"),
     "zero count noise": (dict(count_stddev=0.0), "count_stddev must be"),
     "noise that float32 takes for 0": (dict(noise_multiplier=5e-324), "noise_multiplier must be"),

@@ -235,7 +235,7 @@ def test_a_shared_key_under_vmap_is_refused():
         ({"num_steps": None}, "num_steps"),
         ({"participation": None}, "participation must be"),
         ({"participation": "single"}, "participation must be"),
-        ({"noise": "bisr"}, "noise must be gdpjax.IndependentGaussian"),
+        ({"noise": "bisr"}, "noise must be an IndependentGaussian"),
         ({"noise": gdpjax.IndependentGaussian()}, "only correlated noise is accounted for"),
         ({"batches": Poisson(100, 10, 20)}, "correlated noise goes with batches that promise how often"),
         ({"noise_multiplier": lambda step: 1.0 + step}, "one noise_multiplier"),

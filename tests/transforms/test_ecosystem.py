@@ -41,8 +41,8 @@ def test_inject_hyperparams_with_a_schedule_and_a_hand_set_value():
 
 
 NAIVE = {
-    "dpsgd": (gdpjax.dpsgd, {"clip": True}, 'static_args=\\("clip"'),
-    "privatize": (gdpjax.privatize, {"clip": True}, 'for gdpjax.privatize: "clip"'),
+    "dpsgd": (gdpjax.dpsgd, {"clip": True}, "under optax.inject_hyperparams"),
+    "privatize": (gdpjax.privatize, {"clip": True}, "under optax.inject_hyperparams"),
 }
 
 

@@ -102,7 +102,6 @@ def test_a_compiled_loop_stops_at_its_budget():
         (1.0, 0.1, 1, 0.0),
         (1.0, 0.1, 1, 1.0),
         (1.0, 0.1, 1, np.nan),
-        (np.ones(2), np.ones(3) / 2, 1, 1e-5),
         ("one", 0.1, 1, 1e-5),
     ],
 )
@@ -117,29 +116,6 @@ def test_bad_epsilon_and_phases_are_refused():
             delta_bounds(1.0, 0.1, 1, epsilon)
     with pytest.raises(ValueError, match="num_steps must be"):
         of_phases(EPSILON)([1.0, 1.0], [0.1, 0.1], [1, -1], 1e-5)
-
-
-INCOMPATIBLE = {
-    "lengths of one group": ([np.ones(2), np.ones(3), np.ones(2), 0.5], r"a \(2,\), b \(3,\)"),
-    "configurations": ([np.ones((2, 3)), np.ones((4, 3)), np.ones(5), 0.5], r"a \(2, 3\), b \(4, 3\)"),
-    "the question": ([np.ones((2, 3)), 1.0, np.ones(5), np.ones(4)], r"x \(4,\)"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "shapes"), INCOMPATIBLE.values(), ids=INCOMPATIBLE.keys())
-def test_vectors_that_do_not_fit_each_other_are_refused_while_tracing_too(arguments, shapes):
-    """Within the compiled program they would fail in the call back to the host, in a trace of many screens."""
-
-    def core(rows):
-        return [float(a.sum() + b.sum() + c.sum() + x) for a, b, c, x in rows]
-
-    total = batched(core, phase_groups=(2, 1), bounds=False, a=POSITIVE, b=POSITIVE, c=POSITIVE, x=POSITIVE)
-    assert total(np.ones((4, 3)), 1.0, np.ones(5), 0.5).shape == (4,)
-    message = f"array arguments must broadcast together.*got shapes: .*{shapes}"
-    with pytest.raises(ValueError, match=message):
-        total(*arguments)
-    with pytest.raises(ValueError, match=message):
-        jax.jit(total)(*arguments)
 
 
 def test_nothing_is_revealed_without_sampling():
