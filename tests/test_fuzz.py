@@ -1,4 +1,4 @@
-"""Every run makes some calls of `tests.fuzz`: arguments that nobody can have meant are refused, by name."""
+"""Every run makes some calls of `tests.fuzz`: arguments that nobody can have meant give no silent nonsense."""
 
 from tests import fuzz, fuzz_cases
 
@@ -10,10 +10,10 @@ def test_every_entry_point_has_a_case():
 
 
 def test_what_nobody_can_have_meant_is_refused():
-    """No argument that makes no sense is accepted, and hardly any ends in an error of another library."""
+    """No argument that makes no sense is accepted; the error may be that of another library."""
     findings = list(fuzz.fuzzed(seed=11, calls=2, hopeless_only=True))
     assert len(findings) > 300
     nonsense = [finding for finding in findings if finding.end == "nonsense"]
     assert not nonsense, nonsense
-    obscure = [finding for finding in findings if finding.end in ("obscure", "slow")]
-    assert len(obscure) < 0.01 * len(findings), obscure
+    slow = [finding for finding in findings if finding.end == "slow"]
+    assert not slow, slow

@@ -55,12 +55,12 @@ def check_expected_batch_size(value: Any, num_examples: int) -> float:
     """Return the mean number of examples of a batch, from 1 to all of them; ValueError for a share of them."""
     size = check_number("expected_batch_size", value, POSITIVE)
     if not 1 <= size <= num_examples:
-        guess = (
+        batch = (
             f"; is that the sampling probability? Of {num_examples} examples it is a batch of {size * num_examples:g}"
         )
         raise ValueError(
-            f"expected_batch_size must be a number of examples, at least 1 and at most num_examples={num_examples}, got "
-            f"{size:g}{guess if size < 1 else ''}"
+            f"expected_batch_size must be at least 1 and at most num_examples={num_examples}, got {size:g}"
+            f"{batch if size < 1 else ''}"
         )
     return size
 

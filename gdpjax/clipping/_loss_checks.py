@@ -109,8 +109,8 @@ def check_loss_value(value: Any) -> None:
     if not is_floating(value) or value.shape != ():
         raise ValueError(
             f"loss_fn must return a scalar for ONE example, a real floating-point number, got {shown(value)}; it "
-            "receives no batch axis, so do not average over one (keep_batch_dim=True gives it an axis of length 1, to be reduced), "
-            "and only gdpjax.clipped_grad with has_aux=True takes (loss, aux)"
+            "receives no batch axis, so do not average over one (keep_batch_dim=True gives it an axis of length 1, to "
+            "be reduced), and only gdpjax.clipped_grad with has_aux=True takes (loss, aux)"
         )
 
 

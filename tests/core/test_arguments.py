@@ -142,7 +142,7 @@ def test_a_loss_that_returns_a_tuple_is_told_to_return_the_loss_alone() -> None:
     )
     loop = training.private_training(plan, lambda w, x: ((w * x).sum(), x), optax.sgd(0.1), num_arrays=1)
     state = loop.init(np.ones(2, np.float32), gdpjax.fresh_key())
-    with pytest.raises(ValueError, match="only gdpjax.clipped_grad with has_aux=True takes"):
+    with pytest.raises(ValueError, match="with has_aux=True takes"):
         loop.step(state, loop.place(np.ones((8, 2), np.float32)))
 
 
@@ -152,8 +152,8 @@ def test_shown_never_raises_is_short_and_prints_no_data() -> None:
     for _ in range(200):
         nested = [nested]
     values = [
-        *NO_NUMBERS, _Broken(), secret, jnp.asarray(secret), [secret, 0.123456789], {"x": (secret, "0.123456789")}, nested,
-        {_Broken(): _Broken()}, "0" * 10_000, 10**5000, checks, shown, {1: 1, "a": secret}, set("ab"), _Broken,
+        *NO_NUMBERS, _Broken(), secret, jnp.asarray(secret), [secret, 0.123456789], {"x": (secret, "0.123456789")},
+        nested, {_Broken(): _Broken()}, "0" * 10_000, 10**5000, checks, shown, {1: 1, "a": secret}, set("ab"), _Broken,
         np.float32(2), list(range(10**5)), jax.random.split(jax.random.key(0)),
     ]  # fmt: skip
     for value in values:
