@@ -157,9 +157,9 @@ def test_same_eagerly_compiled_mapped_and_scanned():
     ("num_examples", "batch_size", "message"),
     [
         (0, 1, "num_examples"),
-        (5, 6, "expected_batch_size must be at most num_examples=5, got 6"),
+        (5, 6, "at most num_examples=5, got 6"),
         (5, 0, "batch_size"),
-        (5, 1.5, "batches without replacement have one whole size, got 1.5"),
+        (5, 1.5, "expected_batch_size must be a whole number >= 1, got 1.5"),
     ],
 )
 def test_bad_input(num_examples, batch_size, message):
