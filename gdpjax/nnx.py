@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from gdpjax._core.arguments import check_callable, check_count, check_flag, check_keywords
+from gdpjax._core.arguments import check_flag, check_keywords
 from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.trees import leaf_name
@@ -95,8 +95,6 @@ def private_training(
     >>> gdpjax.ledger_of(state.opt_state).num_steps
     3
     """
-    check_callable("loss_fn", loss_fn)
-    check_count("num_arrays", num_arrays)
     example_key = check_flag("example_key", example_key)
     _check_options(private_training_of_tree, options)
     parts = _take_apart(model, wrt)
@@ -172,7 +170,6 @@ def clipped_grad(loss_fn: Callable[..., Any], clip: Any, *, wrt: Filter = nnx.Pa
     >>> [round(float(entry), 3) for entry in total["kernel"][...].ravel()]
     [0.6, 1.3]
     """
-    check_callable("loss_fn", loss_fn)
     _check_options(clipped_grad_of_tree, options, "argnums", "key_argnums", "shared_argnums")
     ordinary = clipped_grad_of_tree(loss_fn, clip, **options)
     return _ModuleClippedGrad(**vars(ordinary), wrt=wrt)
@@ -202,7 +199,6 @@ def explain(
     >>> [leaf.name for leaf in explanation.leaves]
     ["['bias'].value", "['kernel'].value"]
     """
-    check_callable("loss_fn", loss_fn)
     _check_options(explain_tree, options)
     parts = _take_apart(model, wrt)
 

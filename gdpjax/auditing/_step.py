@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_callable, check_count
+from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import as_key
 from gdpjax._core.types import Array, PyTree
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta
@@ -203,7 +203,6 @@ def audit_step(
     (True, True)
     """
     num_releases = check_count("num_releases", num_releases)
-    check_callable("release", release)
     key = as_key(key)
     delta = check_delta(delta)
     confidence = check_confidence(confidence)

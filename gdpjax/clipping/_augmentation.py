@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_callable, check_count, check_positions
+from gdpjax._core.arguments import check_count, check_positions
 from gdpjax._core.types import PyTree
 from gdpjax.clipping._loss_checks import check_keys, check_loss_value, split_aux
 
@@ -72,7 +72,6 @@ def average_augmentations(
     >>> [round(float(v), 3) for v in total]
     [0.6, 1.3]
     """
-    check_callable("loss_fn", loss_fn, "a function of one example")
     multiplicity = check_count("multiplicity", multiplicity)
     augmented_argnums = check_positions("augmented_argnums", augmented_argnums)
     key_argnums = check_positions("key_argnums", key_argnums)

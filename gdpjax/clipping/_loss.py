@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_callable, check_flag, check_positions
+from gdpjax._core.arguments import check_flag, check_positions
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._guesses import (
     WholeArgument,
@@ -88,7 +88,6 @@ class LossSpec:
         Raises:
           ValueError: one of them is not what it should be, or two roles overlap.
         """
-        check_callable("loss_fn", loss_fn, "a function of one example")
         given = {
             "argnums": argnums,
             "batch_argnums": batch_argnums,

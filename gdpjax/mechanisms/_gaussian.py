@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_tree
 from gdpjax._core.checks import POSITIVE, check, checked_scalar, is_traced
 from gdpjax._core.noise import standard_normals
 from gdpjax._core.pytrees import pytree_dataclass
@@ -75,7 +74,6 @@ class GaussianMechanism(Additive):
         """
         noise_multiplier = checked_scalar("noise_multiplier", self.noise_multiplier, POSITIVE)
         stddev = noise_multiplier * check_sensitivity(sensitivity)
-        check_tree("value", value)
 
         leaves, structure = jax.tree.flatten(jax.tree.map(floating, value))
         keys = jax.tree.leaves(leaf_keys(key, value))

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_tree
 from gdpjax._core.checks import POSITIVE, check, checked_scalar
 from gdpjax._core.keys import bits
 from gdpjax._core.pytrees import pytree_dataclass
@@ -70,7 +69,6 @@ class LaplaceMechanism(Additive):
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
         scale = check_sensitivity(sensitivity) / checked_scalar("epsilon", self.privacy_loss, POSITIVE)
-        check_tree("value", value)
 
         def add_noise(leaf: Any, leaf_key: Array) -> Array:
             array = floating(leaf)

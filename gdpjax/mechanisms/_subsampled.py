@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, check_instance, check_tree
+from gdpjax._core.arguments import check_choice, check_instance
 from gdpjax._core.checks import UNIT, check, checked_scalar, is_traced
 from gdpjax._core.keys import split
 from gdpjax._core.pytrees import pytree_dataclass
@@ -87,7 +87,7 @@ class PoissonSubsampled(Additive):
         Raises:
             ValueError: no leaf or no common leading axis, or what the mechanism refuses.
         """
-        leaves = jax.tree.leaves(check_tree("value", value))
+        leaves = jax.tree.leaves(value)
         sizes = {np.shape(leaf)[:1] for leaf in leaves}
         if len(sizes) != 1 or () in sizes:
             raise ValueError(f"per-example values must share a leading axis of examples, got {sorted(sizes)}")

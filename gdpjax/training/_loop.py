@@ -33,7 +33,6 @@ import optax
 
 from gdpjax._core.arguments import (
     check_array,
-    check_callable,
     check_count,
     check_flag,
     check_instance,
@@ -192,7 +191,6 @@ def private_training(
     (True, 3)
     """
     check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
-    check_callable("loss_fn", loss_fn)
     check_transformation("optimizer", optimizer, "optax.adam(1e-3)")
     num_arrays = check_count("num_arrays", num_arrays)
     example_key = check_flag("example_key", example_key)
@@ -203,7 +201,6 @@ def private_training(
         loss_of_one = loss_fn
         first_array = 1
     else:
-        check_callable("scale", scale)
         loss_of_one = in_scaled_space(loss_fn, trainable)
         first_array = 3
     after_arrays = first_array + num_arrays

@@ -487,7 +487,6 @@ REFUSALS = {
         dict(key_argnums=2, batch_argnums=1, y=np.zeros(2, np.uint32)),
         "typed PRNG key",
     ),
-    "not a function": (dict(loss_fn=3), "must be a function"),
 }
 
 

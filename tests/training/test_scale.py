@@ -470,7 +470,6 @@ def test_the_statement():
 @pytest.mark.parametrize(
     ("optimizer", "scale", "message"),
     [
-        (optax.adam(0.1), 1.0, "scale must be a function"),
         (optax.adam(0.1), lambda _: {"w": 1.0}, "tree .prefix. like the parameters"),
         (optax.adam(0.1), lambda _: {"w": 1.0, "b": None}, "tree .prefix. like the parameters"),
         (optax.adam(0.1), lambda _: {"w": jnp.ones(2), "b": 1.0}, "broadcast to the parameters"),

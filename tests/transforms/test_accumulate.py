@@ -375,7 +375,10 @@ REFUSALS = {
         "clip_and_sum first",
     ),
     "no parameters": (lambda: update_once(gdpjax.privatize(called(), **PRIVATE), params=None), "needs the parameters"),
-    "traced": (lambda: jax.jit(lambda n: gdpjax.accumulate_clipped(optax.sgd(0.1), n).init(PARAMS))(3), "static_args"),
+    "traced": (
+        lambda: jax.jit(lambda n: gdpjax.accumulate_clipped(optax.sgd(0.1), n).init(PARAMS))(3),
+        "known before compiling",
+    ),
     "none": (lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 0), "num_microbatches must be a whole number from 1"),
     "rows": (
         lambda: gdpjax.accumulate_clipped(optax.sgd(0.1), 4, microbatch_rows=0),

@@ -377,9 +377,9 @@ def test_unclipped_or_per_example_gradients_are_refused():
     state = tx.init(params)
     with pytest.raises(ValueError, match="needs the parameters"):
         tx.update(params, state)
-    with pytest.raises(ValueError, match=r"\['w'\].*clip_and_sum"):
+    with pytest.raises(ValueError, match="clip_and_sum"):
         tx.update({"w": jnp.zeros((8, 3))}, state, params)
-    with pytest.raises(ValueError, match="same structure"):
+    with pytest.raises(ValueError, match="a tree like the parameters"):
         tx.update({"v": jnp.zeros(3)}, state, params)
 
 
@@ -415,7 +415,7 @@ def test_two_ledgers_in_one_state_are_refused():
     tx = optax.chain(make(), make(key=jax.random.key(1)))
     with pytest.raises(ValueError, match="joint"):
         gdpjax.ledger_of(tx.init({"w": jnp.zeros(3)}))
-    with pytest.raises(ValueError, match="no ledger"):
+    with pytest.raises(ValueError, match="got 0 ledgers"):
         gdpjax.ledger_of(optax.adam(1e-3).init({"w": jnp.zeros(3)}))
 
 
