@@ -69,6 +69,8 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
         failure = check_number("failure", failure, HALF_OPEN_UNIT)
         # Beyond these epsilon delta is at most the failure, and nothing is asked of mu.
         ends = self.epsilon(failure)
+        if np.ndim(ends.lower) or np.ndim(ends.upper):
+            raise ValueError("mu is of one curve at a time, and these are many")
 
         # If the end is 0 then mu is 0. If it is inf, delta never falls to the failure, and no mu is enough.
         lower = np.float64(ends.lower)

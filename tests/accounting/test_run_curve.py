@@ -168,7 +168,7 @@ def test_incomplete_calls_are_refused():
         lambda: certified("a run", 0.1, 10),
         lambda: mu_and_regret(1.0, 2.0, 10),
     ):
-        with pytest.raises(ValueError, match=r"must|missing|nothing else|available|outside"):
+        with pytest.raises(ValueError, match=r"must|missing|of a Ledger|available|outside"):
             call()
 
 

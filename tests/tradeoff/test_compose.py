@@ -411,7 +411,7 @@ def test_a_band_that_says_nothing():
         (lambda: central_limit(ApproximateDP(1.0, 0.1), times=9), "infinite moments"),
         (lambda: central_limit(Identity(), times=9), "no curve has any privacy loss"),
         (lambda: central_limit(group(ApproximateDP(0.5), 2), times=9), "not known precisely enough"),
-        (lambda: jax.jit(lambda e: central_limit(Laplace(e)).gamma)(1.0), "computed on the host"),
+        (lambda: jax.jit(lambda e: central_limit(Laplace(e)).gamma)(1.0), "one curve at a time"),
         (lambda: central_limit(Laplace([1.0, 2.0])), "takes one curve"),
     ],
 )
