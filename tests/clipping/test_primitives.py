@@ -110,7 +110,7 @@ class Product(AbstractPrimitive):
         ),
         (
             lambda x, s: Outer(x, s, (("l", 0), ("l", 1))),
-            r"left \[1, 5\] and right \[1, 4\], not \[T, ",
+            "for one of None",
         ),
         (
             lambda x, s: Outer(x[0], s[0], (("l", 0), ("r", 0))),
@@ -142,13 +142,6 @@ def test_a_name_is_taken_once():
         pytest.raises(ValueError, match="registered already"),
     ):
         register_primitive("sin", Sine())
-
-
-@pytest.mark.parametrize("family", [CumulativeSum, None, "dot_general"])
-def test_only_instances_are_families(family):
-    """Neither a class nor a name is one."""
-    with pytest.raises(ValueError, match="AbstractPrimitive"):
-        register_primitive("cumsum", family)
 
 
 def test_replaced_families_are_asked_and_put_back():
