@@ -511,13 +511,6 @@ def test_groups_of_a_module_are_a_dict_by_its_attributes():
         gdpjax.nnx.clipped_grad(loss_fn, gdpjax.PerGroup({"first": "a"}, {"a": 1.0}), batch_argnums=(1, 2))(model, X, Y)
 
 
-def test_a_loss_of_other_arguments_is_refused():
-    """With its parameters, and the number of arguments that it would get."""
-    grad_fn = gdpjax.nnx.clipped_grad(lambda model, x: model(x).sum(), 1.0, batch_argnums=(1, 2))
-    with pytest.raises(ValueError, match=r"loss_fn takes \(model, x\), but it is given 3 positional arguments"):
-        grad_fn(Network(nnx.Rngs(0)), X, Y)
-
-
 def test_bad_arguments():
     """A wrong module, filter or argument is refused by name."""
     model = Network(nnx.Rngs(0))

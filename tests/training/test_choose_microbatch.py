@@ -86,7 +86,7 @@ def test_a_model_that_does_not_fit_is_refused(needs):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"memory_bytes": 0}, {"memory_bytes": float("nan")}, {"data": (1, 2)}, {"build": 3}, {"params": len}]
+    "wrong", [{"memory_bytes": 0}, {"memory_bytes": float("nan")}, {"data": (1, 2)}, {"params": len}]
 )
 def test_what_makes_no_sense_is_refused(wrong):
     """The argument is named."""

@@ -302,10 +302,10 @@ def test_names_from_elsewhere_are_answered(name, meant):
         (dict(delta=0.0), "delta"),
         (dict(delta=1e-320), "delta must exceed"),
         (dict(clip=-1.0), "l2_clip_norm"),
-        (dict(expected_batch_size=70_000), "expected_batch_size must be at most num_examples=60000"),
+        (dict(expected_batch_size=70_000), "at most num_examples=60000, got 70000"),
         (dict(max_examples=0), "num_examples"),
         (dict(num_steps=1.5), "num_steps"),
-        (dict(sampling="uniform"), "no argument 'sampling'; did you mean 'batches'"),
+        (dict(sampling="uniform"), "no argument 'sampling'; it takes"),
         (dict(unit=""), "unit"),
     ],
 )
