@@ -30,10 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core import xla
-from gdpjax._core.arguments import check_array, check_instance, check_keywords
+from gdpjax._core.arguments import check_array, check_keywords
 from gdpjax._core.checks import UNIT, Domain, check, is_traced
 from gdpjax._core.precision import as_float64, in_float64
 from gdpjax._core.roots import bisect, middle
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 
 _NUM_BISECTIONS = 64
@@ -179,8 +180,12 @@ def check_curve(name: str, value: Any) -> Curve:
     if isinstance(value, Curve):
         return value
     curve = getattr(value, "exact", value)
-    hint = "known exactly, such as Gaussian(1.0); a certified curve has methods of its own, such as curve.tpr(alpha)"
-    return check_instance(name, curve, Curve, hint)
+    if not isinstance(curve, Curve):
+        raise ValueError(
+            f"{name} must be a trade-off curve such as Gaussian(1.0), known exactly, got {shown(value)}; a certified "
+            "curve has methods of its own, such as curve.tpr(alpha)"
+        )
+    return curve
 
 
 def check_symmetric(name: str, curve: Curve, what: str) -> Curve:
