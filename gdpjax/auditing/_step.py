@@ -25,6 +25,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import as_key
+from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta
 from gdpjax.auditing._many_runs import ErrorRegion, best_test, judge
@@ -208,6 +209,9 @@ def audit_step(
     confidence = check_confidence(confidence)
     if isinstance(claimed, CertifiedCurve):
         claimed = functools.partial(_lower_end, claimed)
+    # Asked before the runs.
+    if claimed is not None and not callable(claimed):
+        raise ValueError(f"claimed must be a trade-off curve, alpha -> beta, got {shown(claimed)}")
     # Two quarters of the runs choose one test, and the rest judges it.
     rows = _rows(release, key, num_releases)
     attack = _choose(rows)
