@@ -4,10 +4,11 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/pip --disable-pip-version-check --quiet
 WORKERS ?= 2
+CORE    = $(addprefix tests/,accounting clipping correlated mechanisms sampling tradeoff training transforms test_ledger.py test_nnx.py)
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: docs help demo test test-docs test-slow test-accelerators bench-accelerators bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
+.PHONY: docs help demo test test-docs test-slow test-minimum coverage test-accelerators bench-accelerators bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +53,14 @@ test-docs: $(VENV)/.test ## the code of every page of the documentation, those t
 
 test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included, all compiled as users compile
 	$(BIN)/python -m pytest --optimized -n $(WORKERS) tests gdpjax benchmarks
+
+test-minimum: $(VENV)/.test ## the core suite with the oldest versions that pyproject.toml admits, installed over this environment
+	$(PIP) install $$(sed -n '/^dependencies/,/^]/s/.*"\(.*\)>=\(.*\)".*/\1==\2/p' pyproject.toml)
+	rm $(VENV)/.test
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(CORE)
+
+coverage: $(VENV)/.dev ## the default suite, and which lines of gdpjax it runs (build/coverage)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal --cov=gdpjax --cov-report=html:build/coverage --cov-report=term:skip-covered
 
 $(VENV)/.libtpu: $(BIN)/python constraints.txt
 	$(PIP) install -c constraints.txt --no-deps --target $(VENV)/libtpu libtpu

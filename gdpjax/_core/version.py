@@ -1,3 +1,3 @@
 """The version of this package, as in pyproject.toml."""
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
