@@ -494,7 +494,6 @@ def test_what_is_no_tradeoff_curve_is_refused_with_the_first_offending_point(alp
         (lambda: Laplace(np.inf), "epsilon must be a finite number"),
         (lambda: ApproximateDP(1.0, 1.5), r"delta must be a number in \[0, 1\]"),
         (lambda: Gaussian(1.0)(1.5), r"alpha must be a number in \[0, 1\], got 1.5"),
-        (lambda: Gaussian([1.0, 2.0])([0.1, 0.2, 0.3]), "broadcast"),
         (lambda: subsample(SKEW, 0.5), "subsampling needs a symmetric curve, got PiecewiseLinear; use symmetrize"),
         (lambda: group(Mixture(Gaussian(1.0), 0.5), 2), "group privacy needs a symmetric curve"),
         (lambda: group(Gaussian(1.0), 1.5), "k must be a whole number >= 1"),
