@@ -41,7 +41,8 @@ def check_form(run: Any, sampling_prob: Any, num_steps: Any, **query: Any) -> bo
     """
     keywords = "".join(f", {name}=..." for name in query)
     if isinstance(run, Ledger | AnyEvent):
-        if sampling_prob is not None or num_steps is not None or None in query.values():
+        is_asked = all(value is not None for value in query.values())
+        if sampling_prob is not None or num_steps is not None or not is_asked:
             raise ValueError(f"of a Ledger the arguments are exactly f(ledger{keywords})")
         return True
     values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, **query}

@@ -284,7 +284,7 @@ def test_the_ledger_of_a_loop():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "group_size > 1 is available for poisson"),
+        (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "leave group_size and rtol out"),
         (
             lambda: epsilon_bounds(Ledger([RUN, TruncatedPoissonEvent(1.0, 0.1, 3, 20, 4)]), delta=1e-5),
             "both Truncated",

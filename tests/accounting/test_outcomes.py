@@ -168,9 +168,9 @@ def test_json_and_words():
         (lambda: OutcomesEvent([np.nan, 1.0], [0.5, 0.5]), "null"),
         (lambda: moments_accountant_epsilon(LaplaceEvent(1.0, sampling_prob=0.5), delta=1e-5), "does not know"),
         (lambda: moments_accountant_epsilon(OutcomesEvent([1.0], [1.0]), delta=1e-5), "does not know"),
-        (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), group_size=2), "group_size > 1"),
-        (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), rtol=1e-5), "leave it out"),
-        (lambda: Ledger([OutcomesEvent([1.0], [1.0])]).to_dp_event(), "cannot express OutcomesEvent"),
+        (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), group_size=2), "leave group_size and rtol out"),
+        (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), rtol=1e-5), "leave group_size and rtol out"),
+        (lambda: Ledger([OutcomesEvent([1.0], [1.0])]).to_dp_event(), "got OutcomesEvent"),
         (
             lambda: certified(Ledger([LaplaceEvent(1.0, sampling_prob=0.5), ShuffledEvent(1.0, 10)])),
             "both ShuffledEvent and LaplaceEvent",

@@ -408,7 +408,7 @@ def test_saved_and_recorded(relation):
         (lambda: ShuffledEvent(1.0, 10, missing_steps=10), "missing_steps must be .* at most 9"),
         (lambda: ShuffledEvent(1.0, 10, overflow=1.0), "overflow"),
         (lambda: ShuffledEvent(1.0, 10, 1, "neighbours"), "neighboring_relation"),
-        (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "group_size > 1"),
+        (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "leave group_size and rtol out"),
         (lambda: epsilon_bounds(RUN, delta=1e-5, neighboring_relation=ADDED), "leave neighboring_relation"),
         (lambda: epsilon_bounds(RUN, delta=0.0), "delta"),
         (lambda: epsilon_bounds(Ledger([RUN, Event(1.0, 0.1, 1)]), delta=1e-5), "share one neighboring relation"),

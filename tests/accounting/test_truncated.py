@@ -196,7 +196,7 @@ def test_the_event():
     for fields in [(1.0, 0.1, 3, 0, 8), (1.0, 0.1, 3, 50, 0), (1.0, 0.1, 3, 50, 1.5), (-1.0, 0.1, 3, 50, 8)]:
         with pytest.raises(ValueError, match="must be"):
             TruncatedPoissonEvent(*fields)
-    with pytest.raises(ValueError, match="group_size > 1"):
+    with pytest.raises(ValueError, match="leave group_size and rtol out"):
         epsilon_bounds(event, delta=1e-5, group_size=2)
     with pytest.raises(ValueError, match="sampling must be one of poisson, uniform"):
         epsilon_bounds(1.0, 0.1, 3, 1e-5, sampling="truncated_poisson")
