@@ -67,7 +67,7 @@ def _repeated(dp_event: Any, event: Mapping[str, Any]) -> Any:
 
 def rows_of_history(history: Iterable[Any] | Mapping[str, Any]) -> Sequence[Row]:
     """Return the rows of an Opacus accountant's history, or of its state dict; ValueError for something else."""
-    rows: Iterable[Any] = history
+    rows: Any = history
     if isinstance(history, Mapping):
         if history["mechanism"] not in ("rdp", "prv", "gdp"):
             raise ValueError(f"an Opacus accountant has the mechanism rdp, prv or gdp; got {history['mechanism']!r}")
