@@ -183,8 +183,9 @@ def bad_values(value: Any) -> list[Bad]:
     elif type(value) in (dict, tuple, list):
         hopeless, debatable = _for_tree(value, key)
     elif callable(value) and not hasattr(value, "sensitivity"):
-        hopeless, debatable = [3, 1.5, "x", None, key, np.ones(2), {}], []
-        never = [each for each in never if not callable(each)]
+        # What cannot be called is refused by Python, where it is called.
+        hopeless, debatable = [], [3, 1.5, "x", None, key, np.ones(2), {}]
+        never = []
     else:
         hopeless, debatable = _for_object(value, key)
 
