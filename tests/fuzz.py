@@ -314,7 +314,7 @@ def fuzzed(seed: int, calls: int, entries: list[str] | None = None, hopeless_onl
         function = case[0]
         options = _replacements(case, hopeless_only or name in COSTLY)
         trees = [(place, value) for place, value in places(case) if _is_tree(value)]
-        for _ in range(calls):
+        for _ in range(calls if options else 0):
             place, bad = rng.choice(options)
 
             # One call in five has a leaf of a tree replaced.
