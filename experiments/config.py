@@ -4,13 +4,10 @@
 """
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Literal
 
 import tyro
-
-from experiments.errors import UserError
 
 DatasetName = Literal["digits", "mnist", "adult", "imdb", "movielens", "mnist_scattering", "imdb_words"]
 ModelName = Literal["mlp", "paper_cnn", "paper_mlp", "paper_text", "paper_recommender", "linear", "factors"]
@@ -105,14 +102,6 @@ class FdpFiguresConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientsFigureConfig:
-    """Draw the figure of docs/theory/gradients.md."""
-
-    output: Path = Path("docs/figures")
-    """Folder of the SVG file."""
-
-
-@dataclasses.dataclass(frozen=True)
 class CorrelatedFigureConfig:
     """Draw the figure of docs/correlated.md."""
 
@@ -129,10 +118,6 @@ class CorrelatedConfig:
     cores."""
     seeds: int = 5
     """Trainings of each method at each epsilon, with the settings that were chosen on held-out training data."""
-    quick: bool = False
-    """One epoch, two learning rates and two epsilons, to see it run; the results are not for comparison."""
-    width: int = 32
-    """Trainings that are one program, at most; a crash loses those."""
     runs: Path = Path("runs/correlated")
     """Folder of what was trained; a training on record is not run again."""
     results: Path = Path("benchmarks/results")
@@ -157,7 +142,7 @@ class LanguageConfig:
     baseline: bool = True
     """Train without privacy, too, to compare. --no-baseline leaves that out."""
     private: str = "scipy"
-    """Text to fine-tune on: scipy or optax (docstrings that stand in for private text), imdb (needs GDPJAX_DATA), or a
+    """Text to fine-tune on: scipy or optax (docstrings that stand in for private text), or a
     .jsonl or .txt file, or a folder of them; see docs/language.md. A line of a .jsonl file is {"text": ..., "user":
     ...}."""
     public: Path | None = None
@@ -172,10 +157,6 @@ class LanguageConfig:
     """Train all weights, or low-rank adapters over a frozen base in bfloat16."""
     rank: int = 8
     """Rank of the adapters."""
-    alpha: float = 16.0
-    """Scale of the adapters: alpha / rank."""
-    targets: str = "layers/attention/(query|value)"
-    """Regular expression for the paths of the weights that get adapters."""
     epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
     """One private training for each."""
     delta: float = 1e-5
@@ -190,13 +171,11 @@ class LanguageConfig:
     for the memory planned for it ends the run."""
     scale_then_privatize: bool = False
     """Clip and noise in the coordinates in which Adam takes its steps (arXiv:2507.01129), at the same epsilon."""
-    microbatch_size: int | None = None
-    """Units whose gradients are computed at a time. Default: as many as fit the memory, and 8 on a processor."""
-    device_gb: float | None = None
-    """Memory that a step may take, in 10^9 bytes. Default: nine tenths of the device's, where that is known."""
-    mesh: str | None = None
-    """Devices that share the units of a batch and the weights: data=8; or data=4,model=2, which cuts the weights along
-    heads and hidden units, too. Default: one device."""
+    microbatch_size: int = 8
+    """Units whose gradients are computed at a time: ``language-cost`` says how many fit a device."""
+    devices: int | None = None
+    """Devices that share the units of a batch and the weights. Their number has to divide the capacity of a batch.
+    Default: one device."""
     seed: int | None = None
     """Makes a run reproducible, and NOT private against those who know it. Default: the system's entropy."""
     out: Path = Path("runs/language")
@@ -222,10 +201,6 @@ class LanguageCostConfig:
     """Train all weights, or low-rank adapters over a frozen base in bfloat16."""
     rank: int = 8
     """Rank of the adapters."""
-    targets: str = "layers/attention/(query|value)"
-    """Regular expression for the paths of the weights that get adapters."""
-    parts: bool = False
-    """Print the operations of each part of the model, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,9 +236,7 @@ class SweepReportConfig:
 class ReproduceConfig:
     """Repeat the experiments of arXiv:1911.11607 on the full data. Interrupted, the same command goes on."""
 
-    what: tyro.conf.Positional[
-        Literal["mnist", "adult", "imdb", "movielens", "figure4", "all", "imdb-clipping", "figures"]
-    ]
+    what: tyro.conf.Positional[ReproduceName]
     """figure4 trains the runs of the paper's figure 4; imdb-clipping shows why IMDb was published higher; figures draws
     all figures from the result files."""
     runs: Path = Path("runs/reproduce")
@@ -342,30 +315,6 @@ PRESETS: dict[str, TrainConfig] = {
         optimizer=OptimizerConfig("adam", learning_rate=0.1, batch_size=2048, epochs=16),
     ),
 }
-
-
-def _require(condition: bool, name: str, expected: str, got: object) -> None:
-    if not condition:
-        raise UserError(f"{name} must be {expected}, got {got}")
-
-
-def validate(config: TrainConfig) -> None:
-    """Refuse a configuration that cannot be run, before anything is loaded. Comparisons are written to reject NaN."""
-    privacy, optimizer, run = config.privacy, config.optimizer, config.run
-    _require(config.data.dataset in PRESETS, "dataset", f"one of {', '.join(PRESETS)}", repr(config.data.dataset))
-    for name, value in (
-        ("noise_multiplier", privacy.noise_multiplier),
-        ("l2_clip_norm", privacy.l2_clip_norm),
-        ("learning_rate", optimizer.learning_rate),
-    ):
-        _require(0 < value < math.inf, name, "a finite number > 0", value)
-    _require(0 < privacy.delta < 1, "delta", "strictly between 0 and 1", privacy.delta)
-    _require(optimizer.epochs >= 1, "epochs", "a whole number >= 1", optimizer.epochs)
-    _require(optimizer.batch_size >= 1, "batch_size", "a whole number >= 1", optimizer.batch_size)
-    if run.seed is not None:
-        _require(0 <= run.seed < 2**32, "seed", "a whole number in [0, 2**32)", run.seed)
-    if run.resume and run.out is None:
-        raise UserError("--resume needs --out: the folder of the run to continue")
 
 
 def identity(config: TrainConfig) -> dict[str, object]:

@@ -5,8 +5,9 @@ import dataclasses
 from rich.console import Console
 
 from experiments.config import PRESETS, DemoConfig
-from experiments.figures.training import save_accuracy_and_epsilon
 from experiments.train.command import run_quietly
+from gdpjax.plotting import plot_score
+from gdpjax.plotting.style import save_figure
 from gdpjax.sweeps import print_training
 
 FIGURE = "accuracy_and_epsilon.png"
@@ -17,5 +18,5 @@ def run(config: DemoConfig) -> None:
     console = Console()
     result = run_quietly(dataclasses.replace(PRESETS["digits"], run=config.run), console, "demo")
     print_training(console, result)
-    save_accuracy_and_epsilon(result.history, result.cost.delta, result.out / FIGURE)
+    save_figure(plot_score(result), result.out / FIGURE)
     console.print(f"Figure: {result.out / FIGURE}", soft_wrap=True)

@@ -8,25 +8,23 @@ run. `gdpjax.nnx` does the same for modules of flax.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gdpjax import (
-    accounting,
-    auditing,
-    correlated,
-    ledger,
-    mechanisms,
-    plotting,
-    reporting,
-    sampling,
-    tradeoff,
-    training,
-)
+# The modules, by redundant aliases as type checkers ask; `__all__` has the functions and classes.
+from gdpjax import accounting as accounting
+from gdpjax import auditing as auditing
+from gdpjax import correlated as correlated
+from gdpjax import ledger as ledger
+from gdpjax import mechanisms as mechanisms
+from gdpjax import plotting as plotting
+from gdpjax import reporting as reporting
+from gdpjax import sampling as sampling
+from gdpjax import tradeoff as tradeoff
+from gdpjax import training as training
 from gdpjax._compilation_cache import use_compilation_cache
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax._core.version import VERSION
 from gdpjax.clipping import (
     AutoS,
-    ClipInfo,
     Flat,
     Normalize,
     PerGroup,
@@ -71,7 +69,6 @@ __all__ = [
     "AutoS",
     "Bounds",
     "Budget",
-    "ClipInfo",
     "Event",
     "Flat",
     "IndependentGaussian",
@@ -82,34 +79,22 @@ __all__ = [
     "PerLeaf",
     "Plan",
     "Sensitivity",
-    "accounting",
     "accumulate_clipped",
     "add_gaussian_noise",
-    "auditing",
     "average_augmentations",
     "clip_and_sum",
     "clip_norm_of",
     "clipped_grad",
-    "correlated",
     "dpadam",
     "dpsgd",
     "explain",
     "fresh_key",
-    "ledger",
     "ledger_of",
     "make_plan",
-    "mechanisms",
-    "nnx",
     "per_example_grad",
-    "plotting",
     "privatize",
     "privatize_adaptive",
     "public_values",
     "report",
-    "reporting",
-    "sampling",
-    "sweeps",
-    "tradeoff",
-    "training",
     "use_compilation_cache",
 ]

@@ -55,7 +55,7 @@ COSTLY = {
     "tuning_epsilon",
     "moments_accountant_epsilon",
     "compose",
-    "one_run_refutes",
+    "RightGuesses.refutes",
     "audit_step",
     "private_training",
     "audit_one_run",

@@ -257,7 +257,6 @@ def _clipping_cases() -> dict[str, Case]:
         "PerGroup": case(gdpjax.PerGroup, {"w": "a", "b": "a"}, {"a": 1.0}),
         "PerLeaf": case(gdpjax.PerLeaf, 1.0),
         "Sensitivity": case(gdpjax.Sensitivity, 1.0, True),
-        "product_flops": case(clipping.product_flops, jax.make_jaxpr(jnp.sin)(1.0)),
         "average_augmentations": case(
             _called(gdpjax.average_augmentations, PARAMS, X),
             augmented_loss,
@@ -440,9 +439,6 @@ def _correlated_cases() -> dict[str, Case]:
         "Dense": case(correlated.Dense, np.eye(2)),
         "FixedEpochs": case(correlated.FixedEpochs, 2),
         "MinSep": case(correlated.MinSep, 2, 3),
-        "check_batches": case(_first(correlated.check_batches), [[0], [1]], correlated.MinSep(2, 1), 4),
-        "to_document": case(correlated.to_document, correlated.MinSep(2, 3)),
-        "from_document": case(correlated.from_document, {"type": "FixedEpochs", "num_epochs": 2}),
         "MomentumSGD": case(correlated.MomentumSGD, 0.9, 0.01),
         "bisr": case(correlated.bisr, 3, 0.9, 0.01),
         "lambda_cgd": case(correlated.lambda_cgd, 0.5),
@@ -614,19 +610,18 @@ def _auditing_cases() -> dict[str, Case]:
             confidence=0.9,
         ),
         "black_box_scores": case(auditing.black_box_scores, np.ones(3), np.ones(3)),
-        "coordinate_canaries": case(auditing.coordinate_canaries, KEY, 2, PARAMS, 1.0),
-        "count_correct": case(auditing.count_correct, SCORES, COINS, 8, KEY),
-        "epsilon_from_errors": case(auditing.epsilon_from_errors, 0.1, 0.1, 1e-3),
-        "error_rate_upper": case(auditing.error_rate_upper, 3, 10, confidence=0.9),
-        "error_region": case(auditing.error_region, 3, 10, 2, 10, confidence=0.9),
+        "gradient_canaries(coordinates)": case(auditing.gradient_canaries, KEY, 2, PARAMS, 1.0, coordinates=True),
+        "ErrorRegion": case(auditing.ErrorRegion, 0.1, 0.1),
+        "ErrorRegion.from_counts": case(auditing.ErrorRegion.from_counts, 3, 10, 2, 10, confidence=0.9),
+        "RightGuesses": case(auditing.RightGuesses, 8, 10, 20),
+        "RightGuesses.count": case(auditing.RightGuesses.count, SCORES, COINS, 8, KEY),
+        "RightGuesses.epsilon": case(auditing.RightGuesses(8, 10, 20).epsilon, 1e-3, confidence=0.9),
+        "RightGuesses.mu": case(auditing.RightGuesses(8, 10, 20).mu, confidence=0.9),
+        "RightGuesses.p_value": case(auditing.RightGuesses(8, 10, 20).p_value, 1.0, 1e-3),
+        "RightGuesses.refutes": case(auditing.RightGuesses(8, 10, 20).refutes, GAUSSIAN, confidence=0.9),
         "flip_coins": case(auditing.flip_coins, KEY, 3),
         "gradient_canaries": case(auditing.gradient_canaries, KEY, 2, PARAMS, 1.0),
         "mislabel": case(auditing.mislabel, KEY, np.arange(3), 3),
-        "mu_from_errors": case(auditing.mu_from_errors, 0.1, 0.1),
-        "one_run_epsilon": case(auditing.one_run_epsilon, 8, 10, 20, delta=1e-3, confidence=0.9),
-        "one_run_mu": case(auditing.one_run_mu, 8, 10, 20, confidence=0.9),
-        "one_run_p_value": case(auditing.one_run_p_value, 8, 10, 20, epsilon=1.0, delta=1e-3),
-        "one_run_refutes": case(auditing.one_run_refutes, GAUSSIAN, 8, 10, 20, confidence=0.9),
         "out_of_distribution": case(auditing.out_of_distribution, KEY, 2, (3,), 0.0, 1.0),
         "white_box_scores": case(auditing.white_box_scores, np.ones(3), np.ones((2, 3))),
         "with_gradient_canaries": case(
@@ -685,12 +680,6 @@ def _mechanisms_cases() -> dict[str, Case]:
 
 def _plotting_cases() -> dict[str, Case]:
     return {
-        "approximate_dp_tradeoff": case(
-            plotting.approximate_dp_tradeoff,
-            np.array([0.1, 0.5]),
-            1.0,
-            1e-3,
-        ),
         "epsilon_curves": case(plotting.epsilon_curves, *RUN, 1e-3, num_points=8, log=False),
         "plot_epsilon": case(plotting.plot_epsilon, _epsilon_curves(), log=False),
         "plot_score": case(plotting.plot_score, [{"epsilon_upper": 1.0, "accuracy": 0.5}], names=["run"], delta=1e-3),
@@ -713,6 +702,7 @@ def _sampling_cases() -> dict[str, Case]:
         "Poisson.replace": case(sampling.Poisson(20, 4, 3).replace, num_steps=4),
         "PoissonNumbers": case(sampling.PoissonNumbers, 0.1, 4.0, 1e-9),
         "Promised": case(sampling.Promised, 4.0, 3, correlated.MinSep(2, 1)),
+        "Promised.checked": case(_first(sampling.Promised(4.0, 3, correlated.MinSep(2, 1)).checked), [[0], [1]]),
         "TruncatedPoisson": case(sampling.TruncatedPoisson, 20, 4.0, 3, capacity=4),
         "WithoutReplacement": case(sampling.WithoutReplacement, 20, 4, 3),
         "RandomAllocation": case(sampling.RandomAllocation, 20, 4, epochs=2, num_selected=2, bins="fixed"),
@@ -720,9 +710,6 @@ def _sampling_cases() -> dict[str, Case]:
         "Shuffled.sample": case(sampling.Shuffled(20, 4, epochs=2).sample, KEY, 5, num_valid=10),
         "CyclicPoisson": case(sampling.CyclicPoisson, 20, 4, 3, num_groups=2),
         "CyclicPoisson.sample": case(sampling.CyclicPoisson(20, 4, 3, num_groups=2).sample, KEY, 5, num_valid=10),
-        "choose_capacity": case(sampling.choose_capacity, 20, 0.1, 3, 1e-9),
-        "dyadic_probability": case(sampling.dyadic_probability, 0.1),
-        "overflow_probability": case(sampling.overflow_probability, 20, 0.1, 3, 10),
         "poisson_sample": case(sampling.poisson_sample, KEY, 20, 0.1, 16, num_valid=10),
     }
 
@@ -744,13 +731,14 @@ def _tradeoff_cases() -> dict[str, Case]:
         "compose": case(tradeoff.compose, GAUSSIAN, GAUSSIAN, times=2),
         "delta": case(tradeoff.delta, GAUSSIAN, 1.0),
         "epsilon": case(tradeoff.epsilon, GAUSSIAN, 1e-3),
-        "from_probabilities": case(
-            tradeoff.from_probabilities,
+        "PiecewiseLinear.from_probabilities": case(
+            tradeoff.PiecewiseLinear.from_probabilities,
             np.array([0.4, 0.6]),
             np.array([0.6, 0.4]),
         ),
         "group": case(tradeoff.group, GAUSSIAN, 2),
         "subsample": case(tradeoff.subsample, GAUSSIAN, 0.1),
+        "symmetrize": case(tradeoff.symmetrize, LAPLACE),
     }
 
 
@@ -836,7 +824,6 @@ def _training_cases() -> dict[str, Case]:
             is_padding=np.zeros(plan().capacity, bool),
         ),
         "batch_source": case(training.batch_source, plan(), state(), 4),
-        "check_status": case(training.check_status, state()),
         "group_by_user": case(
             training.group_by_user,
             np.array([1, 2, 1]),
@@ -844,7 +831,6 @@ def _training_cases() -> dict[str, Case]:
             max_per_user=2,
             key=KEY,
         ),
-        "num_steps_done": case(training.num_steps_done, state()),
         "start_run": case(
             training.start_run,
             "/nonexistent/run",
@@ -857,14 +843,6 @@ def _training_cases() -> dict[str, Case]:
         "resume_run": case(training.resume_run, "/nonexistent/run", loop(), PARAMS, data(), scan=True),
         "save_figure": case(plotting.save_figure, _figure(), "/nonexistent/figure.png"),
     }
-
-
-def _functional_cases() -> dict[str, Case]:
-    result = {}
-    for name in ("inverse", "symmetrize"):
-        functional = getattr(tradeoff, name)
-        result[name] = case(functional, LAPLACE)
-    return result
 
 
 def cases() -> dict[str, Case]:
@@ -883,23 +861,17 @@ def cases() -> dict[str, Case]:
         **_sampling_cases(),
         **_tradeoff_cases(),
         **_training_cases(),
-        **_functional_cases(),
     }
 
 
 @functools.cache
 def _epsilon_curves() -> Any:
-    ones = np.ones(2)
-    num_steps = np.arange(1, 3)
-    return plotting.EpsilonCurves(num_steps, 1e-3, gdpjax.Bounds(ones, ones), ones, ones, ones)
+    return plotting.epsilon_curves(*RUN, 1e-3, num_points=8)
 
 
 @functools.cache
 def _tradeoff_curves() -> Any:
-    alpha = np.array([0.2, 0.8])
-    curve = gdpjax.Bounds(np.array([0.7, 0.1]), np.array([0.8, 0.2]))
-    epsilon = gdpjax.Bounds(1.0, 1.1)
-    return plotting.TradeoffCurves(alpha, curve, alpha, alpha, alpha, epsilon, 1e-3, 0.5, 0.5)
+    return plotting.tradeoff_curves(*RUN, 1e-3, num_points=8)
 
 
 @functools.cache
@@ -909,10 +881,8 @@ def _figure() -> Any:
 
 # Records of results, which hold what they are given.
 RECORDS = {
-    "InstallationAudit",
     "AbstractBatches",
     "AbstractClipRule",
-    "AbstractFactor",
     "AbstractNoiseStrategy",
     "AbstractParticipation",
     "AbstractPrimitive",
@@ -925,44 +895,19 @@ RECORDS = {
     "Sparse",
     "BatchOverflowError",
     "Bounds",
-    "CertifiedCurve",
     "CheckpointError",
-    "ClipInfo",
-    "ClippedGrad",
-    "Curve",
-    "Report",
-    "Data",
-    "EpsilonCurves",
-    "ErrorRegion",
-    "FrequencyEstimate",
     "Groups",
     "Identity",
-    "Info",
-    "ManyRunsAudit",
-    "OneRunAudit",
-    "Batch",
-    "Run",
-    "State",
-    "StepAudit",
-    "TradeoffCurves",
-    "Training",
     "NeighboringRelation",
     "Examples",
     "Model",
-    "SweepResult",
-    "TrainingResult",
 }
 # Called by the layers above with arguments that they have checked.
 BETWEEN_LAYERS = {
     "audit_installation",
-    "clip_rows",
-    "step_checks",
-    "worst_cases",
 }
 # Readers of files and switches of the process, which have tests of their own.
 OF_FILES = {
-    "has_run",
-    "num_steps_kept",
     "use_compilation_cache",
     "register_primitive",
 }

@@ -301,6 +301,7 @@ STANDARD = {
     "socket",
     "stat",
     "statistics",
+    "string",
     "sys",
     "sysconfig",
     "textwrap",

@@ -1,6 +1,7 @@
 """The curves of a picture are ordered as their standing says, and are drawn into files."""
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -9,12 +10,11 @@ import matplotlib
 import numpy as np
 import pytest
 
-from gdpjax import Event, Ledger, plotting
-from gdpjax._core.types import Bounds
+from gdpjax import Bounds, Event, Ledger, plotting
 from gdpjax.accounting import epsilon_bounds
 from gdpjax.cli import main
-from gdpjax.ledger import GaussianEvent
-from gdpjax.plotting import _curves, style
+from gdpjax.ledger import LaplaceEvent
+from gdpjax.plotting import style
 from gdpjax.tradeoff import Gaussian, Laplace, NoGuarantee, compose
 from tests.drawings import assert_nothing_is_cut
 
@@ -34,29 +34,11 @@ def steps():
     return plotting.epsilon_curves(*MNIST_RUN, 1e-5, num_points=12)
 
 
-def test_approximate_dp_curve_by_hand():
-    """For epsilon = log 2 and delta = 0.1 the curve is max(0, 0.9 - 2 a, (0.9 - a) / 2), with a kink at 0.3."""
-    alpha = np.array([0.0, 0.1, 0.2, 0.5, 0.95, 1.0])
-    expected = [0.9, 0.7, 0.5, 0.2, 0.0, 0.0]
-    curve = plotting.approximate_dp_tradeoff(alpha, np.log(2), 0.1)
-    np.testing.assert_allclose(curve, expected, atol=1e-15)
-    without_epsilon = plotting.approximate_dp_tradeoff(alpha, np.inf, 0.1)
-    assert without_epsilon.tolist() == [0.9, 0, 0, 0, 0, 0]
-
-    with pytest.raises(ValueError, match="must be"):
-        plotting.approximate_dp_tradeoff(alpha=1.1, epsilon=1, delta=0.1)
-    with pytest.raises(ValueError, match="must be"):
-        plotting.approximate_dp_tradeoff(alpha=1, epsilon=-1, delta=0.1)
-    with pytest.raises(ValueError, match="delta must be"):
-        plotting.approximate_dp_tradeoff(0.5, 1.0, np.nan)
-
-
 def test_tradeoff_curves_are_where_their_standing_puts_them(tradeoff):
     """Bounds are in their order, certified curves are below the upper one, and the CLT is what it is."""
     alpha = tradeoff.alpha
     curve = tradeoff.curve
-    assert alpha[0] == 0
-    assert alpha[-1] == 1
+    assert (alpha[0], alpha[-1]) == (0, 1)
     assert (np.diff(alpha) > 0).all()
     assert (curve.lower <= curve.upper).all()
     assert (curve.upper <= 1 - alpha + 1e-15).all()
@@ -72,24 +54,17 @@ def test_tradeoff_curves_are_where_their_standing_puts_them(tradeoff):
     assert tradeoff.mu_clt < tradeoff.mu_upper
 
 
-def test_f_of_epsilon_and_delta_touches_the_curve(tradeoff):
+def test_epsilon_alone_touches_the_curve_which_the_clt_leaves(tradeoff):
     """At the true epsilon the two curves meet, so at the certified one they nearly do, in terms of power."""
     inside = (tradeoff.alpha > 0) & (tradeoff.alpha < 0.1)
-    power_of_statement = 1 - tradeoff.approximate_dp[inside]
-    power_of_run = 1 - tradeoff.curve.upper[inside]
-    ratio = power_of_statement / power_of_run
+    ratio = (1 - tradeoff.approximate_dp[inside]) / (1 - tradeoff.curve.upper[inside])
     assert 1 <= ratio.min() < 1.1
-
-
-def test_the_clt_leaves_the_band_which_is_the_point_of_the_picture(tradeoff):
-    """The central limit theorem promises more than the run keeps somewhere."""
-    assert (tradeoff.gaussian_clt > tradeoff.curve.upper).any()
+    assert (tradeoff.gaussian_clt > tradeoff.curve.upper).any(), "it promises more than the run keeps somewhere"
 
 
 def test_epsilon_curves_are_where_their_standing_puts_them(steps):
     """The CLT is below the certified bounds, and the moments accountants are above them."""
-    assert steps.num_steps[0] == 1
-    assert steps.num_steps[-1] == 100
+    assert (steps.num_steps[0], steps.num_steps[-1]) == (1, 100)
     assert (steps.num_steps == np.round(steps.num_steps)).all()
     assert (np.diff(steps.num_steps) > 0).all()
     assert (steps.certified.lower <= steps.certified.upper).all()
@@ -113,49 +88,33 @@ def test_any_certified_curve_is_drawn(log):
 
     texts = legend_texts(plotting.plot_tradeoff(curves, log=log))
     assert sum("certified" in text for text in texts) == 3
-    for text in texts:
-        assert "CLT" not in text
-        assert "run" not in text
-
+    assert not any("CLT" in text for text in texts)
     without_guarantee = plotting.tradeoff_curves(NoGuarantee(), delta=1e-5)
     assert plotting.plot_tradeoff(without_guarantee).axes
 
 
 def legend_texts(figure):
-    """Return the texts of the legend of a figure."""
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_a_ledger_is_drawn_as_its_run_is(tradeoff):
-    """A ledger of one event has the curves of its numbers, and one of two kinds of events no CLT."""
+    """A ledger of one event has the curves of its numbers, and one with an event that has no limit no CLT."""
     event = Event(*MNIST_RUN)
-    curves = plotting.tradeoff_curves(Ledger([event]), delta=1e-5, num_points=12)
+    curves = plotting.tradeoff_curves(Ledger([event]), delta=1e-5, num_points=8)
     assert curves.mu_clt == tradeoff.mu_clt
     assert curves.epsilon == pytest.approx(tradeoff.epsilon, rel=2e-3)
-    _, mu_of_event = _curves._curve_and_clt(event, None, None)
-    assert mu_of_event == tradeoff.mu_clt
-    _, mu_of_two = _curves._curve_and_clt(Ledger([event, GaussianEvent(2.0)]), None, None)
-    assert mu_of_two is None
+    assert plotting.tradeoff_curves(LaplaceEvent(0.5), delta=1e-5, num_points=8).mu_clt is None
 
-    # Arguments that do not go together.
-    refusal = r"only delta follows|delta must|noise_multiplier must"
-    with pytest.raises(ValueError, match=refusal):
-        plotting.tradeoff_curves(event, 0.1, delta=1e-5)
-    with pytest.raises(ValueError, match=refusal):
-        plotting.tradeoff_curves(event)
-    with pytest.raises(ValueError, match=refusal):
-        plotting.tradeoff_curves(Laplace(0.5), delta=1e-5)
+    for arguments, options in (((event, 0.1), {"delta": 1e-5}), ((event,), {}), ((Laplace(0.5),), {"delta": 1e-5})):
+        with pytest.raises(ValueError, match=r"only delta follows|delta must|noise_multiplier must"):
+            plotting.tradeoff_curves(*arguments, **options)
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_what_is_drawn_is_what_was_computed(tradeoff, steps, log):
     """The lines of both pictures have the values of the curves; on a logarithmic scale power is drawn."""
     axes = plotting.plot_tradeoff(tradeoff, log=log).axes[0]
-    drawn = set()
-    for line in axes.lines:
-        heights = line.get_ydata()
-        drawn.add(tuple(1 - heights if log else heights))
-
+    drawn = {tuple(1 - line.get_ydata() if log else line.get_ydata()) for line in axes.lines}
     for values in (*tradeoff.curve, tradeoff.approximate_dp, tradeoff.gaussian_certified, tradeoff.gaussian_clt):
         shown = 1 - (1 - values) if log else values
         assert tuple(shown) in drawn
@@ -166,15 +125,15 @@ def test_what_is_drawn_is_what_was_computed(tradeoff, steps, log):
         assert tuple(values) in drawn
 
 
-def test_legends_say_the_standing(tradeoff, steps):
-    """The legend tells certified curves and upper bounds from the asymptotic curve of the CLT."""
+def test_legends_say_the_standing_and_round_up(tradeoff, steps):
+    """The legend tells certified curves and upper bounds from the estimate of the CLT."""
     of_tradeoff = legend_texts(plotting.plot_tradeoff(tradeoff))
     of_epsilon = legend_texts(plotting.plot_epsilon(steps))
     assert sum("certified" in text for text in of_tradeoff) == 3
     assert sum("upper bound" in text for text in of_epsilon) == 3
-    for text in of_tradeoff + of_epsilon:
-        if "CLT" in text:
-            assert "asymptotic, may understate" in text
+    assert all("no guarantee" in text for text in of_tradeoff + of_epsilon if "CLT" in text)
+    shown = [float(re.search(r"(varepsilon|mu) = ([0-9.]+)", text)[2]) for text in of_tradeoff[1:3]]
+    assert np.all(np.array(shown) >= [tradeoff.epsilon.upper, tradeoff.mu_upper])
 
 
 def contrast(color, ground):
@@ -197,7 +156,6 @@ def test_lines_are_told_apart_in_grey_and_seen_on_white_and_on_black():
 
 
 def test_a_dark_figure_has_a_dark_ground_and_light_letters(steps):
-    """Within matplotlib's dark style a figure is dark, and its lines are as they are on white."""
     with matplotlib.rc_context({"figure.facecolor": "black", "axes.facecolor": "black", "text.color": "white"}):
         figure = plotting.plot_epsilon(steps)
     assert figure.get_facecolor() == (0, 0, 0, 1)
@@ -214,11 +172,10 @@ def test_no_text_is_cut_or_lies_on_data(tradeoff, steps, log):
 
 
 def test_figures_are_a_column_wide(tradeoff, steps):
-    """The figures fit a column of a paper, and their axes use its width."""
     for figure in (
         plotting.plot_tradeoff(tradeoff),
         plotting.plot_epsilon(steps),
-        plotting.plot_score(FIRST, delta=0.1),
+        plotting.plot_score(FIRST, delta=1e-5),
     ):
         assert figure.get_figwidth() == 3.3
         assert figure.axes[0].bbox.width > 0.78 * figure.bbox.width
@@ -257,7 +214,7 @@ def test_the_score_is_drawn_against_the_certified_upper_ends(tmp_path):
 def test_a_finished_training_and_another_score_are_drawn(tmp_path):
     """What train() returned has its own delta and name; a score that is no accuracy is drawn as it is."""
     history = [{"epsilon_upper": 1.0, "accuracy": 0.5, "rmse": 2.0}, {"epsilon_upper": 0.999, "rmse": 1.5}]
-    result = types.SimpleNamespace(history=history, out=tmp_path / "run", plan=types.SimpleNamespace(delta=1e-6))
+    result = types.SimpleNamespace(out=folder_of(tmp_path / "run", history, delta=1e-6))
     figure = plotting.plot_score(result, score="rmse")
     assert figure.axes[0].lines[0].get_xydata().tolist() == [[1.0, 2.0], [1.0, 1.5]], "upper ends that waver are raised"
     assert figure.axes[0].get_ylabel() == "rmse"
@@ -283,11 +240,12 @@ def test_scores_that_cannot_share_a_picture_are_refused(tmp_path):
             plotting.plot_score(*arguments, **options)
 
 
-def test_infinite_bounds_are_left_open():
+def test_infinite_bounds_are_left_open(steps):
     """A line ends where its bound becomes infinite, and the axes reach to the largest finite one."""
     bound = np.array([1.0, np.inf])
     num_steps = np.array([1.0, 2.0])
-    curves = plotting.EpsilonCurves(num_steps, 1e-5, Bounds(np.ones(2), bound), bound, bound, bound)
+    curves = steps._replace(num_steps=num_steps, certified=Bounds(np.ones(2), bound), moments_accountant=bound)
+    curves = curves._replace(moments_accountant_classic=bound, clt=bound)
     figure = plotting.plot_epsilon(curves)
     assert figure.axes[0].get_ylim()[1] < 1.1
     assert_nothing_is_cut(figure)
@@ -320,7 +278,6 @@ def test_files_are_pictures_reproducible_and_replaced(tmp_path, steps, suffix):
 )
 @pytest.mark.parametrize("function", [plotting.tradeoff_curves, plotting.epsilon_curves])
 def test_bad_arguments(function, change, message):
-    """A wrong number is refused by name."""
     arguments = dict(noise_multiplier=1.0, sampling_prob=0.1, num_steps=10, delta=1e-5)
     with pytest.raises(ValueError, match=message):
         function(**(arguments | change))
@@ -328,20 +285,9 @@ def test_bad_arguments(function, change, message):
 
 def test_command_writes_the_picture_and_its_numbers(tmp_path, capsys, monkeypatch, tradeoff, steps):
     """The command draws the curves of its options, and prints where they are or their numbers."""
-    from gdpjax.cli import _plot
-
     calls = []
-
-    def recorded_tradeoff_curves(*arguments):
-        calls.append(arguments)
-        return tradeoff
-
-    def recorded_epsilon_curves(*arguments, log):
-        calls.append((*arguments, log))
-        return steps
-
-    monkeypatch.setattr(_plot, "tradeoff_curves", recorded_tradeoff_curves)
-    monkeypatch.setattr(_plot, "epsilon_curves", recorded_epsilon_curves)
+    monkeypatch.setattr("gdpjax.cli._plot.tradeoff_curves", lambda *run: calls.append(run) or tradeoff)
+    monkeypatch.setattr("gdpjax.cli._plot.epsilon_curves", lambda *run, log: calls.append((*run, log)) or steps)
     path = tmp_path / "curve.svg"
     options = [*RUN_OPTIONS, "--delta", "1e-5", "--output", str(path)]
     assert main(["plot", "tradeoff", *options, "--log"]) == 0
@@ -377,7 +323,6 @@ def test_bad_options(tmp_path, monkeypatch, capsys, arguments, message):
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch, steps):
-    """Without matplotlib the error names the extra to install."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"pip install '\.\[plot\]'"):
         plotting.plot_epsilon(steps)
@@ -385,18 +330,14 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, steps):
 
 DRAW = """
 import sys
-import types
-import numpy as np
-from gdpjax import Bounds, plotting
+from gdpjax import plotting
 
-x = np.array([1.0, 2.0])
-curves = plotting.EpsilonCurves(x, 1e-5, Bounds(x, x), x, x, x)
+curves = plotting.epsilon_curves(1.0, 0.01, 2, 1e-5, num_points=8)
 plotting.save_figure(plotting.plot_epsilon(curves), sys.argv[1])
 assert 'matplotlib.pyplot' not in sys.modules
 """
 
 
 def test_needs_neither_a_display_nor_pyplot(tmp_path):
-    """A process that draws and saves a figure has not imported pyplot."""
     path = tmp_path / "x.png"
     subprocess.run([sys.executable, "-W", "error", "-c", DRAW, str(path)], check=True)

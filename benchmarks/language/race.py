@@ -133,16 +133,13 @@ def _predicted(case: Case, strategy: str, size: int) -> dict[str, float | None] 
     clipping = sum(part.clipping for part in cost.parts)
     return {
         "flops": cost.flops if is_private else cost.flops - clipping - cost.noise_flops,
-        "product_flops": sum(_predicted_products(cost, is_private)),
+        "product_flops": sum(_predicted_products(cost)),
         "held_bytes": cost.peak_bytes if is_private else None,
     }
 
 
-def _predicted_products(cost: StepCost, is_private: bool) -> Iterator[float]:
-    """Return the operations of matrix products, part by part."""
+def _predicted_products(cost: StepCost) -> Iterator[float]:
+    """Return the operations of matrix products, part by part; the norms of formed gradients are none."""
     for part in cost.parts:
-        if part.name in ("norms and others", "embedding"):
-            continue
-        # Norms that are taken of factors are products, and those of formed gradients are not.
-        is_product = is_private and part.gradient == "positions"
-        yield part.flops if is_product else part.flops - part.clipping
+        if part.name not in ("norms and others", "embedding"):
+            yield part.flops - part.clipping

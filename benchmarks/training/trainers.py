@@ -17,7 +17,7 @@ import optax
 
 from benchmarks.training.cases import Case
 from benchmarks.training.trainer import NUM_LOSSES, Trainer, forever
-from gdpjax.training import check_status, private_training
+from gdpjax.training import private_training
 
 
 class Contender(NamedTuple):
@@ -75,7 +75,7 @@ def _gdpjax(case: Case, advance: Callable[[Any, Any, Any], Any]) -> Trainer:
 
     def turn() -> Callable[[], float]:
         state = jax.block_until_ready(advance(training, start, data))
-        check_status(state)
+        state.check_status()
         return lambda: mean_loss(case, state.params)
 
     def epsilon() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The command ``correlated``: choose settings on held-out data, then train with several seeds."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -17,22 +18,14 @@ from experiments.correlated import tables
 from experiments.correlated.methods import METHODS, TASKS, Task, plan_of
 from experiments.correlated.trials import Trial, train_missing
 from experiments.data import Dataset
-from experiments.errors import UserError
 from experiments.progress import progress_bar
 from gdpjax.sweeps import records
 
 
 def run(config: CorrelatedConfig) -> None:
     """Train what is missing, then write the result file, its table and the figure."""
-    if config.seeds < 1:
-        raise UserError(f"seeds must be a whole number >= 1, got {config.seeds}")
-    if config.width < 1:
-        raise UserError(f"width must be a whole number >= 1, got {config.width}")
     task = TASKS[config.task]
     name = f"correlated_{config.task}"
-    if config.quick:
-        task = task.quick()
-        name = f"{name}_quick"
 
     # The record is in the folder of the runs; what is there is not trained again.
     folder = config.runs / name
@@ -54,7 +47,7 @@ def _begin(folder: Path, task: Task) -> None:
     if (folder / records.CONFIG).is_file():
         records.refuse_differences(folder, settings)
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    records.make_folder(folder)
     records.write_json(folder / records.CONFIG, {"config": settings})
 
 
@@ -68,7 +61,7 @@ def _compare(task: Task, dataset: Dataset, config: CorrelatedConfig, folder: Pat
         search.append(Trial("search", method, epsilon, epochs, rate, 0))
     done = _counter(bar, "settings, on held-out data", len(search))
     plans = _plans(search, task, searched.num_examples)
-    found = train_missing(search, plans, task, searched, folder, config.width, done)
+    found = train_missing(search, plans, task, searched, folder, done)
 
     # The settings with the best held-out accuracy; of equal ones the first.
     best: dict[tuple[str, float], Trial] = {}
@@ -84,7 +77,7 @@ def _compare(task: Task, dataset: Dataset, config: CorrelatedConfig, folder: Pat
             final.append(trial._replace(stage="final", seed=seed))
     done = _counter(bar, "trainings, on the test data", len(final))
     plans = _plans(final, task, dataset.num_examples)
-    accuracies = train_missing(final, plans, task, dataset, folder, config.width, done)
+    accuracies = train_missing(final, plans, task, dataset, folder, done)
     return tables.result_of(config, task, final, plans, accuracies, len(search), len(dataset.test_labels))
 
 
@@ -96,11 +89,5 @@ def _counter(bar: Progress, words: str, total: int) -> Callable[[int], None]:
 
 def _plans(trials: list[Trial], task: Task, num_examples: int) -> dict[Trial, gdpjax.Plan]:
     """Return the plan of each training; those that differ in learning rate or seed share one."""
-    made: dict[tuple[str, int, float], gdpjax.Plan] = {}
-    plans: dict[Trial, gdpjax.Plan] = {}
-    for trial in trials:
-        key = (trial.method, trial.epochs, trial.epsilon)
-        if key not in made:
-            made[key] = plan_of(trial.method, task, num_examples, trial.epochs, trial.epsilon)
-        plans[trial] = made[key]
-    return plans
+    made = functools.cache(lambda method, epochs, epsilon: plan_of(method, task, num_examples, epochs, epsilon))
+    return {trial: made(trial.method, trial.epochs, trial.epsilon) for trial in trials}

@@ -36,12 +36,6 @@ class Task:
     epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
     hold_out: float = 0.1
 
-    def quick(self) -> "Task":
-        """Return a version that is over soon."""
-        return dataclasses.replace(
-            self, epochs=(1,), learning_rates=self.learning_rates[:2], epsilons=self.epsilons[1::3]
-        )
-
 
 TASKS: dict[str, Task] = {
     "adult": Task("adult", "linear", 1.0, 512, epochs=(4,), learning_rates=(1.0, 3.0, 10.0)),

@@ -55,9 +55,8 @@ def result_of(
             seeds = [trial for trial in trials if (trial.method, trial.epsilon) == (method, epsilon)]
             values = [accuracies[trial] for trial in seeds]
             rows.append(_row(seeds[0], plans[seeds[0]], values))
-    flags = f" --task {config.task} --seeds {config.seeds}" + (" --quick" if config.quick else "")
     return {
-        "command": f"python -m experiments correlated{flags}",
+        "command": f"python -m experiments correlated --task {config.task} --seeds {config.seeds}",
         "delta": DELTA,
         "task": dataclasses.asdict(task),
         "seeds": config.seeds,

@@ -19,9 +19,11 @@ from experiments.data import Dataset
 from experiments.errors import UserError
 from experiments.models.scores import initial_params, make_scores
 from gdpjax.sweeps import records
-from gdpjax.training import FINISHED, Data, private_training
+from gdpjax.training import Data, private_training
 
 TRIALS = "trials.jsonl"
+WIDTH = 32
+"""Trainings that are one program, at most; a crash loses those."""
 
 
 class Trial(NamedTuple):
@@ -38,27 +40,20 @@ class Trial(NamedTuple):
 class Line(msgspec.Struct):
     """The parts of a line of the record that are read."""
 
-    trial: list[Any]
+    trial: Trial
     accuracy: float
 
 
 def recorded(folder: Path) -> dict[Trial, float]:
-    """Return the accuracy of each training on record."""
-    if not (folder / TRIALS).is_file():
+    """Return the accuracy of each training on record, without a last line that a crash cut off."""
+    path = folder / TRIALS
+    if not path.is_file():
         return {}
-    accuracies = {}
-    for line in records.read_lines(folder / TRIALS, Line):
-        stage, method, epsilon, epochs, rate, seed = line["trial"]
-        trial = Trial(
-            stage,
-            method,
-            epsilon=float(epsilon),
-            epochs=int(epochs),
-            learning_rate=float(rate),
-            seed=int(seed),
-        )
-        accuracies[trial] = line["accuracy"]
-    return accuracies
+    whole = path.read_bytes()
+    whole = whole[: whole.rfind(b"\n") + 1]
+    records.write_atomically(path, whole)
+    lines = msgspec.json.Decoder(Line).decode_lines(whole)
+    return {line.trial: line.accuracy for line in lines}
 
 
 def train_missing(
@@ -67,15 +62,12 @@ def train_missing(
     task: Task,
     dataset: Dataset,
     folder: Path,
-    width: int,
     done: Callable[[int], None],
 ) -> dict[Trial, float]:
     """Train what is not on record, and return the accuracies of all.
 
-    Trainings whose plans differ in the noise multiplier alone, in number at most ``width``, are one program.
+    Trainings whose plans differ in the noise multiplier alone, in number at most `WIDTH`, are one program.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_torn_line(folder / TRIALS)
     before = recorded(folder)
 
     # What one program can train is a group.
@@ -90,27 +82,14 @@ def train_missing(
     # Each chunk of a group is on record as soon as it is trained.
     for group in groups.values():
         program = _program(plans[group[0]], task, dataset)
-        for start in range(0, len(group), width):
-            chunk = group[start : start + width]
+        for start in range(0, len(group), WIDTH):
+            chunk = group[start : start + WIDTH]
             accuracies = program(chunk, [plans[trial].noise_multiplier for trial in chunk])
-            lines = []
-            for trial, accuracy in zip(chunk, accuracies, strict=True):
-                lines.append({"trial": list(trial), "accuracy": accuracy})
-            records.append(folder, TRIALS, lines)
+            pairs = zip(chunk, accuracies, strict=True)
+            records.append(folder, TRIALS, [{"trial": list(trial), "accuracy": value} for trial, value in pairs])
             done(len(chunk))
     after = recorded(folder)
     return {trial: after[trial] for trial in trials}
-
-
-def _remove_torn_line(path: Path) -> None:
-    """Drop a last line that a crash cut off, so that the next one does not begin in its middle."""
-    if not path.is_file():
-        return
-    content = path.read_bytes()
-    end_of_last_line = content.rfind(b"\n") + 1
-    whole = content[:end_of_last_line]
-    if whole != content:
-        records.write_atomically(path, whole)
 
 
 def _shape_of(plan: gdpjax.Plan) -> str:
@@ -125,7 +104,7 @@ def _program(
     dataset: Dataset,
 ) -> Callable[[Sequence[Trial], Sequence[float]], list[float]]:
     """Return the function from trainings and their noise multipliers to their accuracies."""
-    model = models.build(task.model, dataset.example, dataset.num_classes)
+    model = models.build(task.model, dataset.num_classes)
     loss = models.example_loss(model)
     any_training = private_training(plan, loss, optax.sgd(1.0))
     data = any_training.place(dataset.train_inputs, dataset.train_labels)
@@ -138,7 +117,7 @@ def _program(
         params = initial_params(model, dataset.example, init_key)
         state = training.init(params, run_key)
         state, _ = training.run_steps(state, data, plan.num_steps)
-        return state.params, state.status
+        return state.params, state.finished
 
     together = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)))
 
@@ -146,8 +125,8 @@ def _program(
         noise_multipliers = jnp.asarray(noise, jnp.float32)
         rates = jnp.asarray([trial.learning_rate for trial in trials])
         keys = jnp.stack([_key_of(trial) for trial in trials])
-        params, status = together(noise_multipliers, rates, keys, data)
-        if np.any(np.asarray(status) != FINISHED):
+        params, finished = together(noise_multipliers, rates, keys, data)
+        if not np.all(np.asarray(finished)):
             raise UserError("a batch was above the capacity of its plan; run again with another number of seeds")
 
         # One model after the other on the test data.

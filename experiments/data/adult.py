@@ -5,13 +5,10 @@ from, the last fold to test on. The file is LIBSVM's text: a label of -1 or +1, 
 is on, indices from 1.
 """
 
-from pathlib import Path
-
 import numpy as np
 
 from experiments.data.dataset import Dataset
-from experiments.data.files import Source, fetch, read_gzip
-from experiments.errors import UserError
+from experiments.data.files import Source, fetch
 
 MIRRORS = (
     "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/",
@@ -24,26 +21,10 @@ NUM_TRAIN = 29_305
 
 def load_adult() -> Dataset:
     """29,305 people to train on and 3,256 to test on."""
+    import sklearn.datasets
+
     (path,) = fetch(Source("Adult", SHA256, "adult", MIRRORS))
-    features, labels = read_libsvm(path)
+    sparse, signs = sklearn.datasets.load_svmlight_file(str(path), n_features=NUM_FEATURES)[:2]
+    features = np.asarray(sparse.toarray(), np.float32)
+    labels = (signs > 0).astype(np.int32)
     return Dataset(features[:NUM_TRAIN], labels[:NUM_TRAIN], features[NUM_TRAIN:], labels[NUM_TRAIN:])
-
-
-def read_libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Features ``float32[n, 123]`` of 0 and 1, and labels ``int32[n]``, 1 for +1; UserError names the line."""
-    content = read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
-    lines = content.decode("ascii", errors="replace").splitlines()
-    features, labels = np.zeros((len(lines), NUM_FEATURES), np.float32), np.zeros(len(lines), np.int32)
-    for row, line in enumerate(lines):
-        try:
-            label, *cells = line.split()
-            labels[row] = {"-1": 0, "+1": 1}[label]
-            for cell in cells:
-                index, value = cell.split(":")
-                if not 1 <= int(index) <= NUM_FEATURES or value != "1":
-                    raise ValueError(cell)
-                features[row, int(index) - 1] = 1
-        except (KeyError, ValueError) as error:
-            expected = f"-1 or +1, then index:1 with indices from 1 to {NUM_FEATURES}"
-            raise UserError(f"{path}, line {row + 1}: expected {expected}, got {line[:60]!r}") from error
-    return features, labels

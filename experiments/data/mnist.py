@@ -12,9 +12,7 @@ import numpy as np
 
 from experiments.data import class_whitening, deskew, public_digits, scattering
 from experiments.data.dataset import Dataset
-from experiments.data.files import Source, cache_folder, fetch
-from experiments.data.idx import read_idx
-from experiments.errors import UserError
+from experiments.data.files import Source, cache_folder, fetch, read_gzip
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -37,27 +35,19 @@ SOURCES = (scattering, deskew, public_digits, class_whitening)
 def load_mnist() -> Dataset:
     """Return 60,000 images to train on and 10,000 to test on."""
     paths = fetch(Source("MNIST", SHA256, "mnist", MIRRORS))
-    train_images, train_labels, test_images, test_labels = (read_idx(path) for path in paths)
-    _check("train", train_images, train_labels)
-    _check("test", test_images, test_labels)
-    return Dataset(
-        _grays(train_images),
-        train_labels.astype(np.int32),
-        _grays(test_images),
-        test_labels.astype(np.int32),
-    )
+    train_images, train_labels, test_images, test_labels = (read_gzip(path) for path in paths)
+    return Dataset(_grays(train_images), _labels(train_labels), _grays(test_images), _labels(test_labels))
 
 
-def _check(part: str, images: np.ndarray, labels: np.ndarray) -> None:
-    """Refuse files that do not belong together."""
-    if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise UserError(f"MNIST {part}: expected as many labels as images, got {labels.shape} and {images.shape}")
+def _grays(content: bytes) -> np.ndarray:
+    """Return images as numbers from 0 to 1, with an axis of one channel. They follow a header of 16 bytes."""
+    images = np.frombuffer(content, np.uint8, offset=16).reshape(-1, 28, 28, 1)
+    return (images / np.float32(255)).astype(np.float32)
 
 
-def _grays(images: np.ndarray) -> np.ndarray:
-    """Return bytes as numbers from 0 to 1, with an axis of one channel."""
-    grays = (images / np.float32(255)).astype(np.float32)
-    return grays[..., None]
+def _labels(content: bytes) -> np.ndarray:
+    """Return labels, which follow a header of 8 bytes."""
+    return np.frombuffer(content, np.uint8, offset=8).astype(np.int32)
 
 
 def load_mnist_scattering() -> Dataset:

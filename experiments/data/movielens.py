@@ -15,7 +15,6 @@ import numpy as np
 
 from experiments.data.dataset import Dataset
 from experiments.data.files import Source, fetch, find
-from experiments.errors import UserError
 
 ORIGINAL = Source(
     "MovieLens-1M",
@@ -51,11 +50,7 @@ def read_npz(path: Path) -> tuple[np.ndarray, ...]:
 
 
 def read_zip(path: Path) -> tuple[np.ndarray, ...]:
-    """Return the same from GroupLens' file; a UserError names it where it is damaged."""
-    try:
-        text = zipfile.ZipFile(path).read("ml-1m/ratings.dat").replace(b"::", b" ")
-        rows = np.loadtxt(io.BytesIO(text), dtype=np.int64, ndmin=2)
-        users, movies, grades, _ = rows.T
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not MovieLens-1M (ml-1m/ratings.dat in a zip file): {error}") from error
+    """Return the same from GroupLens' file."""
+    text = zipfile.ZipFile(path).read("ml-1m/ratings.dat").replace(b"::", b" ")
+    users, movies, grades, _ = np.loadtxt(io.BytesIO(text), dtype=np.int64, ndmin=2).T
     return users, movies, grades

@@ -34,8 +34,6 @@ import numpy as np
 import scipy.fft
 from jaxtyping import Complex, Complex64, Float, Float32
 
-from experiments.errors import UserError
-
 NUM_SCALES = 2
 NUM_ANGLES = 8
 NUM_CHANNELS = 1 + NUM_SCALES * NUM_ANGLES + NUM_ANGLES**2
@@ -66,8 +64,6 @@ def scattering(
     >>> scattering(np.ones((1, 8, 8)), 2).shape
     (1, 81, 2, 2)
     """
-    if images.ndim != 3 or images.shape[1] != images.shape[2]:
-        raise UserError(f"scattering is for square images [N, size, size], got shape {images.shape}")
     margins = [(0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)]
     padded = np.pad(images.astype(np.float32), margins)
 

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from experiments.config import FdpFiguresConfig
 from experiments.data.adult_education import EDUCATION, education_levels, find_adult, synthetic_levels
-from experiments.figures.pages import save_svg
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism, RandomizedResponse
-from gdpjax.plotting.style import BELOW, BLUE, COLUMN, GREY, RED
+from gdpjax.plotting.style import BELOW, BLUE, COLUMN, GREY, RED, look
 from gdpjax.tradeoff import (
     ApproximateDP,
     Curve,
@@ -23,7 +22,6 @@ from gdpjax.tradeoff import (
     central_limit,
     compose,
     delta,
-    inverse,
     subsample,
 )
 
@@ -50,7 +48,11 @@ def run(config: FdpFiguresConfig) -> None:
     """Draw every figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
     for name, draw in FIGURES.items():
-        save_svg(draw, config.output / f"{name}.svg")
+        path = config.output / f"{name}.svg"
+        # Text stays text: the files are half as large.
+        with look(**{"svg.fonttype": "none", "mathtext.fontset": "dejavusans"}):
+            draw().savefig(path, metadata={"Date": None})
+        print(f"Figure: {path}")
 
 
 def _unit_squares(columns: int = 1, *, legend: float = 0.0) -> tuple[Figure, list[Axes]]:
@@ -136,7 +138,7 @@ def _subsampling() -> Figure:
     prob = 0.35
     sampled = subsample(base, prob)
     removed = sampled.one_direction
-    added = inverse(removed)
+    added = removed.inverse()
     _draw_curve(axes, sampled, linewidth=3, alpha=0.4, label="$C_p(f)$")
     _draw_curve(axes, removed, label="$f_p$ (remove)")
     _draw_curve(axes, added, label="$f_p^{-1}$ (add)")

@@ -10,17 +10,9 @@ feed-forward layer is a GELU.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
-
-from experiments.errors import UserError
-
-ACTIVATIONS = ("silu", "gelu_tanh")
-"""The functions that a feed-forward layer may have at its gate."""
-
-DTYPES = ("bfloat16", "float32")
-"""The types in which matrix products may be computed."""
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,27 +22,12 @@ class RotaryScaling:
     A frequency f, in turns a position, is kept where it makes more than ``high_freq_factor`` turns in
     ``original_max_length`` positions, is divided by ``factor`` where it makes fewer than ``low_freq_factor``, and is in
     between in between.
-
-    Attributes:
-      factor: what low frequencies are divided by, at least 1.
-      low_freq_factor, high_freq_factor: turns, the second larger than the first.
-      original_max_length: positions of the texts that the model was first trained on.
     """
 
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_length: int
-
-    def __post_init__(self) -> None:
-        if not self.factor >= 1:
-            raise UserError(f"expected a factor of rotary scaling of at least 1, got {self.factor}")
-        if not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise UserError(
-                "expected 0 < low_freq_factor < high_freq_factor in a rotary scaling, got "
-                f"{self.low_freq_factor} and {self.high_freq_factor}"
-            )
-        _check_count("original_max_length", self.original_max_length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,21 +50,8 @@ class ModelConfig:
       rope_scaling: how rotary frequencies are slowed down, or None.
       norm_epsilon: what is added to a mean square before its root is taken.
       tied_head: whether the logits are products with the embeddings, instead of having a weight of their own.
-      activation: the function at the gate, one of `ACTIVATIONS`.
-      scaled_embedding: whether embeddings are multiplied by sqrt(model_width), as Gemma does.
-      norm_adds_one: whether a norm multiplies by 1 + w, as Gemma does, instead of w.
-      compute_dtype: the type of matrix products, one of `DTYPES`. Norms, softmax, logits and loss are in float32.
-      remat: whether the values inside of a layer are computed again in the backward pass, instead of being kept.
-      unrolled: whether the layers are compiled one after the other, instead of once as the body of a loop. It takes
-        long to compile, and lets XLA count all operations.
-
-    Raises:
-      UserError: a number out of range, or numbers that do not fit together.
-
-    >>> ModelConfig(vocab_size=100, num_layers=2, model_width=16, num_heads=4, num_kv_heads=3, head_width=4,
-    ...             hidden_width=32)
-    Traceback (most recent call last):
-    experiments.errors.UserError: expected num_heads to be a multiple of num_kv_heads, got 4 and 3
+      is_gemma: whether embeddings, norms and gates are Gemma's.
+      compute_dtype: the type of matrix products. Norms, softmax, logits and loss are in float32.
     """
 
     vocab_size: int
@@ -98,43 +62,12 @@ class ModelConfig:
     head_width: int
     hidden_width: int
     max_length: int = 1024
+    tied_head: bool = True
     rope_theta: float = 10_000.0
     rope_scaling: RotaryScaling | None = None
     norm_epsilon: float = 1e-5
-    tied_head: bool = True
-    activation: str = "silu"
-    scaled_embedding: bool = False
-    norm_adds_one: bool = False
-    compute_dtype: str = "bfloat16"
-    remat: bool = True
-    unrolled: bool = False
-
-    def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "num_layers",
-            "model_width",
-            "num_heads",
-            "num_kv_heads",
-            "head_width",
-            "hidden_width",
-            "max_length",
-        ):
-            _check_count(name, getattr(self, name))
-        if self.num_heads % self.num_kv_heads:
-            raise UserError(
-                f"expected num_heads to be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
-            )
-        if self.head_width % 2:
-            raise UserError(f"expected an even head_width, as rotary positions turn pairs, got {self.head_width}")
-        for name in ("rope_theta", "norm_epsilon"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"expected {name} to be a positive number, got {value!r}")
-        if self.activation not in ACTIVATIONS:
-            raise UserError(f"expected an activation of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
-        if self.compute_dtype not in DTYPES:
-            raise UserError(f"expected a compute_dtype of {', '.join(DTYPES)}, got {self.compute_dtype!r}")
+    is_gemma: bool = False
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int]]:
@@ -157,10 +90,9 @@ class ModelConfig:
 
     @property
     def num_layer_params(self) -> int:
-        """The number of parameters of one layer."""
+        """The number of parameters of one layer, norms included."""
         weights = sum(inputs * outputs for inputs, outputs in self.weight_shapes.values())
-        norms = 2 * self.model_width
-        return weights + norms
+        return weights + 2 * self.model_width
 
     @property
     def num_params(self) -> int:
@@ -177,78 +109,18 @@ class ModelConfig:
         """
         table = self.vocab_size * self.model_width
         head = 0 if self.tied_head else table
-        final_norm = self.model_width
-        return table + head + final_norm + self.num_layers * self.num_layer_params
-
-
-def _check_count(name: str, value: object) -> None:
-    """Refuse what is no whole number of at least one."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"expected {name} to be a whole number of at least 1, got {value!r}")
+        return table + head + self.model_width + self.num_layers * self.num_layer_params
 
 
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
     {
-        "tiny": ModelConfig(
-            vocab_size=2_048,
-            num_layers=4,
-            model_width=128,
-            num_heads=4,
-            num_kv_heads=2,
-            head_width=32,
-            hidden_width=336,
-            max_length=256,
-        ),
-        "small": ModelConfig(
-            vocab_size=8_192,
-            num_layers=8,
-            model_width=288,
-            num_heads=6,
-            num_kv_heads=2,
-            head_width=48,
-            hidden_width=768,
-            max_length=512,
-        ),
-        "124M": ModelConfig(
-            vocab_size=50_304,
-            num_layers=12,
-            model_width=768,
-            num_heads=12,
-            num_kv_heads=12,
-            head_width=64,
-            hidden_width=2_048,
-        ),
-        "355M": ModelConfig(
-            vocab_size=50_304,
-            num_layers=24,
-            model_width=1_024,
-            num_heads=16,
-            num_kv_heads=16,
-            head_width=64,
-            hidden_width=2_736,
-        ),
-        "1B": ModelConfig(
-            vocab_size=32_000,
-            num_layers=22,
-            model_width=2_048,
-            num_heads=32,
-            num_kv_heads=4,
-            head_width=64,
-            hidden_width=5_632,
-            max_length=2_048,
-            tied_head=False,
-        ),
-        "7B": ModelConfig(
-            vocab_size=32_000,
-            num_layers=32,
-            model_width=4_096,
-            num_heads=32,
-            num_kv_heads=32,
-            head_width=128,
-            hidden_width=11_008,
-            max_length=4_096,
-            tied_head=False,
-        ),
+        # vocabulary, layers, width, heads, heads of keys, width of a head, hidden width, longest sequence, tied head
+        "tiny": ModelConfig(2_048, 4, 128, 4, 2, 32, 336, 256),
+        "small": ModelConfig(8_192, 8, 288, 6, 2, 48, 768, 512),
+        "124M": ModelConfig(50_304, 12, 768, 12, 12, 64, 2_048),
+        "355M": ModelConfig(50_304, 24, 1_024, 16, 16, 64, 2_736),
+        "1B": ModelConfig(32_000, 22, 2_048, 32, 4, 64, 5_632, 2_048, False),
+        "7B": ModelConfig(32_000, 32, 4_096, 32, 32, 128, 11_008, 4_096, False),
     }
 )
 """Shapes by name. "1B" is that of TinyLlama 1.1B, and "7B" that of Llama 2 7B."""

@@ -2,93 +2,97 @@
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from experiments.errors import UserError
 from experiments.language.config import ModelConfig
-from experiments.language.generate import generate
-from experiments.language.lora import LoraConfig
-from experiments.language.model import sequence_loss
+from experiments.language.lora import Params
+from experiments.language.model import logits, sequence_loss
 from experiments.language.packing import Units
+from experiments.language.targets import next_tokens
 from experiments.language.tokenizer import Tokenizer
 
 ROWS_AT_ONCE = 16
+TEMPERATURE, TOP_K = 0.8, 50
+"""Samples are drawn among the 50 likeliest tokens, with logits over 0.8."""
 
 
-def perplexity(
-    config: ModelConfig,
-    params: Any,
-    units: Units,
-    *,
-    lora: LoraConfig | None = None,
-) -> float:
-    """Return exp(mean cross entropy of the next token), over all targets of these units.
+def perplexity(config: ModelConfig, params: Params, units: Units) -> float:
+    """Return exp(mean cross entropy of the next token), over all targets of these units, each of which counts alike.
 
     If the units are private then so is this figure, and epsilon does not cover it. Measure on units that were split off
-    before the training.
-
-    Args:
-      config: the shape of the model.
-      params: its parameters.
-      units: the texts, of which each target counts alike.
-      lora: the adapters that the parameters have.
+    before the training. It is infinite where a training diverged, and NaN where there is nothing to predict.
     """
-    if not units.num_targets.sum():
-        raise UserError("expected units with something to predict, got none to measure the perplexity on")
-
-    # Sequences that hold no text are left out; the last chunk is padded with them, so that one program does.
+    # The last chunk is padded with sequences that hold no text, so that one program does.
     length = units.tokens.shape[-1]
-    tokens = units.tokens.reshape(-1, length)
-    segment_ids = units.segment_ids.reshape(-1, length)
-    holds_text = np.any(segment_ids > 0, axis=-1)
-    tokens, segment_ids = tokens[holds_text], segment_ids[holds_text]
-    missing = -len(tokens) % ROWS_AT_ONCE
-    tokens = np.pad(tokens, [(0, missing), (0, 0)])
-    segment_ids = np.pad(segment_ids, [(0, missing), (0, 0)])
-
-    total = 0.0
-    for start in range(0, len(tokens), ROWS_AT_ONCE):
-        chunk = slice(start, start + ROWS_AT_ONCE)
-        total += float(_total_loss(config, lora, params, tokens[chunk], segment_ids[chunk]))
-    try:
-        return math.exp(total / int(units.num_targets.sum()))
-    except OverflowError:  # a training that diverged
-        return math.inf
+    missing = -units.tokens[..., 0].size % ROWS_AT_ONCE
+    chunks = []
+    for array in units.arrays:
+        rows = np.pad(array.reshape(-1, length), [(0, missing), (0, 0)])
+        chunks.append(rows.reshape(-1, ROWS_AT_ONCE, length))
+    total = sum(float(_total_loss(config, params, *chunk)) for chunk in zip(*chunks, strict=True))
+    num_targets = int(next_tokens(*map(jnp.asarray, units.arrays))[1].sum())
+    return float(np.exp(total / num_targets)) if num_targets else math.nan
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def _total_loss(
-    config: ModelConfig, lora: LoraConfig | None, params: Any, tokens: jax.Array, segment_ids: jax.Array
-) -> jax.Array:
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "rows length"],
+    segment_ids: Int[Array, "rows length"],
+) -> Float[Array, ""]:
     """Return the sum of the losses of all targets of some sequences."""
-    return sequence_loss(config, params, tokens, segment_ids, divisor=1.0, lora=lora)
+    return sequence_loss(config, params, tokens, segment_ids, divisor=1.0)
 
 
 def sample_of(
     config: ModelConfig,
-    params: Any,
+    params: Params,
     tokenizer: Tokenizer,
-    key: jax.Array,
+    key: PRNGKeyArray,
     *,
     prompt: str = "",
     num_tokens: int = 40,
-    lora: LoraConfig | None = None,
 ) -> str:
     """Return a text that the model makes of a public prompt. It is post-processing of the parameters."""
-    tokens = np.concatenate([[tokenizer.begin], tokenizer.encode(prompt)]).astype(np.int32)
-    made = generate(
-        config,
-        params,
-        jnp.asarray(tokens)[None],
-        min(num_tokens, config.max_length - len(tokens)),
-        key,
-        temperature=0.8,
-        top_k=50,
-        stop_token=tokenizer.end,
-        lora=lora,
-    )
-    return prompt + tokenizer.decode(np.asarray(made[0]))
+    begun = np.concatenate([[tokenizer.begin], tokenizer.encode(prompt)])
+    length = min(len(begun) + num_tokens, config.max_length)
+    text = np.zeros(length, np.int32)
+    text[: len(begun)] = begun
+    text = np.asarray(continued(config, params, jnp.asarray(text), len(begun), key))
+
+    # A text is over where its end is drawn.
+    made = text[len(begun) :]
+    ends = np.flatnonzero(made == tokenizer.end)
+    if len(ends):
+        made = made[: ends[0]]
+    return prompt + tokenizer.decode(made)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def continued(
+    config: ModelConfig,
+    params: Params,
+    text: Int[Array, " length"],
+    begun: int,
+    key: PRNGKeyArray,
+) -> Int[Array, " length"]:
+    """Return a text whose tokens from the position ``begun`` on are drawn, each given those before it.
+
+    The i-th token is drawn with ``fold_in(key, i)``. All logits are computed anew for each: what stands behind a token
+    changes none of them.
+    """
+
+    def add_token(number: Array, text: Array) -> Array:
+        values = logits(config, params, text)[number - 1]
+        largest, _ = jax.lax.top_k(values, min(TOP_K, config.vocab_size))
+        kept = jnp.where(values >= largest[-1], values, -jnp.inf)
+        own_key = jax.random.fold_in(key, number)
+        token = jax.random.categorical(own_key, kept / TEMPERATURE)
+        return text.at[number].set(token)
+
+    return jax.lax.fori_loop(begun, text.shape[0], add_token, text)

@@ -26,7 +26,7 @@ import gdpjax
 from experiments.language.config import ModelConfig
 from experiments.language.lora import LoraConfig, frozen, init_adapters, joined, merge
 from experiments.language.model import sequence_loss
-from gdpjax.training import Data, Training, adam_scale, choose_microbatch, private_training
+from gdpjax.training import Training, adam_scale, private_training
 
 ADAPTERS, BASE = "adapters", "base"
 
@@ -106,21 +106,3 @@ class Finetuning:
             microbatch_size=self.microbatch_size,
             scale=scale,
         )
-
-    def fitted(self, params: Any, data: Data, memory_bytes: float) -> "Finetuning":
-        """Return the same with the largest microbatch whose step fits a memory, by the compiler's account.
-
-        Args:
-          params: of `initial`, or their shapes.
-          data: of ``training.place``.
-          memory_bytes: what a step may take.
-
-        Raises:
-          ValueError: one unit at a time does not fit.
-        """
-
-        def build(size: int) -> Training:
-            return dataclasses.replace(self, microbatch_size=size).training()
-
-        size, _ = choose_microbatch(build, params, data, memory_bytes=memory_bytes)
-        return dataclasses.replace(self, microbatch_size=size)

@@ -1,7 +1,7 @@
 """Small networks, by name.
 
 * `networks`   the networks, in flax
-* `choices`    their names, which examples each is for, and the loss of one example
+* `choices`    their names, and the loss of one example
 * `scores`     weights at the beginning, and accuracy on test data
 """
 

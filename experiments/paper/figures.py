@@ -1,7 +1,6 @@
 """Pictures of the repeated experiments, drawn from the committed result files: nothing is trained here."""
 
 import errno
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from rich.console import Console
 
 from experiments.errors import UserError
@@ -17,8 +15,7 @@ from experiments.paper import accountant_grid
 from experiments.paper.settings import CERTIFIED_NOISE, FIGURE4_EPSILON
 from experiments.paper.tables import path_of, read_rows
 from gdpjax import accounting
-from gdpjax.plotting.style import BLUE, GREEN, RED, look
-from gdpjax.sweeps import records
+from gdpjax.plotting.style import BLUE, GREEN, RED, look, save_figure
 from gdpjax.sweeps.rounding import upper as rounded_up
 from gdpjax.tradeoff import Gaussian
 
@@ -52,7 +49,6 @@ TRAINED = (
 LEAST_ALPHA = 1e-10
 """Where the trade-off curves begin: small enough for the CLT's to be below each certified band."""
 
-NUM_COLOURS = 64
 MARKS: dict[str, dict[str, Any]] = {
     CERTIFIED: {},
     CLT: {"marker": "s", "markersize": 3.5, "markevery": 6},
@@ -70,7 +66,7 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
     for name, draw in FIGURES.items():
         try:
             with look(**{"axes.grid": True}):
-                _save(draw(results), output / name)
+                save_figure(draw(results), output / name)
         except FileNotFoundError as error:
             experiment = Path(error.filename).stem.removeprefix("reproduce_")
             console.print(f"[yellow]{name} is left out: it needs {error.filename}", soft_wrap=True)
@@ -78,23 +74,8 @@ def draw_all(results: Path, output: Path, console: Console) -> None:
             continue
         console.print(f"Figure: {output / name}", soft_wrap=True)
         num_drawn += 1
-    if path_of(results, "figure4").is_file():
-        print_at_equal_cost(results, console)
     if not num_drawn:
         raise UserError(f"no result file in {results}; run: python -m experiments reproduce all")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    """Write a PNG file of few colours, which is a third of the size and looks the same."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=97, bbox_inches="tight")
-
-    # The same picture with few colours.
-    image = Image.open(drawn).convert("RGB")
-    reduced = image.quantize(NUM_COLOURS, dither=Image.Dither.NONE)
-    packed = io.BytesIO()
-    reduced.save(packed, format="PNG", optimize=True)
-    records.write_atomically(path, packed.getvalue())
 
 
 def read(results: Path, name: str) -> RowsByName:
@@ -213,40 +194,6 @@ def _draw_epsilons(axes: Axes, epochs: int) -> None:
     axes.set(xlabel="epochs", xlim=(0, epochs))
     axes.set(ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", ylim=(0, 1.55 * highest))
     axes.legend(loc="upper left", ncols=2, handlelength=1.8, columnspacing=1.0)
-
-
-def at_equal_cost(rows: RowsByName, epochs: int) -> dict[str, Any]:
-    """Return each run's accuracy at its last epoch within what the cheapest one cost, certified.
-
-    Returns:
-      ``"epsilon"``, and the accuracy by accountant; nothing where a run is absent.
-    """
-    histories = {}
-    for accountant, noise in FIGURE4_NOISE[epochs].items():
-        name = _name_of(noise, epochs)
-        if name not in rows:
-            return {}
-        histories[accountant] = rows[name]["runs"][0]["epochs"]
-
-    # The cheapest run is over when it has spent this; the others are asked what they had then.
-    epsilon = min(history[-1]["epsilon_upper"] for history in histories.values())
-    accuracies = {"epsilon": epsilon}
-    for accountant, history in histories.items():
-        affordable = [epoch for epoch in history if epoch["epsilon_upper"] <= epsilon]
-        accuracies[accountant] = affordable[-1]["test_accuracy"]
-    return accuracies
-
-
-def print_at_equal_cost(results: Path, console: Console) -> None:
-    """Print what each accountant's choice of noise buys for the same certified epsilon."""
-    rows = read(results, "figure4")
-    for epochs in FIGURE4_NOISE:
-        accuracies = at_equal_cost(rows, epochs)
-        if accuracies:
-            each = [f"{accountant} {100 * accuracies[accountant]:.2f} %" for accountant in LINES]
-            bought = ", ".join(each)
-            epsilon = rounded_up(accuracies["epsilon"], 3)
-            console.print(f"Figure 4, {epochs} epochs, at certified epsilon {epsilon}: noise by {bought}")
 
 
 # ---- Trade-off curves of the trained models ----

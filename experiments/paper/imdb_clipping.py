@@ -82,7 +82,7 @@ def accuracy(seed: int, add_equal_words: bool) -> float:
 
     # The network, and the first weights.
     init_key, sampling_key, noise_key = jax.random.split(jax.random.key(seed), 3)
-    model = models.build(config.model.model, dataset.example, dataset.num_classes)
+    model = models.build(config.model.model, dataset.num_classes)
     params = initial_params(model, dataset.example, init_key)
     optimizer = optax.adam(config.optimizer.learning_rate)
 

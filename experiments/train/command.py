@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config import TrainConfig, resume_command, validate
+from experiments.config import TrainConfig, resume_command
 from experiments.train.tasks import make_task, numbers_of
 from gdpjax.sweeps import TrainingResult, print_training, train
 
@@ -17,8 +17,7 @@ def default_folder(name: str) -> Path:
 
 
 def run_quietly(config: TrainConfig, console: Console, name: str) -> TrainingResult:
-    """Validate, load and train, with a progress bar but without the final report."""
-    validate(config)
+    """Load and train, with a progress bar but without the final report."""
     out = config.run.out or default_folder(name)
     task = make_task(config.data.dataset, config.model.model, config.optimizer.optimizer)
     return train(

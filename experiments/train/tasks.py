@@ -33,7 +33,7 @@ def load(dataset: str) -> Any:
 def build(dataset: str, model: str, example: Any) -> Model:
     """Return a network with the cross entropy of one example as its loss; how many classes there are is public."""
     facts, (inputs, _) = data.FACTS[dataset], example
-    network = models.build(model, inputs, facts.num_classes)
+    network = models.build(model, facts.num_classes)
     init = functools.partial(initial_params, network, inputs)
     return Model(init, models.example_loss(network), scores_of(network, facts.num_classes, facts.graded))
 

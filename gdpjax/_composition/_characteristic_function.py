@@ -93,6 +93,7 @@ class RunOnLine(NamedTuple):
         log_below: An upper bound on log M at `Contour.below`.
         log_above: An upper bound on log M at `Contour.above`.
         lost: A bound on the P-mass that is not in M.
+        log_beyond: The log of a bound on |M(theta + it) / M(theta)| for t from `last_frequency` on.
         phase_rounding: A bound on the rounding of the angles.
         least: The epsilon from which on upper bounds hold.
     """
@@ -106,6 +107,7 @@ class RunOnLine(NamedTuple):
     log_below: Array
     log_above: Array
     lost: Array
+    log_beyond: Array
     phase_rounding: Array
     least: float = -np.inf
 
@@ -120,6 +122,7 @@ class EventsOnLine(NamedTuple):
         log_a: log A(theta) [kinds].
         at_zero: A bound on the relative error of A(theta) [kinds].
         alias: Upper bounds on log A at the two alias exponents [kinds, 2].
+        log_variation: log V, where |A(theta + it)| <= V / |t| for every t [kinds].
     """
 
     num_steps: Array
@@ -128,6 +131,7 @@ class EventsOnLine(NamedTuple):
     log_a: Array
     at_zero: Array
     alias: Array
+    log_variation: Array
 
 
 def transform(run: RunDescription, windows: Windows, contour: Contour) -> RunOnLine:
@@ -156,6 +160,8 @@ def transform(run: RunDescription, windows: Windows, contour: Contour) -> RunOnL
     log_size = np.float64(0.0)
     log_size_error = np.float64(0.0)
     alias = np.zeros(2)
+    log_beyond = np.float64(0.0)
+    log_last = np.log(last_frequency(frequency, contour))
     total_steps = 0.0
     num_kinds = 0
     is_trusted = np.True_
@@ -174,8 +180,11 @@ def transform(run: RunDescription, windows: Windows, contour: Contour) -> RunOnL
         # log M(theta), and M at the alias exponents.
         rounding = 4.0 * UNIT_ROUNDOFF * (1.0 + np.abs(line.log_a))
         alias_rounding = 8.0 * UNIT_ROUNDOFF * np.abs(line.alias)
+        log_a_error = 2.0 * line.at_zero + rounding
         log_size = log_size + run.add_up(count, line.log_a)
-        log_size_error = log_size_error + run.add_up(count, 2.0 * line.at_zero + rounding)
+        log_size_error = log_size_error + run.add_up(count, log_a_error)
+        log_beyond_of_one = np.fmin(line.log_variation - log_last - line.log_a + log_a_error, 0.0)
+        log_beyond = log_beyond + run.add_up(count, log_beyond_of_one)
         alias = alias + run.add_up(count, line.alias + alias_rounding)
         total_steps = total_steps + run.add_up(count, np.ones(count.shape))
         num_kinds += 1 if run.apart else count.size
@@ -193,6 +202,7 @@ def transform(run: RunDescription, windows: Windows, contour: Contour) -> RunOnL
         log_below=alias[..., 0],
         log_above=alias[..., 1],
         lost=lost_mass(run, windows),
+        log_beyond=log_beyond,
         phase_rounding=np.pi * UNIT_ROUNDOFF * (3.0 + num_kinds) * total_steps,
     )
 
@@ -208,6 +218,15 @@ def num_frequencies(contour: Contour) -> Array:
     spacing = 2.0 * np.pi / contour.period
     needed = np.fmax(np.ceil(contour.cutoff / spacing + 1.0), LEAST_FREQUENCIES)
     return np.fmin(needed, MAX_FREQUENCIES).astype(int)
+
+
+def last_frequency(frequency: Array, contour: Contour) -> Array:
+    """Return a frequency that the sums up to the cutoff certainly include; their tail is bounded from it on.
+
+    It is one term before the last, in case the comparison with the cutoff rounded the other way.
+    """
+    num_inside = np.sum(~(frequency > np.asarray(contour.cutoff)[..., None]), axis=-1)
+    return np.maximum(num_inside - 2.0, 0.5) * frequency[..., 1]
 
 
 def num_at_once(num_frequencies: int) -> int:
@@ -357,6 +376,7 @@ def _step_line(steps: Steps, windows: Windows, contour: Contour, frequency: Arra
         log_a=rule.log_a,
         at_zero=at_zero,
         alias=rule.alias,
+        log_variation=_moments.log_variation(steps, windows, contour.theta),
     )
 
 
@@ -569,6 +589,7 @@ def _finite_line(event: BoundedLossEvents, contour: Contour, frequency: Array) -
         log_a[0],
         UNIT_ROUNDOFF * at_zero_ulp,
         log_a[1:] + UNIT_ROUNDOFF * alias_ulp,
+        np.inf,
     )
 
 
@@ -608,4 +629,4 @@ def _atoms_line(event: OutcomeEvents, contour: Contour, frequency: Array) -> Eve
     loss_error = event.displacement + 16.0 * UNIT_ROUNDOFF * largest_loss
     room = (contour.above + 1.0) * loss_error
     alias = log_moments[1:] + 4.0 * at_zero + event.rounding + room
-    return _one_kind(event.num_steps, ratio, error, log_a, at_zero, alias)
+    return _one_kind(event.num_steps, ratio, error, log_a, at_zero, alias, np.inf)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._composition._bounded_losses import complex_expm1
-from gdpjax._composition._characteristic_function import Contour, RunOnLine
+from gdpjax._composition._characteristic_function import Contour, RunOnLine, last_frequency
 from gdpjax._composition._moments import UNIT_ROUNDOFF
 from gdpjax._core.types import Array
 
@@ -95,8 +95,7 @@ class TrapezoidSums(NamedTuple):
     Attributes:
         spacing: The distance of the frequencies.
         terms: The coefficients of e^{-i t (epsilon - origin)}, whose real parts count: of the sums, and of their
-            derivatives in epsilon, in rows of frequencies [2, kernels, rows, `_ROW`]; the axis of runs side by side
-            is the third one here.
+            derivatives in epsilon, in rows of frequencies [2, kernels, rows, `_ROW`].
         error: Bounds on the errors of the sums [kernels].
     """
 
@@ -137,18 +136,18 @@ def make_sums(names: tuple[str, ...], data: RunOnLine, contour: Contour, origin:
     term_rounding = phase + UNIT_ROUNDOFF * (80.0 + (kernel_exponent + num_terms))
     error = measure * data.error + modulus * term_rounding
 
-    # The tail starts at one term fewer than was summed, in case the comparison with the cutoff rounded the other way.
-    last = np.maximum(np.sum(inside, axis=-1) - 2.0, 0.5) * spacing
+    last = last_frequency(t, contour)
     z = theta + 1j * t
-    terms = np.zeros((2, len(names), *t.shape[:-1], num_rows * _ROW), complex)
-    errors = np.zeros((len(names), *t.shape[:-1]))
+    terms = np.zeros((*t.shape[:-1], 2, len(names), num_rows * _ROW), complex)
+    errors = np.zeros((*t.shape[:-1], len(names)))
     for i, name in enumerate(names):
         value, scale = kernel(name, z, eta)
-        terms[0, i, ..., :num_terms_inside] = value * turned
-        terms[1, i, ..., :num_terms_inside] = -1j * t * terms[0, i, ..., :num_terms_inside]
-        tail = _exp(log_tail(name, contour, last))
+        product = value * turned
+        terms[..., 0, i, :num_terms_inside] = product
+        terms[..., 1, i, :num_terms_inside] = -1j * t * product
+        tail = _exp(log_tail(name, contour, last) + data.log_beyond)
         rounding = np.sum(scale * error, axis=-1) * (1.0 + 1e-9)
-        errors[i] = rounding + tail
+        errors[..., i] = rounding + tail
     return TrapezoidSums(spacing, terms.reshape(*terms.shape[:-1], num_rows, _ROW), errors)
 
 
@@ -158,13 +157,17 @@ def _exp(x: Array) -> Array:
 
 
 def evaluate(sums: TrapezoidSums, shift: Array) -> tuple[Array, Array]:
-    """Return the sums at epsilon = origin + shift, and their derivatives in epsilon, each [kernels]."""
+    """Return the sums at epsilon = origin + shift, and their derivatives in epsilon, each [kernels].
+
+    The axis of runs side by side comes last here.
+    """
     # e^{i k angle} is the product of the rotations by k's place in its row and by the row.
     angle = np.asarray(-1j * shift * sums.spacing)[..., None]
     in_row = np.exp(angle * np.arange(_ROW))
     of_row = np.exp(angle * _ROW * np.arange(sums.terms.shape[-2]))
-    of_rows = (sums.terms @ in_row[..., None])[..., 0]
-    values, slopes = (of_rows[..., None, :] @ of_row[..., None])[..., 0, 0].real
+    of_rows = sums.terms @ in_row[..., None, None, :, None]
+    of_all = np.swapaxes(of_rows, -1, -2) @ of_row[..., None, None, :, None]
+    values, slopes = np.moveaxis(of_all[..., 0, 0].real, (-2, -1), (0, 1))
     return values, slopes
 
 
@@ -206,7 +209,7 @@ def log_upper_delta(data: RunOnLine, contour: Contour, sums: TrapezoidSums, orig
     The first kernel of ``sums`` is "upper".
     """
     values, _ = evaluate(sums, epsilon - origin)
-    largest = np.maximum(values[0], 0.0) + sums.error[0]
+    largest = np.maximum(values[0], 0.0) + sums.error[..., 0]
     above = log_scale(data, contour, epsilon, 1.0) + _log(largest)
     # What the windows lose may all be in delta.
     bound = np.minimum(np.logaddexp(above, _log(data.lost)), 0.0)
@@ -220,7 +223,7 @@ def log_lower_delta(data: RunOnLine, contour: Contour, sums: TrapezoidSums, orig
     The second kernel of ``sums`` is "lower".
     """
     values, _ = evaluate(sums, epsilon - origin)
-    smallest = np.maximum(values[1] - sums.error[1], 0.0)
+    smallest = np.maximum(values[1] - sums.error[..., 1], 0.0)
     below = log_scale(data, contour, epsilon, -1.0) + _log(smallest)
     is_known = (below > -np.inf) & ~(np.abs(epsilon - origin) > contour.period)
 

@@ -26,12 +26,12 @@ from gdpjax._composition import _atoms, _bounded_losses, _contour, _likelihood_r
 from gdpjax._composition._characteristic_function import MAX_FREQUENCIES, Contour
 from gdpjax._composition._likelihood_ratio import Steps
 from gdpjax._composition._moments import Windows
-from gdpjax._composition._run_description import RunDescription, add_up, num_steps
+from gdpjax._composition._run_description import RunDescription, is_alone, num_steps
 from gdpjax._core.types import Array
 
 LEAST_EPSILON = 1e-3
 """Below it the width of a bracket on epsilon is relative to this."""
-_COARSE_PANELS = 8
+_COARSE_PANELS = 4
 _LOG_WINDOW_SHARE = np.log(1e-6)
 """log of the share of delta that windows may lose."""
 LOG_ANY_DELTA = -650.0
@@ -43,6 +43,11 @@ _ABOVE = np.array([1.04, 1.08, 1.15, 1.3, 1.6, 2.2, 3.2])
 """Shares of theta at which the bounds on the left and on the right aliases are tried."""
 _LARGEST_ETA = 0.6
 """Beyond about 1 the factor e^{eta^2 / 2} between the two parts of the lower kernel is felt."""
+
+_LITTLE_SMOOTHING = 0.1
+"""The smoothing where the moments fall off by themselves, as a share of what it is otherwise."""
+_NATS_WITHOUT_TAPER = 12.0
+"""How much further they fall then, since the kernels fall slowly."""
 
 _MAX_EVALUATIONS = 80
 _NEWTON_STEPS = 20
@@ -106,29 +111,44 @@ class CoarseMeasure(Protocol):
         """Return K at each theta [points]."""
         ...
 
+    def log_frequency(self, theta: Array, log_moment: Array, nats: Array) -> Array:
+        """Return the log of a frequency from which on |M(theta + it)| <= e^{K(theta) - nats}, where one is known."""
+        ...
+
 
 class CoarseRun(NamedTuple):
-    """All the events of a run; or one kind of event of each run, where runs are ``apart``, side by side."""
+    """All the events of a run in its windows; or one kind of event of each of some runs side by side."""
 
     parts: tuple[OutcomeMasses, ...]
-    apart: bool
+    run: RunDescription
+    windows: Windows
 
     def cumulants(self, theta: Array) -> Cumulants:
         """Return the cumulants of the whole run at theta."""
         log_moment = mean = variance = 0.0
         for part in self.parts:
             of_each = part.cumulants(theta)
-            log_moment += add_up(part.counts, of_each.log_moment, self.apart)
-            mean += add_up(part.counts, of_each.mean, self.apart)
-            variance += add_up(part.counts, of_each.variance, self.apart)
+            log_moment += self.run.add_up(part.counts, of_each.log_moment)
+            mean += self.run.add_up(part.counts, of_each.mean)
+            variance += self.run.add_up(part.counts, of_each.variance)
         return Cumulants(log_moment, mean, variance)
 
     def log_moments(self, theta: Array) -> Array:
         """Return K of the whole run at each theta [points]."""
         total = np.zeros(theta.shape)
         for part in self.parts:
-            total = total + add_up(part.counts, part.log_moments(theta), self.apart)
+            total = total + self.run.add_up(part.counts, part.log_moments(theta))
         return total
+
+    def log_frequency(self, theta: Array, log_moment: Array, nats: Array) -> Array:
+        """Return the log of a frequency from which on |M(theta + it)| <= e^{K(theta) - nats}; inf: none is known."""
+        if not is_alone(self.run):
+            return np.inf
+        # Where |A| <= V / t in every step, |M| <= prod (V / t)^T.
+        steps = self.run.side_by_side
+        log_variation = _moments.log_variation(steps, self.windows, theta)
+        log_largest = self.run.add_up(steps.num_steps, log_variation) - log_moment
+        return (log_largest + nats) / num_steps(self.run)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -155,7 +175,7 @@ def coarse_run(run: RunDescription, windows: Windows) -> CoarseRun:
     for event in run.atoms:
         loss, log_weight = _atoms.distribution(event)
         parts.append(_one_event(event.num_steps, loss, log_weight))
-    return CoarseRun(tuple(parts), run.apart)
+    return CoarseRun(tuple(parts), run, windows)
 
 
 def _coarse_steps(steps: Steps, windows: Windows) -> OutcomeMasses:
@@ -358,6 +378,13 @@ def choose_contour(coarse: CoarseMeasure, theta: Array, epsilon: Array, log_delt
     nats = np.log(0.03) - log_share - log_sum
     kappa = np.sqrt(2.0 * np.minimum(np.maximum(nats, 6.0), 60.0))
     cutoff = kappa / eta
+
+    # Where M itself has fallen before, the smoothing need not be felt.
+    log_frequency = coarse.log_frequency(theta, log_moment_at_theta, nats + _NATS_WITHOUT_TAPER)
+    fallen = np.exp(log_frequency) + 3.0 * 2.0 * np.pi / period  # the tail is bounded from a few terms before it on
+    is_fallen = fallen < cutoff
+    cutoff = np.where(is_fallen, fallen, cutoff)
+    eta = np.where(is_fallen, eta * _LITTLE_SMOOTHING, eta)
 
     # If that takes more frequencies than there are, the cutoff is lowered and the smoothing grows in proportion.
     largest_cutoff = 0.999 * 2.0 * np.pi * MAX_FREQUENCIES / period

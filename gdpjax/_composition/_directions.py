@@ -23,11 +23,12 @@ from gdpjax._composition import (
     _inversion,
     _rare_outcomes,
 )
-from gdpjax._composition._characteristic_function import RunOnLine
 from gdpjax._composition._contour import log_peak
 from gdpjax._composition._contour_choice import CoarseRun, ContourPlan
+from gdpjax._composition._inversion import PlannedLine
+from gdpjax._composition._likelihood_ratio import SubsampledGaussian
 from gdpjax._composition._moments import Windows
-from gdpjax._composition._run_description import RunDescription, gaussian_mu, is_alone, largest_loss
+from gdpjax._composition._run_description import RunDescription, gaussian_mu, is_alone, largest_loss, per_line, taken
 from gdpjax._core.types import Array, Bounds
 
 RELATIVE_WIDTH = 1e-3
@@ -63,6 +64,8 @@ _CLEAR = 0.01
 _FAR_BELOW = 3.0
 """To show that log delta is below another number it is enough to be right to this."""
 
+_SHARED_NATS = 3.0
+"""Questions about one run share a line if their log deltas are no further apart."""
 _CHERNOFF_LINES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
 """Shares of the best exponent at which the Chernoff bound is tried."""
 
@@ -128,32 +131,38 @@ def epsilons_of_runs(runs: Sequence[RunDescription], log_delta: Array, width: fl
     for rows in _alike(runs):
         if rows.size == 1:
             brackets[:, rows[0]] = epsilon_of_run(runs[rows[0]], log_delta[rows[0]], width)
-        else:
-            together = RunDescription(tuple(runs[row].steps[0] for row in rows), apart=True)
-            brackets[:, rows] = epsilon_of_run(together, log_delta[rows], width)
+            continue
+        # The smallest delta of a line comes first: the line is made for it.
+        rows = rows[np.argsort(log_delta[rows], kind="stable")]
+        steps = tuple(runs[row].steps[0] for row in rows)
+        together = RunDescription(steps, lines=_lines(steps, log_delta[rows]))
+        brackets[:, rows] = epsilon_of_run(together, log_delta[rows], width)
     return EstimatedBounds(*brackets)
 
 
 def _alike(runs: Sequence[RunDescription]) -> list[Array]:
-    """Return the places of runs that can be looked at side by side: of steps of one kind alone, which are not rare."""
+    """Return the places of runs that can be looked at side by side: of steps of one kind alone."""
     places: dict[Any, list[int]] = {}
     for place, run in enumerate(runs):
         kind: Any = (place,)
-        if is_alone(run) and len(run.steps) == 1 and not _rare_outcomes.is_rare(run) and not run.steps[0].missed:
+        if is_alone(run) and len(run.steps) == 1 and not run.steps[0].missed:
             step = run.steps[0]
             kind = step.group_size, step.num_rows, step.symmetric, step.replaced
         places.setdefault(kind, []).append(place)
     return [np.array(rows) for rows in places.values()]
 
 
-def taken(record: Any, rows: Array) -> Any:
-    """Return a record of runs side by side with some of the rows of each array; numbers stay as they are."""
-    if isinstance(record, RunDescription):
-        return record.taken(rows)
-    if isinstance(record, tuple):
-        parts = [taken(part, rows) for part in record]
-        return type(record)(*parts) if hasattr(record, "_fields") else tuple(parts)
-    return record[rows] if np.ndim(record) else record
+def _lines(steps: Sequence[SubsampledGaussian], log_delta: Array) -> Array:
+    """Return the `RunDescription.lines` of runs of these steps, asked about at deltas that rise [runs]."""
+    lines: list[int] = []
+    newest: dict[SubsampledGaussian, int] = {}
+    for row, step in enumerate(steps):
+        first = newest.get(step, row)
+        if log_delta[row] - log_delta[first] > _SHARED_NATS:
+            first = row
+        newest[step] = first
+        lines.append(first)
+    return np.array(lines)
 
 
 def where_asked(is_asked: Array, ask: Callable[..., Any], run: Any, known: Any, *others: Any) -> Any:
@@ -172,25 +181,36 @@ def where_asked(is_asked: Array, ask: Callable[..., Any], run: Any, known: Any, 
     return EstimatedBounds(*answer) if isinstance(known, EstimatedBounds) else answer
 
 
-def on_lines(run: RunDescription, plan: ContourPlan, ask: Callable[[RunOnLine, ContourPlan], Any]) -> Any:
-    """Return the answer of ``ask``, numbers or arrays [runs], to the transform along the line of the plan.
+def on_lines(run: RunDescription, plan: ContourPlan, ask: Callable[..., Any], *known: Array) -> Any:
+    """Return ask(line, *known), numbers or arrays [runs], for the lines of the plan.
 
     Of runs side by side as many lines at a time as stay in the cache, in the order of their numbers of frequencies.
     """
     if not run.apart:
-        return ask(_characteristic_function.transform(run, plan.windows, plan.contour), plan)
-    counts = np.broadcast_to(_characteristic_function.num_frequencies(plan.contour), run.side_by_side.num_steps.shape)
+        return ask(_evaluated(run, plan), *known)
+    first, line = run.first_and_line
+    counts = _characteristic_function.num_frequencies(taken(plan.contour, first))
     order = np.argsort(-counts)
-    answers = []
+    answers, places = [], []
     start = 0
     while start < order.size:
-        rows = order[start : start + _characteristic_function.num_at_once(int(counts[order[start]]))]
-        start += rows.size
-        some = taken(plan, rows)
-        data = _characteristic_function.transform(run.taken(rows), some.windows, some.contour)
-        answers.append(np.asarray(ask(data, some)))
+        at_once = _characteristic_function.num_at_once(int(counts[order[start]]))
+        some = np.sort(order[start : start + at_once])
+        start += at_once
+        lines = _evaluated(*taken((run, plan), first[some]))
+
+        # The runs that share these lines.
+        rows = np.flatnonzero(np.isin(line, some))
+        line_of_each = taken(lines, np.searchsorted(some, line[rows]))
+        answers.append(np.asarray(ask(line_of_each, *taken(known, rows))))
+        places.append(rows)
     answer = np.concatenate(answers, axis=-1)
-    return answer[..., np.argsort(order)]
+    return answer[..., np.argsort(np.concatenate(places))]
+
+
+def _evaluated(run: RunDescription, plan: ContourPlan) -> PlannedLine:
+    """Return the planned line with the sums along it."""
+    return _inversion.make_line(_characteristic_function.transform(run, plan.windows, plan.contour), plan)
 
 
 def _is_smaller(run: RunDescription, log_delta: Array, epsilon: Array, width: float) -> Array:
@@ -206,11 +226,9 @@ def _is_smaller(run: RunDescription, log_delta: Array, epsilon: Array, width: fl
         return is_smaller
 
     # A Chernoff bound costs little. It is certified where a rough one is clearly below.
-    windows = _contour_choice.choose_windows(run, log_delta)
-    coarse = _contour_choice.coarse_run(run, windows)
-    theta = _contour_choice.saddle_line(coarse, epsilon)
-    guess = _contour_choice.saddle_log_delta(coarse, theta) - theta * epsilon
-    rough_chernoff = coarse.cumulants(theta).log_moment - theta * epsilon + log_peak(theta)
+    windows, coarse, theta, log_moment, top = per_line(run, _line_beyond, log_delta, epsilon)
+    guess = top - theta * epsilon
+    rough_chernoff = log_moment - theta * epsilon + log_peak(theta)
     is_likely = ~is_beyond & (rough_chernoff < log_delta - _CLEAR) & is_alone(run)
 
     def is_below(some: RunDescription, _: Array, windows: Windows, theta: Array, epsilon: Array, goal: Array) -> Array:
@@ -218,23 +236,38 @@ def _is_smaller(run: RunDescription, log_delta: Array, epsilon: Array, width: fl
 
     is_smaller = where_asked(is_likely, is_below, run, is_smaller, windows, theta, epsilon, goal)
 
+    # To show that log delta is far below another number it is enough to be right to a few nats.
+    half_gap = 0.5 * (log_delta - np.fmax(guess, log_delta - _FAR_BELOW))
+    is_fine = half_gap > width * theta * np.maximum(epsilon, _contour_choice.LEAST_EPSILON)
+
+    def is_below_on_line(some: RunDescription, _: Array, goal: Array, epsilon: Array, *known: Any) -> Array:
+        plan = per_line(some, _plan_below, epsilon, *known)
+        return on_lines(some, plan, PlannedLine.log_upper_delta, epsilon) <= goal
+
+    known = goal, epsilon, windows, coarse, theta, log_delta, guess
+    return where_asked(~is_beyond & ~is_smaller & is_fine, is_below_on_line, run, is_smaller, *known)
+
+
+def _line_beyond(run: RunDescription, log_delta: Array, epsilon: Array) -> tuple[Any, ...]:
+    """Return the windows, the coarse run, the line for delta(epsilon), and K and log delta + theta epsilon about."""
+    windows = _contour_choice.choose_windows(run, log_delta)
+    coarse = _contour_choice.coarse_run(run, windows)
+    theta = _contour_choice.saddle_line(coarse, epsilon)
+    return windows, coarse, theta, coarse.cumulants(theta).log_moment, _contour_choice.saddle_log_delta(coarse, theta)
+
+
+def _plan_below(
+    _: RunDescription, epsilon: Array, windows: Windows, coarse: CoarseRun, theta: Array, log_delta: Array, guess: Array
+) -> ContourPlan:
+    """Return the plan to show that delta(epsilon) is below another one; the smoothing takes half of the gap."""
     # Where delta(epsilon) is very small the line need not be the best one for it.
-    is_open = ~is_beyond & ~is_smaller
     is_far = ~(guess > log_delta - _FAR_BELOW)
-    if np.any(is_open & is_far):
+    if np.any(is_far):
         theta = np.where(is_far, _contour_choice.chernoff_line(coarse, log_delta), theta)
     guess = np.where(is_far, log_delta - _FAR_BELOW, guess)
     half_gap = 0.5 * (log_delta - guess)
-    is_tried = is_open & (half_gap > width * theta * np.maximum(epsilon, _contour_choice.LEAST_EPSILON))
-    if not np.any(is_tried):
-        return is_smaller
     contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, np.minimum(half_gap, 1.0))
-
-    def is_below_on_line(some: RunDescription, _: Array, plan: ContourPlan, goal: Array) -> Array:
-        return on_lines(some, plan, _inversion.log_upper_delta) <= goal
-
-    plan = ContourPlan(contour, windows, epsilon, guess)
-    return where_asked(is_tried, is_below_on_line, run, is_smaller, plan, goal)
+    return ContourPlan(contour, windows, epsilon, guess)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -272,9 +305,26 @@ def direction_epsilon(run: RunDescription, log_delta: Array, run_lower: Array, t
     """
     search, first_guess = begin_epsilon_search(run, log_delta, run_lower, target_width)
     trivial = _trivial_upper(run, log_delta)
-    nothing = EstimatedBounds(np.zeros_like(trivial), trivial, first_guess)
-    is_rare = not run.apart and _rare_outcomes.is_rare(run)
-    bracket = _rare_epsilon(search, nothing) if is_rare else _usual_epsilon(search, nothing)
+    bracket = EstimatedBounds(np.zeros_like(trivial), trivial, first_guess)
+    bracket = _ordinary_epsilon(search, bracket, range(TRIES_BEFORE_RARE))
+
+    # The telling runs, where an example is rare and the ordinary tries do not get far.
+    is_rare = _rare_outcomes.is_rare(run)
+    is_tried = is_rare & search.is_wide(bracket, RARE_WIDTH) & _rare_outcomes.applies(run)
+    telling = where_asked(is_tried, _one_by_one(telling_epsilon), search, bracket)
+
+    # The ordinary tries that are left.
+    is_wide = search.is_wide(telling, target_width)
+    bracket = where_asked(is_wide, _ordinary_epsilon, search, bracket, range(TRIES_BEFORE_RARE, TRIES))
+    bracket = _in_both(telling, bracket)
+
+    # The width was relative to `LEAST_EPSILON` so far. Next to zero try again relative to a smaller one.
+    is_tiny = is_rare & (bracket.estimate < _contour_choice.LEAST_EPSILON) & search.is_wide(bracket, target_width)
+    bracket = where_asked(is_tiny, _ordinary_epsilon, search, bracket, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
+
+    # What else there is.
+    is_wide = ~is_rare & search.is_wide(bracket, RARE_LAST_WIDTH)
+    bracket = where_asked(is_wide, _one_by_one(_last_epsilon), search, bracket)
     if run.missed_below:
         bracket = bracket._replace(lower=0.0)
     return _with_estimate_inside(bracket)
@@ -284,57 +334,44 @@ def begin_epsilon_search(
     run: RunDescription, log_delta: Array, run_lower: Array, target_width: float
 ) -> tuple[EpsilonSearch, Array]:
     """Return what the tries share, and a first guess of epsilon."""
-    windows = _contour_choice.choose_windows(run, log_delta)
-    coarse = _contour_choice.coarse_run(run, windows)
-    guess = _contour_choice.first_guess(coarse, log_delta)
+
+    def begin(some: RunDescription, log_delta: Array) -> tuple[Any, ...]:
+        windows = _contour_choice.choose_windows(some, log_delta)
+        coarse = _contour_choice.coarse_run(some, windows)
+        return windows, coarse, _contour_choice.first_guess(coarse, log_delta), log_delta
+
+    windows, coarse, guess, guessed_at = per_line(run, begin, log_delta)
     search = EpsilonSearch(run, log_delta, run_lower, target_width, windows, coarse, guess.theta)
-    return search, guess.epsilon
+    # log delta falls with the slope -theta.
+    return search, np.maximum(guess.epsilon + (guessed_at - log_delta) / guess.theta, 0.0)
 
 
-def _usual_epsilon(search: EpsilonSearch, nothing: EstimatedBounds) -> EstimatedBounds:
-    """Bracket epsilon where an example is not rare: the ordinary tries, then what else there is."""
-    bracket = _ordinary_epsilon(search, nothing, range(TRIES))
-    return where_asked(search.is_wide(bracket, RARE_LAST_WIDTH), _last_epsilon, search, bracket)
+def _one_by_one(
+    improve: Callable[[EpsilonSearch, EstimatedBounds], EstimatedBounds],
+) -> Callable[[EpsilonSearch, EstimatedBounds], EstimatedBounds]:
+    """Return the function that improves a bracket as one that improves those of runs side by side, one by one."""
+
+    def improve_each(search: EpsilonSearch, known: EstimatedBounds) -> EstimatedBounds:
+        if not search.run.apart:
+            return improve(search, known)
+        ends = np.array(known)
+        for row, step in enumerate(search.run.steps):
+            one = RunDescription((step,))
+            asked = search.log_delta[row], search.run_lower[row], search.target_width
+            search_of_one, _ = begin_epsilon_search(one, *asked)
+            ends[:, row] = improve(search_of_one, EstimatedBounds(*ends[:, row]))
+        return EstimatedBounds(*ends)
+
+    return improve_each
 
 
 def _last_epsilon(search: EpsilonSearch, known: EstimatedBounds) -> EstimatedBounds:
-    """Improve a bracket that is wide after the ordinary tries; of runs side by side one by one."""
-    run, bracket = search.run, known
-    if run.apart:
-        ends = np.array(known)
-        for row, step in enumerate(run.steps):
-            one = RunDescription((step,))
-            search_of_one, _ = begin_epsilon_search(
-                one, search.log_delta[row], search.run_lower[row], search.target_width
-            )
-            ends[:, row] = _last_epsilon(search_of_one, EstimatedBounds(*ends[:, row]))
-        return EstimatedBounds(*ends)
-    if _rare_outcomes.applies(run):
+    """Improve a bracket that is wide after the ordinary tries."""
+    bracket = known
+    if _rare_outcomes.applies(search.run):
         bracket = telling_epsilon(search, bracket)
-    if is_alone(run) and search.is_wide(bracket, RARE_LAST_WIDTH):
+    if is_alone(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
         bracket = _with_chernoff_bounds(search, bracket)
-    return bracket
-
-
-def _rare_epsilon(search: EpsilonSearch, nothing: EstimatedBounds) -> EstimatedBounds:
-    """Bracket epsilon where an example is hardly ever sampled: the telling runs come between the ordinary tries."""
-    bracket = _ordinary_epsilon(search, nothing, range(TRIES_BEFORE_RARE))
-
-    # The telling runs, where the ordinary tries do not get far.
-    telling = bracket
-    is_remove = search.run.steps[0].sign > 0
-    if is_remove and search.is_wide(bracket, RARE_WIDTH):
-        telling = telling_epsilon(search, bracket)
-
-    # The ordinary tries that are left.
-    if search.is_wide(telling, search.target_width):
-        bracket = _ordinary_epsilon(search, bracket, range(TRIES_BEFORE_RARE, TRIES))
-    bracket = _in_both(telling, bracket)
-
-    # The width was relative to `LEAST_EPSILON` so far. Next to zero try again relative to a smaller one.
-    is_tiny = bracket.estimate < _contour_choice.LEAST_EPSILON
-    if is_tiny and search.is_wide(bracket, search.target_width):
-        bracket = _ordinary_epsilon(search, bracket, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
     return bracket
 
 
@@ -367,12 +404,15 @@ def _ordinary_epsilon(
 
 def _ordinary_try(search: EpsilonSearch, bracket: EstimatedBounds, i: int, least: float) -> EstimatedBounds:
     """Improve a bracket by the ordinary try of this number."""
-    plan = _plan_of_try(search, bracket, i, least)
-    lower, upper, estimate = on_lines(search.run, plan, _inversion.epsilon_bracket)
+    plan = per_line(search.run, _plan_of_try, search, bracket, i, least)
+    known = bracket.estimate, search.log_delta
+    lower, upper, estimate = on_lines(search.run, plan, _inversion.epsilon_bracket, *known)
     return _narrowed(bracket, Bounds(lower, upper), estimate)
 
 
-def _plan_of_try(search: EpsilonSearch, bracket: EstimatedBounds, i: int, least: float) -> ContourPlan:
+def _plan_of_try(
+    _: RunDescription, search: EpsilonSearch, bracket: EstimatedBounds, i: int, least: float
+) -> ContourPlan:
     """Return the plan of the ordinary try of this number."""
     # The gap to an epsilon that is known to be larger allows for a coarse contour.
     slack = 0.5 * (search.run_lower / np.maximum(bracket.estimate, 1e-300) - 1.0)

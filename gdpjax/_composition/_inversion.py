@@ -7,7 +7,6 @@ them. The Chernoff bound is there where they do not reach.
 Every number of a run may be an array [runs] of runs side by side.
 """
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from gdpjax._composition._characteristic_function import RunOnLine
 from gdpjax._composition._contour import TrapezoidSums
 from gdpjax._composition._contour_choice import ContourPlan
 from gdpjax._composition._moments import Windows
-from gdpjax._composition._run_description import RunDescription
+from gdpjax._composition._run_description import RunDescription, per_line
 from gdpjax._core.types import Array, Bounds
 
 _MARGINS = (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -67,43 +66,41 @@ def _clipped(value: Array, low: Array, high: Array) -> Array:
 # Epsilon.
 
 
-def epsilon_bracket(data: RunOnLine, plan: ContourPlan) -> tuple[Array, Array, Array]:
-    """Return the certified ends of the epsilon of one direction at delta = e^plan.log_delta, and an estimate inside.
+def epsilon_bracket(line: PlannedLine, guess: Array, log_delta: Array) -> tuple[Array, Array, Array]:
+    """Return the certified ends of the epsilon of one direction at e^log_delta, and an estimate inside.
 
     Each end is the first one of a widening sequence of proposals that is certified. If none is, the upper end is the
     Chernoff bound and the lower one is 0.
+
+    Args:
+        line: a line for deltas near this one.
+        guess: a guess of epsilon, where the search begins.
+        log_delta: log of the delta that is asked about.
     """
-    line = make_line(data, plan)
-    shift, converged = _estimate(line)
+    origin = line.plan.epsilon
+    line = line._replace(plan=line.plan._replace(log_delta=log_delta))
+    shift, converged = _estimate(line, guess - origin)
     upper_crossing, lower_crossing = _crossings(line, shift)
-    highest = np.maximum(plan.epsilon + upper_crossing, 0.0)
-    lowest = np.maximum(plan.epsilon + lower_crossing, 0.0)
+    highest = np.maximum(origin + upper_crossing, 0.0)
+    lowest = np.maximum(origin + lower_crossing, 0.0)
 
-    lower = _certified_lower(line, lowest)
-    upper = np.fmin(_chernoff_upper(line), _certified_upper(line, highest))
+    # The upper end is sought upwards, the lower one downwards.
+    goal = log_delta - _LOG_DELTA_ROUNDING
+    points = [np.where(highest > 0, highest + distance, 0.0) for distance in _distances(highest)]
+    upper = _first_point([*points, guess], lambda point: line.log_upper_delta(point) <= goal, np.inf)
+    upper = np.fmin(_chernoff_upper(line), upper)
 
-    estimate = np.where(converged, plan.epsilon + shift, 0.5 * (lower + upper))
+    goal = log_delta + _LOG_DELTA_ROUNDING
+    points = [np.maximum(lowest - distance, 0.0) for distance in _distances(lowest)]
+    lower = _first_point([*points, guess], lambda point: line.log_lower_delta(point) >= goal, 0.0)
+
+    estimate = np.where(converged, origin + shift, 0.5 * (lower + upper))
     return lower, upper, _clipped(estimate, lower, upper)
 
 
-def _certified_upper(line: PlannedLine, highest: Array) -> Array:
-    """Return the first point from ``highest`` upwards, or the plan's epsilon, with a certified delta(e) <= delta."""
-    goal = line.plan.log_delta - _LOG_DELTA_ROUNDING
-    distances = (margin * np.maximum(highest, _LEAST_MARGIN_EPSILON) for margin in _MARGINS)
-    points = (np.where(highest > 0, highest + distance, 0.0) for distance in distances)
-    return _first_point(
-        itertools.chain(points, [line.plan.epsilon]), lambda point: line.log_upper_delta(point) <= goal, np.inf
-    )
-
-
-def _certified_lower(line: PlannedLine, lowest: Array) -> Array:
-    """Return the first point from ``lowest`` downwards, or the plan's epsilon, with a certified delta(e) >= delta."""
-    goal = line.plan.log_delta + _LOG_DELTA_ROUNDING
-    distances = (margin * np.maximum(lowest, _LEAST_MARGIN_EPSILON) for margin in _MARGINS)
-    points = (np.maximum(lowest - distance, 0.0) for distance in distances)
-    return _first_point(
-        itertools.chain(points, [line.plan.epsilon]), lambda point: line.log_lower_delta(point) >= goal, 0.0
-    )
+def _distances(end: Array) -> list[Array]:
+    """Return the distances from a proposal at which an end is tried."""
+    return [margin * np.maximum(end, _LEAST_MARGIN_EPSILON) for margin in _MARGINS]
 
 
 def _first_point(points: Iterable[Array], is_certified: Callable[[Array], Array], otherwise: float) -> Array:
@@ -127,17 +124,17 @@ def _chernoff_upper(line: PlannedLine) -> Array:
     return np.maximum(bound, data.least)
 
 
-def _estimate(line: PlannedLine) -> tuple[Array, Array]:
+def _estimate(line: PlannedLine, start: Array) -> tuple[Array, Array]:
     """Return where the mean of the two sums, without error terms, crosses delta, and whether the search converged.
 
-    The answer is a shift from plan.epsilon, sought by Newton's method. A step to where the (smaller) error of the upper
-    sum drowns the value is taken back, and the next one is shorter.
+    The answer is a shift from plan.epsilon, sought by Newton's method from ``start``. A step to where the (smaller)
+    error of the upper sum drowns the value is taken back, and the next one is shorter.
     """
     data, plan, sums = line.data, line.plan, line.sums
     theta = plan.contour.theta
     reach = 0.45 * plan.contour.period
     close = 1e-3 * plan.contour.eta
-    last_good, move = np.zeros((2, *np.shape(theta)))
+    last_good, move = np.zeros(np.shape(theta)), start
     longest_move = 0.4 * reach
     is_open = np.ones(np.shape(theta), bool)
     for _ in range(_ESTIMATE_STEPS):
@@ -147,7 +144,7 @@ def _estimate(line: PlannedLine) -> tuple[Array, Array]:
         slope = 0.5 * (slopes[_UPPER] + slopes[_LOWER])
 
         # log delta is log_size - theta e + log(value), and delta falls by at least a little.
-        is_good = value > 2.0 * sums.error[_UPPER]
+        is_good = value > 2.0 * sums.error[..., _UPPER]
         safe_value = np.where(is_good, value, 1.0)
         log_delta = data.log_size - theta * (plan.epsilon + shift) + np.log(safe_value)
         rate = np.minimum(slope / safe_value - theta, -0.02 * theta)
@@ -179,8 +176,8 @@ def _crossings(line: PlannedLine, guess: Array) -> tuple[Array, Array]:
     # The bounds are the two sums, moved by their errors.
     upper_goal = plan.log_delta + np.log1p(-lost_share)
     lower_goal = plan.log_delta + np.log1p(alias_share)
-    upper = _crossing(line, _UPPER, sums.error[_UPPER], upper_goal, guess)
-    lower = _crossing(line, _LOWER, -sums.error[_LOWER], lower_goal, guess)
+    upper = _crossing(line, _UPPER, sums.error[..., _UPPER], upper_goal, guess)
+    lower = _crossing(line, _LOWER, -sums.error[..., _LOWER], lower_goal, guess)
     return upper, lower
 
 
@@ -216,12 +213,6 @@ def _crossing(
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Log delta.
-
-
-def log_upper_delta(data: RunOnLine, plan: ContourPlan) -> Array:
-    """Return a certified upper bound on log delta(plan.epsilon) of one direction."""
-    sums = _contour.make_sums(("upper",), data, plan.contour, plan.epsilon)
-    return PlannedLine(data, plan, sums).log_upper_delta(plan.epsilon)
 
 
 def log_delta_bracket(
@@ -277,7 +268,7 @@ def log_chernoff_delta(
     epsilon: Array,
 ) -> Array:
     """Return the Chernoff bound on log delta(epsilon) of one direction of a run of steps."""
-    log_size = _log_size_above(run, windows, theta)
+    log_size = per_line(run, _log_size_above, windows, theta)
     tilt = theta * epsilon
     bound = log_size - tilt + _contour.log_peak(theta)
     slack = 1e-13 * (1.0 + np.abs(log_size) + np.abs(tilt))

@@ -10,8 +10,9 @@ such factors, phi(u) r(u)^{1 + z} r(-u)^{-z} (`Steps.factors`). Two choices make
 * `choose_windows` cuts the outcomes to an interval, and bounds the P-mass outside;
 * edges divide this window into panels, and `make_nodes` puts a Gauss-Legendre rule on each.
 
-`quadrature_error` bounds the error of that rule and `rounding_terms` the rounding of its sums. The proofs are in
-docs/theory/contour.md ("The window", "Quadrature", "Rounding of a moment").
+`quadrature_error` bounds the error of that rule and `rounding_terms` the rounding of its sums, and `log_variation` says
+how fast a moment falls with the frequency. The proofs are in docs/theory/contour.md ("The window", "Quadrature",
+"Rounding of a moment", "Moments at large frequencies").
 """
 
 from typing import NamedTuple
@@ -28,6 +29,10 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
 _LOG_WEIGHTS = np.log(_WEIGHTS)
 _HEIGHTS = np.array([1.0, 0.8, 0.62, 0.46, 0.32, 0.22, 0.14, 0.07])
 """Heights of the ellipses that are tried, relative to the largest one."""
+
+
+_VARIATION_CELLS = 128
+"""The number of cells of a window in which the variation of a density is bounded."""
 
 
 class Windows(NamedTuple):
@@ -294,6 +299,41 @@ def log_sum(exponent: Array, axis: int) -> Array:
     top[~(top > -np.inf)] = 0.0
     total = np.exp(exponent - top).sum(axis=axis)
     return np.log(total) + top.squeeze(axis)
+
+
+def log_variation(steps: Steps, windows: Windows, theta: Array) -> Array:
+    """Return log V of each of the steps [steps], where |A(theta + it)| <= V / |t| for every t; inf: not known.
+
+    V is the variation of g = phi r^s / |L'|, the density of the loss, over the window and its two ends.
+
+    Args:
+        steps: The steps.
+        windows: Their windows.
+        theta: The same for all steps, or one for each [steps].
+    """
+    if steps.group_size > 1 or steps.symmetric or steps.replaced:
+        return np.full(steps.num_steps.shape, np.inf)
+    u = uniform_edges(windows, _VARIATION_CELLS)
+    ell = _likelihood_ratio.log_ratio(u, steps)
+    mean = _likelihood_ratio.posterior_mean(u, steps, ell)
+    power = steps.shift + steps.sign * np.reshape(theta, (-1, 1))
+    log_tilt = power * ell
+    log_g = log_tilt - 0.5 * u**2 - np.log(mean / steps.noise_multiplier * np.sqrt(2.0 * np.pi))
+
+    # The slope of log g is the difference of two functions that are monotone in each cell.
+    rise = (power + 1.0) * mean / steps.noise_multiplier
+    fall = u + 1.0 / steps.noise_multiplier
+    highest = np.maximum(rise[:, 1:], rise[:, :-1]) - fall[:, :-1]
+    lowest = np.minimum(rise[:, 1:], rise[:, :-1]) - fall[:, 1:]
+    rounding = 1e-12 * (np.abs(rise) + np.abs(fall))
+    steepest = np.maximum(highest, -lowest) + np.maximum(rounding[:, 1:], rounding[:, :-1])
+    change = steepest * np.diff(u, axis=1)
+
+    # From both ends of a cell log g rises to at most half the change above their mean.
+    log_top = 0.5 * (log_g[:, 1:] + log_g[:, :-1] + change)
+    log_terms = np.concatenate([log_top + np.log(change), log_g[:, :1], log_g[:, -1:]], axis=1)
+    size = np.max(np.abs(log_tilt) + np.abs(log_g), axis=1)
+    return log_sum(log_terms, axis=1) + 1e-9 + 1e-13 * size
 
 
 def rounding_terms(steps: Steps, nodes: QuadratureNodes) -> tuple[Array, Array]:

@@ -128,9 +128,9 @@ def applies(run: RunDescription) -> bool:
     return all(step.sampling_prob < 1.0 and step.sign > 0 for step in run.steps)
 
 
-def is_rare(run: RunDescription) -> bool:
+def is_rare(run: RunDescription) -> Array:
     """Return whether the run is one of Poisson steps alone, with the example hardly ever in a batch."""
-    return not run.replaces_one and chance_of_leaking(run) < _RARE_CHANCE
+    return np.logical_and(chance_of_leaking(run) < _RARE_CHANCE, not run.replaces_one)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -197,6 +197,7 @@ def transform(
         log_below=_log_moment_above(steps, split, contour.below),
         log_above=_log_moment_above(steps, split, contour.above),
         lost=min(lost * (1.0 + 1e-9), 1.0),
+        log_beyond=0.0,
         phase_rounding=np.pi * UNIT_ROUNDOFF * (8.0 + num_phases) * total_steps,
         least=split.least_epsilon,
     )
@@ -515,6 +516,10 @@ class TellingMeasure(NamedTuple):
         telling = self.telling.log_moments(theta)
         growth = self.quiet.counts @ _softplus(telling - quiet)
         return self.quiet.counts @ quiet + growth + np.log(-np.expm1(-growth))
+
+    def log_frequency(self, theta: float, log_moment: float, nats: float) -> float:
+        """Return inf, since no frequency is known from which on the moments have fallen."""
+        return np.inf
 
 
 def first_guess(coarse: CoarseRun, log_delta: float) -> float:

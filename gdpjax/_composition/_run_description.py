@@ -11,6 +11,8 @@ A run has phases of subsampled Gaussian steps, events of bounded loss, and event
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy
@@ -30,29 +32,41 @@ class RunDescription:
         steps: Phases of subsampled Gaussian steps.
         finite: Events of bounded loss.
         atoms: Events given by their outcomes.
-        apart: Whether each of the steps is a run of its own, side by side with the others, and there are no other
-            events. What is one number of a run is then an array [runs].
+        lines: A number for each of the steps, where each is a run of its own, side by side with the others, and there
+            are no other events. What is one number of a run is then an array [runs]. Runs of one number are the same,
+            asked about at deltas close to each other: one line serves them all.
     """
 
     steps: tuple[SubsampledGaussian, ...]
     finite: tuple[BoundedLossEvents, ...] = ()
     atoms: tuple[OutcomeEvents, ...] = ()
-    apart: bool = False
+    lines: Array | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def apart(self) -> bool:
+        """Whether each of the steps is a run of its own."""
+        return self.lines is not None
 
     @functools.cached_property
     def side_by_side(self) -> Steps:
         """Return the phases of subsampled Gaussian steps, of which there are some, side by side."""
         return side_by_side(self.steps)
 
+    @property
+    def first_and_line(self) -> tuple[Array, Array]:
+        """Return the first of the runs side by side on each line, and the line of each run, counted from 0."""
+        _, first, line = np.unique(np.asarray(self.lines), return_index=True, return_inverse=True)
+        return first, line
+
     def towards(self, sign: float) -> "RunDescription":
         """Return the run in the direction "remove" (+1) or "add" (-1), one of its `signs`."""
         steps = tuple(dataclasses.replace(step, sign=1.0 if step.replaced else sign) for step in self.steps)
         atoms = tuple(dataclasses.replace(event, sign=sign) for event in self.atoms)
-        return RunDescription(steps, self.finite, atoms, self.apart)
+        return RunDescription(steps, self.finite, atoms, self.lines)
 
     def taken(self, rows: Array) -> "RunDescription":
         """Return some of the runs side by side."""
-        some = RunDescription(tuple(self.steps[row] for row in rows), apart=True)
+        some = RunDescription(tuple(self.steps[row] for row in rows), lines=np.asarray(self.lines)[rows])
         some.__dict__["side_by_side"] = self.side_by_side.taken(rows)
         return some
 
@@ -90,6 +104,24 @@ def add_up(num_steps: Array, values: Array, apart: bool) -> Array:
     return num_steps @ values
 
 
+def taken(record: Any, rows: Array) -> Any:
+    """Return a record of runs side by side with some of the rows of each array; numbers stay as they are."""
+    if isinstance(record, RunDescription):
+        return record.taken(rows)
+    if isinstance(record, tuple):
+        parts = [taken(part, rows) for part in record]
+        return type(record)(*parts) if hasattr(record, "_fields") else tuple(parts)
+    return record[rows] if isinstance(record, np.ndarray) and record.ndim else record
+
+
+def per_line(run: RunDescription, ask: Callable[..., Any], *known: Any) -> Any:
+    """Return ask(run, *known), where of runs side by side only the first of each line is asked about."""
+    if not run.apart:
+        return ask(run, *known)
+    first, line = run.first_and_line
+    return taken(ask(*taken((run, *known), first)), line)
+
+
 def num_steps(run: RunDescription) -> Array:
     """Return the number of all steps and events."""
     if run.apart:
@@ -115,20 +147,20 @@ def largest_loss(run: RunDescription) -> Array:
     return subsampled * (1.0 + 1e-12) + of_finite + of_atoms
 
 
-def chance_of_leaking(run: RunDescription) -> float:
+def chance_of_leaking(run: RunDescription) -> Array:
     """Bound every delta(e), e >= 0, by the probability that one of the group is ever in a batch.
 
     If none is, the outputs of neighbours are the same. With other events the bound is 1.
     """
     if not is_alone(run):
         return 1.0
-    if any(step.sampling_prob == 1.0 for step in run.steps):
-        return 1.0
-    log_missed = 0.0
+    log_missed = []
     for step in run.steps:
-        num_draws = step.num_steps * step.num_rows
-        log_missed += num_draws * np.log1p(-step.sampling_prob)
-    return min(-np.expm1(log_missed) * (1.0 + 1e-12), 1.0)
+        log_missed_once = math.log1p(-step.sampling_prob) if step.sampling_prob < 1.0 else -np.inf
+        log_missed.append(step.num_steps * step.num_rows * log_missed_once)
+    if not run.apart:
+        log_missed = sum(log_missed)
+    return np.minimum(-np.expm1(log_missed) * (1.0 + 1e-12), 1.0)
 
 
 def gaussian_mu(run: RunDescription) -> Array:

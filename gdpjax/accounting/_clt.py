@@ -35,6 +35,7 @@ from gdpjax._core.checks import COUNT, POSITIVE, UNIT
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
+from gdpjax.ledger import AnyEvent, Ledger
 
 _SERIES_BELOW = 0.5
 _NUM_SERIES_TERMS = 14
@@ -103,12 +104,11 @@ def clt_mu_uniform(
     return _limiting_mu(factor, sampling_prob, num_steps)
 
 
-@float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
 def clt_epsilon(
     noise_multiplier: Array,
-    sampling_prob: Array,
-    num_steps: Array,
-    delta: Array,
+    sampling_prob: Array | None = None,
+    num_steps: Array | None = None,
+    delta: Array | None = None,
     *,
     sampling: str = "poisson",
 ) -> Array:
@@ -127,13 +127,23 @@ def clt_epsilon(
         epsilon >= 0 in nats, of the broadcast shape; asymptotic: not a guarantee.
 
     Raises:
-        ValueError: an argument outside its range, an unknown sampling, or shapes that do not broadcast.
+        ValueError: an argument that is missing or outside its range, a Ledger, an unknown sampling, or shapes that do
+            not broadcast.
 
     Reference: Bu, Dong, Long and Su, arXiv:1911.11607, Section 3.
 
     >>> print(f"{clt_epsilon(1.3, 256 / 60000, 3516, 1e-5):.3f}")
     0.835
     """
+    if isinstance(noise_multiplier, Ledger | AnyEvent):
+        raise ValueError("expected the numbers of one run, got a Ledger: ask epsilon_bounds(ledger, delta=...)")
+    if sampling_prob is None or num_steps is None or delta is None:
+        raise ValueError("expected noise_multiplier, sampling_prob, num_steps and delta of one run")
+    return _clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta, sampling)
+
+
+@float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
+def _clt_epsilon(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, sampling: str) -> Array:
     factors = {"poisson": poisson_factor, "uniform": _uniform_factor}
     factor_function = factors[check_choice("sampling", sampling, tuple(factors))]
     factor = factor_function(1 / noise_multiplier)

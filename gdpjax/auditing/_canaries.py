@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_array, check_count, check_positions
+from gdpjax._core.arguments import check_array, check_count, check_flag, check_positions
 from gdpjax._core.checks import POSITIVE, REAL, check_scalar, checked_scalar
 from gdpjax._core.keys import as_key, bits, one_key_at_a_time, split
 from gdpjax._core.trees import num_elements, wide_dtype
@@ -41,10 +41,12 @@ def flip_coins(key: Array, num_canaries: int) -> Array:
     return highest_bit == 1
 
 
-def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array) -> PyTree:
-    """Draw gradients in independent uniformly random directions.
+def gradient_canaries(
+    key: Array, num_canaries: int, params: PyTree, norm: Array, *, coordinates: bool = False
+) -> PyTree:
+    """Draw gradients in independent uniformly random directions, or along different coordinates.
 
-    norm * g / ||g|| with g standard normal over all leaves together.
+    Formula: norm * g / ||g|| with g standard normal over all leaves together, or a random coordinate vector.
 
     Args:
       key: one PRNG key.
@@ -52,6 +54,8 @@ def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array
         number of parameters.
       params: tree of floating arrays; only shapes and dtypes are used.
       norm: l2 norm > 0 of each, usually the clip norm.
+      coordinates: give each one nonzero coordinate, all different, so that their scores do not disturb each other at
+        all; then m is at most the number of parameters.
 
     Returns:
       A tree like ``params`` with a leading axis of m.
@@ -64,10 +68,19 @@ def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array
     >>> canaries = gradient_canaries(jax.random.key(0), 3, {"w": jnp.zeros((2, 4))}, 1.0)
     >>> [round(float(jnp.linalg.norm(row)), 5) for row in canaries["w"]]
     [1.0, 1.0, 1.0]
+    >>> canaries = gradient_canaries(jax.random.key(0), 8, {"w": jnp.zeros((2, 4))}, 1.0, coordinates=True)
+    >>> canaries["w"].sum(axis=0).tolist()
+    [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
     num_canaries = check_count("num_canaries", num_canaries)
     check_scalar("norm", norm, POSITIVE)
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params))
+    drawn = _along_coordinates if check_flag("coordinates", coordinates) else _in_any_direction
+    return jax.tree.unflatten(structure, drawn(key, num_canaries, leaves, norm))
+
+
+def _in_any_direction(key: Array, num_canaries: int, leaves: list[Array], norm: Array) -> list[Array]:
+    """Return vectors in uniformly random directions, leaf by leaf."""
     # One standard normal vector for each canary, over all leaves, and its squared norm.
     normals = []
     squared_norms = 0
@@ -83,7 +96,7 @@ def gradient_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array
         other_axes = range(1, normal.ndim)
         scaled = normal * jnp.expand_dims(scale, tuple(other_axes))
         canaries.append(scaled.astype(normal.dtype))
-    return jax.tree.unflatten(structure, canaries)
+    return canaries
 
 
 def _normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -95,29 +108,8 @@ def _normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     return one_key_at_a_time(draw)(key)
 
 
-def coordinate_canaries(key: Array, num_canaries: int, params: PyTree, norm: Array) -> PyTree:
-    """Draw gradients with one nonzero coordinate each, all different: their scores do not disturb each other at all.
-
-    Args:
-      key: one PRNG key.
-      num_canaries: m, static, at most the number of parameters.
-      params: tree of floating arrays; only shapes and dtypes are used.
-      norm: value > 0 of that coordinate, usually the clip norm.
-
-    Returns:
-      A tree like ``params`` with a leading axis of m.
-
-    Raises:
-      ValueError: num_canaries or norm out of range.
-
-    Reference: Nasr et al., arXiv:2302.07956, section 5.
-
-    >>> canaries = coordinate_canaries(jax.random.key(0), 8, {"w": jnp.zeros((2, 4))}, 1.0)
-    >>> canaries["w"].sum(axis=0).tolist()
-    [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
-    """
-    check_scalar("norm", norm, POSITIVE)
-    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params))
+def _along_coordinates(key: Array, num_canaries: int, leaves: list[Array], norm: Array) -> list[Array]:
+    """Return multiples of different coordinate vectors, leaf by leaf."""
     num_params = sum(num_elements(leaf) for leaf in leaves)
     num_canaries = check_count("num_canaries", num_canaries, most=num_params)
 
@@ -135,7 +127,7 @@ def coordinate_canaries(key: Array, num_canaries: int, params: PyTree, norm: Arr
         rows = norm * jax.nn.one_hot(coordinates - start, size, dtype=wide_dtype(leaf))
         canaries.append(rows.reshape(num_canaries, *leaf.shape))
         start += size
-    return jax.tree.unflatten(structure, canaries)
+    return canaries
 
 
 def with_gradient_canaries(loss_fn: Callable[..., Array]) -> Callable[..., Array]:

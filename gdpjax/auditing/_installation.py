@@ -88,7 +88,8 @@ def audit_installation(
             worst cases, and half to the checks.
 
     Returns:
-        an `InstallationAudit`; its bounds on epsilon and mu are empirical lower. ``print`` shows it as tables.
+        An `InstallationAudit`: ``sound``, and by name ``cases`` and ``checks`` with their figures; ``print`` shows it
+        as tables, and ``to_json()`` holds all of it. Its bounds on epsilon and mu are empirical lower.
 
     Raises:
         ValueError: a number outside its range, or too few releases.

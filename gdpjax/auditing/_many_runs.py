@@ -31,7 +31,8 @@ key, is used to choose it (and whether high or low scores mean "in"), and the ot
 The scores of many canaries of *one* run are not independent; they belong to `audit_one_run`.
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -78,33 +79,119 @@ class ManyRunsAudit(NamedTuple):
     standing: str = STANDING
 
 
-def error_rate_upper(num_errors: Array, num_trials: Array, *, confidence: float) -> Array:
-    """Return Clopper and Pearson's upper bound on a probability from a binomial count.
-
-    Formula: the x with P(Bin(n, x) <= k) = 1 - confidence; 1 where k = n.
+@dataclasses.dataclass(frozen=True, eq=False)
+class ErrorRegion:
+    """A staircase: the true (alpha, beta) is at most (alpha[..., j], beta[..., j]) for some corner j.
 
     Args:
-        num_errors: k, whole, 0 <= k <= n.
-        num_trials: n >= 0 independent trials. Both broadcast.
-        confidence: in (0, 1).
-
-    Returns:
-        float64 of the broadcast shape; at least the probability, at the confidence (exact binomial law).
+      alpha: bounds on the type I error rate in [0, 1], with the corners as last axis; or one number.
+      beta: bounds on the type II error rate; both broadcast.
 
     Raises:
-        ValueError: counts that are no counts, k > n.
+      ValueError: rates outside [0, 1].
 
-    Reference: Clopper and Pearson, Biometrika 26 (1934).
-
-    >>> print(f"{error_rate_upper(0, 100, confidence=0.95):.4f}")
-    0.0295
+    >>> region = ErrorRegion.from_counts(100, 1000, 200, 1000, confidence=0.95)
+    >>> print(f"{region.mu():.3f}")  # observed: 2.12; each rate at 0.975: 1.92
+    1.986
     """
-    counts = check_counts(num_errors=num_errors, num_trials=num_trials)
-    errors, trials = np.broadcast_arrays(counts["num_errors"], counts["num_trials"])
-    if (errors > trials).any():
-        raise ValueError(f"num_errors must be at most num_trials, got {num_errors} of {num_trials}")
-    tail = 1 - check_confidence(confidence)
-    return _rate_upper(errors, trials, tail)[()]
+
+    alpha: Any
+    beta: Any
+
+    def __post_init__(self) -> None:
+        check("alpha", self.alpha, UNIT)
+        check("beta", self.beta, UNIT)
+        rates = [np.atleast_1d(np.asarray(rate, np.float64)) for rate in (self.alpha, self.beta)]
+        alpha, beta = np.broadcast_arrays(*rates)
+        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "beta", beta)
+
+    @classmethod
+    def from_counts(
+        cls, false_positives: Array, num_out: Array, false_negatives: Array, num_in: Array, *, confidence: float
+    ) -> Self:
+        """Return a joint confidence region for the two error rates of a test, from two independent binomial counts.
+
+        Formula: {(alpha, beta) : P_alpha(X' <= X) P_beta(Y' <= Y) > k}, k (1 - log k) = 1 - confidence, as a staircase.
+
+        Args:
+            false_positives, num_out: X "in" among the runs without the canary.
+            false_negatives, num_in: Y "out" among the runs with it. All broadcast.
+            confidence: in (0, 1).
+
+        Returns:
+            A region of the broadcast shape with a last axis of 128 corners; conservative.
+
+        Raises:
+            ValueError: counts that are no counts, more errors than runs.
+
+        Reference: Clopper and Pearson, Biometrika 26 (1934); Fisher, Statistical Methods for Research Workers (1932).
+        """
+        counts = check_counts(
+            false_positives=false_positives, num_out=num_out, false_negatives=false_negatives, num_in=num_in
+        )
+        # A last axis for the corners.
+        errors_out, trials_out, errors_in, trials_in = (count[..., None] for count in counts.values())
+        if (errors_out > trials_out).any() or (errors_in > trials_in).any():
+            raise ValueError(f"more errors than runs: {false_positives} of {num_out}, {false_negatives} of {num_in}")
+
+        # The cuts k = u_0 < u_1 < ... < u_J = 1 of the module docstring, in a geometric sequence.
+        log_product = np.log(_fisher_product(check_confidence(confidence)))
+        cuts = np.exp(np.linspace(log_product, 0.0, _NUM_CORNERS + 1))
+
+        # Corner j: U >= u_j and V > k / u_{j+1}.
+        alpha = _rate_upper(errors_out, trials_out, cuts[:-1])
+        beta = _rate_upper(errors_in, trials_in, np.exp(log_product) / cuts[1:])
+        return cls(alpha, beta)
+
+    def mu(self) -> Array:
+        """Return the least mu of a mechanism some test of which has errors in the region.
+
+        Formula: min_j max(0, Phi^-1(1 - alpha_j) - Phi^-1(beta_j)).
+
+        Returns:
+            mu in [0, inf], float64 of the shape of the region without its last axis; exact for the region, inf where
+            an error is 0 at every corner.
+
+        Reference: Nasr et al., arXiv:2302.07956, section 4; Dong, Roth and Su, arXiv:1905.02383, section 2.2.
+
+        >>> print(f"{ErrorRegion(0.05, 0.740489).mu():.4f}")
+        1.0000
+        """
+        # A coin has alpha + beta = 1: only tests with smaller errors prove anything.
+        beats_a_coin = self.alpha + self.beta < 1
+        alpha_quantile = scipy.special.ndtri(np.where(beats_a_coin, self.alpha, 0.5))
+        beta_quantile = scipy.special.ndtri(np.where(beats_a_coin, self.beta, 0.5))
+        mu = -(alpha_quantile + beta_quantile)
+        return np.maximum(mu, 0.0).min(axis=-1)
+
+    def epsilon(self, delta: Array) -> Array:
+        """Return the least epsilon at ``delta`` of a mechanism some test of which has errors in the region.
+
+        Formula: min_j max(0, log((1 - delta - beta_j) / alpha_j), log((1 - delta - alpha_j) / beta_j)).
+
+        Args:
+            delta: in [0, 1]; broadcasts with the region without its last axis.
+
+        Returns:
+            epsilon in [0, inf], float64; exact for the region.
+
+        Raises:
+            ValueError: a delta outside [0, 1].
+
+        Reference: Kairouz, Oh and Viswanath, arXiv:1311.0776, Theorem 2.1.
+
+        >>> print(f"{ErrorRegion(0.01, 0.5).epsilon(1e-5):.4f}")
+        3.9120
+        """
+        check("delta", delta, UNIT)
+        rest = 1 - np.asarray(delta, np.float64)[..., None]
+
+        # An error of 0 makes a ratio infinite, or NaN if its numerator is 0, too; `fmax` prefers the other ratio then.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.fmax((rest - self.beta) / self.alpha, (rest - self.alpha) / self.beta)
+            epsilon = np.log(np.fmax(ratio, 1.0))
+        return np.where(ratio > 1, epsilon, 0.0).min(axis=-1)
 
 
 def _rate_upper(errors: np.ndarray, trials: np.ndarray, tail: np.ndarray | float) -> np.ndarray:
@@ -115,64 +202,6 @@ def _rate_upper(errors: np.ndarray, trials: np.ndarray, tail: np.ndarray | float
     return np.where(trials > errors, np.minimum(bound, 1.0), 1.0)
 
 
-class ErrorRegion(NamedTuple):
-    """A staircase: the true (alpha, beta) is at most (alpha[..., j], beta[..., j]) for some corner j.
-
-    Attributes:
-      alpha: float64[..., corners], bounds on the type I error rate.
-      beta: float64[..., corners], bounds on the type II error rate.
-    """
-
-    alpha: np.ndarray
-    beta: np.ndarray
-
-
-def error_region(
-    false_positives: Array, num_out: Array, false_negatives: Array, num_in: Array, *, confidence: float
-) -> ErrorRegion:
-    """Return a joint confidence region for the two error rates of a test, from two independent binomial counts.
-
-    Formula: {(alpha, beta) : P_alpha(X' <= X) P_beta(Y' <= Y) > k}, k (1 - log k) = 1 - confidence, as a staircase.
-
-    Args:
-        false_positives, num_out: X "in" among the runs without the canary.
-        false_negatives, num_in: Y "out" among the runs with it. All broadcast.
-        confidence: in (0, 1).
-
-    Returns:
-        An `ErrorRegion` of the broadcast shape with a last axis of 128 corners; conservative.
-
-    Raises:
-        ValueError: counts that are no counts, more errors than runs.
-
-    Reference: Clopper and Pearson, Biometrika 26 (1934); Fisher, Statistical Methods for Research Workers (1932).
-
-    >>> region = error_region(100, 1000, 200, 1000, confidence=0.95)
-    >>> print(f"{mu_from_errors(*region).min():.3f}")  # observed: 2.12; each rate at 0.975: 1.92
-    1.986
-    """
-    counts = check_counts(
-        false_positives=false_positives, num_out=num_out, false_negatives=false_negatives, num_in=num_in
-    )
-    # A last axis for the corners.
-    errors_out = counts["false_positives"][..., None]
-    trials_out = counts["num_out"][..., None]
-    errors_in = counts["false_negatives"][..., None]
-    trials_in = counts["num_in"][..., None]
-    if (errors_out > trials_out).any() or (errors_in > trials_in).any():
-        raise ValueError(f"more errors than runs: {false_positives} of {num_out}, {false_negatives} of {num_in}")
-
-    # The cuts k = u_0 < u_1 < ... < u_J = 1 of the module docstring, in a geometric sequence.
-    log_product = np.log(_fisher_product(check_confidence(confidence)))
-    cuts = np.exp(np.linspace(log_product, 0.0, _NUM_CORNERS + 1))
-
-    # Corner j: U >= u_j and V > k / u_{j+1}.
-    alpha = _rate_upper(errors_out, trials_out, cuts[:-1])
-    beta = _rate_upper(errors_in, trials_in, np.exp(log_product) / cuts[1:])
-    alpha, beta = np.broadcast_arrays(alpha, beta)
-    return ErrorRegion(alpha, beta)
-
-
 def _fisher_product(confidence: float) -> float:
     """Return the k with k (1 - log k) = 1 - confidence, rounded down.
 
@@ -181,71 +210,6 @@ def _fisher_product(confidence: float) -> float:
     right_side = -(1 - confidence) / np.e
     solution = scipy.special.lambertw(right_side, -1).real
     return float(np.exp(1 + solution)) / _ROUNDING
-
-
-def mu_from_errors(alpha: Array, beta: Array) -> Array:
-    """Return the least mu of a mechanism some test of which has at most these errors.
-
-    Formula: max(0, Phi^-1(1 - alpha) - Phi^-1(beta)).
-
-    Args:
-        alpha, beta: (bounds on) type I and II errors in [0, 1]; they broadcast.
-
-    Returns:
-        mu in [0, inf], float64; exact for the given errors. inf where an error is 0.
-
-    Raises:
-        ValueError: an argument outside [0, 1].
-
-    Reference: Nasr et al., arXiv:2302.07956, section 4; Dong, Roth and Su, arXiv:1905.02383, section 2.2.
-
-    >>> print(f"{mu_from_errors(0.05, 0.740489):.4f}")
-    1.0000
-    """
-    check("alpha", alpha, UNIT)
-    check("beta", beta, UNIT)
-    alpha, beta = np.broadcast_arrays(np.asarray(alpha, np.float64), np.asarray(beta, np.float64))
-    # A coin has alpha + beta = 1: only tests with smaller errors prove anything.
-    beats_a_coin = alpha + beta < 1
-    alpha_quantile = scipy.special.ndtri(np.where(beats_a_coin, alpha, 0.5))
-    beta_quantile = scipy.special.ndtri(np.where(beats_a_coin, beta, 0.5))
-    mu = -(alpha_quantile + beta_quantile)
-    return np.maximum(mu, 0.0)[()]
-
-
-def epsilon_from_errors(alpha: Array, beta: Array, delta: Array) -> Array:
-    """Return the least epsilon at ``delta`` of a mechanism some test of which has at most these errors.
-
-    Formula: max(0, log((1 - delta - beta) / alpha), log((1 - delta - alpha) / beta)).
-
-    Args:
-        alpha, beta: (bounds on) type I and II errors in [0, 1].
-        delta: in [0, 1]. All broadcast.
-
-    Returns:
-        epsilon in [0, inf], float64; exact for the given errors.
-
-    Raises:
-        ValueError: an argument outside [0, 1].
-
-    Reference: Kairouz, Oh and Viswanath, arXiv:1311.0776, Theorem 2.1.
-
-    >>> print(f"{epsilon_from_errors(0.01, 0.5, 1e-5):.4f}")
-    3.9120
-    """
-    check("alpha", alpha, UNIT)
-    check("beta", beta, UNIT)
-    check("delta", delta, UNIT)
-    alpha = np.asarray(alpha, np.float64)
-    beta = np.asarray(beta, np.float64)
-    delta = np.asarray(delta, np.float64)
-    alpha, beta, delta = np.broadcast_arrays(alpha, beta, delta)
-
-    # An error of 0 makes a ratio infinite, or NaN if its numerator is 0, too; `fmax` prefers the other ratio then.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.fmax((1 - delta - beta) / alpha, (1 - delta - alpha) / beta)
-        epsilon = np.log(np.fmax(ratio, 1.0))
-        return np.where(ratio > 1, epsilon, 0.0)[()]
 
 
 def best_test(scores: np.ndarray, included: np.ndarray) -> tuple[float, float, bool]:
@@ -273,7 +237,7 @@ def _best_threshold(scores: np.ndarray, included: np.ndarray) -> tuple[float, fl
     false_positives = num_out - np.searchsorted(scores_out, thresholds)
     false_negatives = np.searchsorted(scores_in, thresholds)
 
-    # Not `mu_from_errors`: where no threshold is better than a coin, the best is the one that is least below.
+    # Not `ErrorRegion.mu`: where no threshold is better than a coin, the best is the one that is least below.
     alpha = _rate_upper(false_positives, num_out, _CHOOSING_TAIL)
     beta = _rate_upper(false_negatives, num_in, _CHOOSING_TAIL)
     mu = -(scipy.special.ndtri(alpha) + scipy.special.ndtri(beta))
@@ -305,9 +269,9 @@ def judge(
     false_negatives = int((~says_in & included).sum())
 
     # Bound the privacy loss at the worst corner of their region.
-    region = error_region(false_positives, num_out, false_negatives, num_in, confidence=confidence)
-    mu = float(mu_from_errors(region.alpha, region.beta).min())
-    epsilon = float(epsilon_from_errors(region.alpha, region.beta, delta).min())
+    region = ErrorRegion.from_counts(false_positives, num_out, false_negatives, num_in, confidence=confidence)
+    mu = float(region.mu())
+    epsilon = float(region.epsilon(delta))
     epsilon_if_gaussian = 0.0
     if mu:
         epsilon_if_gaussian = float(gdp_epsilon(max(delta, _SMALLEST_DELTA), mu))
@@ -338,8 +302,7 @@ def audit_many_runs(
 ) -> ManyRunsAudit:
     """Bound mu and epsilon from below by one score of each of many independent runs.
 
-    Formula: the least `mu_from_errors` and `epsilon_from_errors` in the `error_region` of the test "in where score >=
-    threshold".
+    Formula: ``mu()`` and ``epsilon(delta)`` of the `ErrorRegion` of the test "in where score >= threshold".
 
     Args:
         scores: one number for each run; inf allowed, NaN refused.

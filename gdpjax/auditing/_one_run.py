@@ -14,7 +14,6 @@ the rest. What keeps the bounds honest:
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from gdpjax._core.arguments import keyword_checked
@@ -22,8 +21,7 @@ from gdpjax._core.checks import COUNT, check
 from gdpjax._core.keys import as_key
 from gdpjax._core.types import Array
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta, check_fair, check_scores
-from gdpjax.auditing._one_run_epsilon import check_guesses, one_run_epsilon
-from gdpjax.auditing._one_run_tradeoff import one_run_mu
+from gdpjax.auditing._right_guesses import RightGuesses
 
 
 class OneRunAudit(NamedTuple):
@@ -50,38 +48,6 @@ class OneRunAudit(NamedTuple):
     standing: str = STANDING
 
 
-def count_correct(scores: Array, included: Array, num_guesses: int, key: Array) -> int:
-    """Count right guesses: "included" for the highest ceil(r/2) scores, "excluded" for the lowest floor(r/2).
-
-    Args:
-        scores: m numbers, higher where membership is likelier; inf allowed, NaN refused.
-        included: m fair coins.
-        num_guesses: r, 1 <= r <= m.
-        key: one PRNG key that breaks ties.
-
-    Returns:
-        The number of right guesses.
-
-    Raises:
-        ValueError: NaN scores, unequal lengths, r out of range.
-
-    >>> count_correct([3.0, -1.0, 0.1, 0.0], [1, 0, 1, 1], 2, jax.random.key(0))
-    2
-    """
-    numbers, coins = check_scores(scores, included)
-    check_guesses(0, num_guesses, numbers.size)
-    # Sort by score, and equal scores by a random number of their own.
-    tie_breaks = np.asarray(jax.random.permutation(as_key(key), numbers.size))
-    ascending = np.lexsort((tie_breaks, numbers))
-
-    # Guess "included" for the highest scores and "excluded" for the lowest.
-    num_included = (int(num_guesses) + 1) // 2
-    num_excluded = int(num_guesses) - num_included
-    highest = ascending[numbers.size - num_included :]
-    lowest = ascending[:num_excluded]
-    return int(coins[highest].sum()) + int((~coins[lowest]).sum())
-
-
 @keyword_checked()
 def audit_one_run(
     scores: Array,
@@ -94,7 +60,7 @@ def audit_one_run(
 ) -> OneRunAudit:
     """Bound epsilon and mu from below by the scores of the canaries of one training run.
 
-    Formula: `one_run_epsilon` and `one_run_mu` of the number of right guesses of `count_correct`.
+    Formula: the largest ``epsilon(delta)`` and ``mu()`` of `RightGuesses.count` for each number of guesses.
 
     Args:
         scores: m numbers, higher where membership is likelier; inf allowed, NaN refused.
@@ -114,6 +80,7 @@ def audit_one_run(
 
     Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846; Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235.
 
+    >>> import jax
     >>> included = jax.random.bernoulli(jax.random.key(0), 0.5, (2000,))
     >>> scores = included + jax.random.normal(jax.random.key(1), (2000,))  # a release with mu = 1
     >>> audit = audit_one_run(scores, included, key=jax.random.key(2), delta=1e-5)
@@ -132,10 +99,10 @@ def audit_one_run(
     shared_confidence = 1 - failure / len(choices)
     results = []
     for guesses in choices:
-        correct = count_correct(numbers, coins, guesses, key)
-        mu = one_run_mu(correct, guesses, num_canaries, confidence=shared_confidence)
-        epsilon = one_run_epsilon(correct, guesses, num_canaries, delta=delta, confidence=shared_confidence)
-        results.append((float(mu), float(epsilon), int(guesses), correct))
+        right = RightGuesses.count(numbers, coins, guesses, key)
+        mu = right.mu(confidence=shared_confidence)
+        epsilon = right.epsilon(delta, confidence=shared_confidence)
+        results.append((float(mu), float(epsilon), right.num_guesses, int(right.num_correct)))
 
     # All of the bounds hold together, so the largest of each kind does.
     largest_mu, _, guesses, correct = max(results)

@@ -39,37 +39,12 @@ refuted on an event {W >= v(epsilon)} of probability at most 1 - confidence, and
 of them. So the bound exceeds the truth with probability at most 1 - confidence, whichever refuted epsilon is reported.
 """
 
-from typing import Any
-
 import numpy as np
 import scipy
-
-from gdpjax._core.arguments import check_number
-from gdpjax._core.checks import NONNEGATIVE
-from gdpjax._core.types import Array
-from gdpjax.auditing._check import check_confidence, check_counts, check_delta
 
 _LARGEST_EPSILON = 60.0
 _NUM_BISECTIONS = 50
 _ROUNDING = 1 + 1e-9  # incomplete beta and gamma functions are good to about 1e-11
-
-
-def check_guesses(num_correct: Any, num_guesses: Any, num_canaries: Any) -> tuple[np.ndarray, int, int]:
-    """Return the three counts; ValueError unless 0 <= num_correct <= num_guesses <= num_canaries.
-
-    Only ``num_correct`` may be an array.
-    """
-    counts = check_counts(num_correct=num_correct, num_guesses=num_guesses, num_canaries=num_canaries)
-    correct = counts["num_correct"]
-    guesses = counts["num_guesses"]
-    canaries = counts["num_canaries"]
-    is_fixed = guesses.ndim == canaries.ndim == 0
-    if not (is_fixed and 1 <= guesses <= canaries and (correct <= guesses).all()):
-        raise ValueError(
-            "expected num_correct <= num_guesses <= num_canaries and num_guesses >= 1, the last two of them one number "
-            f"each, got {num_correct}, {num_guesses} and {num_canaries}"
-        )
-    return correct, int(guesses), int(canaries)
 
 
 def _mean_highest_mass(num_guesses: int, epsilon: float) -> float:
@@ -93,38 +68,8 @@ def _mean_highest_mass(num_guesses: int, epsilon: float) -> float:
     return float(highest_mass.mean())
 
 
-def one_run_p_value(num_correct: Array, num_guesses: int, num_canaries: int, *, epsilon: float, delta: float) -> Array:
-    """Return the largest probability of so many right guesses about an (epsilon, delta)-private mechanism.
-
-    Formula: P(Bin(r, q) >= W) + m delta (1 - q) A_r(q), at most 1; see the module docstring.
-
-    Args:
-        num_correct: W, right guesses; an array gives an array.
-        num_guesses: r >= 1, fixed in advance.
-        num_canaries: m >= r, each included by an independent fair coin.
-        epsilon: finite and >= 0.
-        delta: in [0, 1).
-
-    Returns:
-        A p-value in [0, 1] for "the mechanism is (epsilon, delta)-DP"; an upper bound.
-
-    Raises:
-        ValueError: counts that do not fit together, numbers out of range.
-
-    Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846, Theorem 3.1; the delta term is derived here.
-
-    >>> print(f"{one_run_p_value(60, 100, 100, epsilon=0.0, delta=0.0):.4f}")
-    0.0284
-    """
-    correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
-    delta = check_delta(delta)
-    epsilon = check_number("epsilon", epsilon, NONNEGATIVE)
-    p_value = _p_value(correct, guesses, canaries, float(epsilon), delta)
-    return p_value[()]
-
-
-def _p_value(correct: np.ndarray, guesses: int, canaries: int, epsilon: float, delta: float) -> np.ndarray:
-    """Return the right side of (2), for checked arguments, in the shape of ``correct``."""
+def p_value(correct: np.ndarray, guesses: int, canaries: int, epsilon: float, delta: float) -> np.ndarray:
+    """Return the right side of (2), in the shape of ``correct``, or 1 if that is smaller."""
     # P(Bin(r, q) >= W) as an incomplete beta function, whose arguments must be positive; W >= 0 is certain.
     at_least_one = np.maximum(correct, 1)
     truth_prob = scipy.special.expit(epsilon)
@@ -140,51 +85,11 @@ def _p_value(correct: np.ndarray, guesses: int, canaries: int, epsilon: float, d
     return np.minimum(tail * _ROUNDING + delta_term, 1.0)
 
 
-def one_run_epsilon(
-    num_correct: Array, num_guesses: int, num_canaries: int, *, delta: float, confidence: float = 0.95
-) -> Array:
-    """Return a lower bound on epsilon from the number of right guesses about one run.
-
-    Formula: the largest epsilon whose `one_run_p_value` is at most 1 - confidence, or 0.
-
-    Args:
-        num_correct: W, right guesses; an array gives an array.
-        num_guesses: r >= 1, guesses made; a number fixed before the scores were seen (or corrected for, as
-            `audit_one_run` does), and the same for every outcome.
-        num_canaries: m >= r, each included by an independent fair coin.
-        delta: in [0, 1).
-        confidence: probability in (0, 1) with which the bound holds.
-
-    Returns:
-        epsilon >= 0 in nats, float64 of the shape of ``num_correct``. Empirical lower: if the mechanism is
-        (epsilon*, delta)-DP, this is at most epsilon* with probability at least ``confidence`` over the coins and the
-        run.
-
-    Raises:
-        ValueError: counts that do not fit together, numbers out of range.
-
-    Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846, Theorem 3.1; the delta term is derived here.
-
-    >>> print(f"{one_run_epsilon(900, 1000, 1000, delta=1e-5):.3f}")
-    2.021
-    """
-    correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
-    delta = check_delta(delta)
-    level = 1 - check_confidence(confidence)
-
-    # One bisection for each distinct count.
-    distinct, index_of_distinct = np.unique(correct, return_inverse=True)
-    bounds = np.zeros(distinct.size)
-    for i, count in enumerate(distinct):
-        bounds[i] = _largest_refuted_epsilon(count, guesses, canaries, delta, level)
-    return bounds[index_of_distinct].reshape(correct.shape)[()]
-
-
-def _largest_refuted_epsilon(correct: np.ndarray, guesses: int, canaries: int, delta: float, level: float) -> float:
-    """Return the largest epsilon whose p-value is at most ``level``, from below, or 0; ``correct`` is one count."""
+def largest_refuted_epsilon(correct: np.ndarray, guesses: int, canaries: int, delta: float, level: float) -> float:
+    """Return the largest epsilon whose `p_value` is at most ``level``, from below, or 0; ``correct`` is one count."""
 
     def is_refuted(epsilon: float) -> bool:
-        return bool(_p_value(correct, guesses, canaries, epsilon, delta) <= level)
+        return bool(p_value(correct, guesses, canaries, epsilon, delta) <= level)
 
     if not is_refuted(0.0):
         return 0.0

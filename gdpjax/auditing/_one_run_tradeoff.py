@@ -35,18 +35,13 @@ abstentions counted in m. The recursion runs in float64; a curve counts as refut
 far above its rounding.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gdpjax._core.types import Array
-from gdpjax.auditing._check import check_confidence
-from gdpjax.auditing._one_run_epsilon import check_guesses
 from gdpjax.tradeoff import Curve, Gaussian
-from gdpjax.tradeoff._abstract import check_symmetric
 
 _LARGEST_MASS = 1 + 1e-9
 _LARGEST_MU = 64.0
@@ -101,7 +96,7 @@ def _is_refuted(curve: Curve, correct: Array, guesses: Array, canaries: Array, t
 
 
 @jax.jit
-def _refuted_each(curve: Curve, correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
+def refuted_each(curve: Curve, correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
     """Return for each count in ``correct``, float64[n], whether it refutes the curve, bool[n]."""
 
     def refuted_by(count: Array) -> Array:
@@ -111,7 +106,7 @@ def _refuted_each(curve: Curve, correct: Array, guesses: Array, canaries: Array,
 
 
 @jax.jit
-def _largest_refuted_mu(correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
+def largest_refuted_mu(correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
     """Return for each count in ``correct``, float64[n], the largest mu that it refutes, or 0, float64[n]."""
 
     def largest_refuted_by(count: Array) -> Array:
@@ -133,93 +128,3 @@ def _largest_refuted_mu(correct: Array, guesses: Array, canaries: Array, tail: A
         return jnp.where(is_refuted(zero), refuted, 0.0)
 
     return jax.lax.map(largest_refuted_by, correct)
-
-
-def _for_each_count(
-    body: Callable[[Array, Array, Array, Array], Array],
-    num_correct: Any,
-    num_guesses: Any,
-    num_canaries: Any,
-    confidence: Any,
-) -> np.ndarray:
-    """Return ``body(distinct counts, guesses, canaries, tail)`` in float64, in the shape of ``num_correct``."""
-    correct, guesses, canaries = check_guesses(num_correct, num_guesses, num_canaries)
-    tail = 1 - check_confidence(confidence)
-
-    # The recursion runs once for each distinct count.
-    distinct, index_of_distinct = np.unique(correct, return_inverse=True)
-    with jax.enable_x64(True):
-        result = body(
-            jnp.asarray(distinct, jnp.float64),
-            jnp.asarray(guesses, jnp.float64),
-            jnp.asarray(canaries, jnp.float64),
-            jnp.asarray(tail, jnp.float64),
-        )
-        result = np.asarray(result)
-    return result[index_of_distinct].reshape(correct.shape)
-
-
-def one_run_refutes(
-    curve: Curve, num_correct: Array, num_guesses: int, num_canaries: int, *, confidence: float = 0.95
-) -> Array:
-    """Return whether the number of right guesses about one run refutes "the mechanism is f-DP" for a curve f.
-
-    Formula: whether every law of W allowed by E[W; W >= c] / m <= 1 - f(E[r - W; W >= c - 1] / m), c = 1, ..., r, has
-    P(W >= num_correct) < 1 - confidence.
-
-    Args:
-        curve: one symmetric curve of `gdpjax.tradeoff` (`gdpjax.tradeoff.symmetrize` makes one).
-        num_correct: W, right guesses; an array gives an array.
-        num_guesses: r >= 1, fixed before the scores were seen.
-        num_canaries: m >= r, each included by an independent fair coin.
-        confidence: in (0, 1).
-
-    Returns:
-        bool of the shape of ``num_correct``. An f-DP mechanism is refuted with probability at most 1 - confidence.
-
-    Raises:
-        ValueError: a curve that is not symmetric or not one curve, counts that do not fit together.
-
-    Reference: Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235; derived in the module docstring.
-
-    >>> from gdpjax.tradeoff import ApproximateDP
-    >>> bool(one_run_refutes(ApproximateDP(1.0, 1e-5), 900, 1000, 1000))
-    True
-    """
-    curve = check_symmetric("curve", curve, "a one-run audit")
-    if any(np.ndim(leaf) for leaf in curve.shapes().values()):
-        raise ValueError("curve must be one curve, got an array of curves; ask about them one by one")
-
-    def refuted_each(correct: Array, guesses: Array, canaries: Array, tail: Array) -> Array:
-        wide_curve = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), curve)
-        return _refuted_each(wide_curve, correct, guesses, canaries, tail)
-
-    refuted = _for_each_count(refuted_each, num_correct, num_guesses, num_canaries, confidence)
-    return refuted[()]
-
-
-def one_run_mu(num_correct: Array, num_guesses: int, num_canaries: int, *, confidence: float = 0.95) -> Array:
-    """Return a lower bound on mu from the number of right guesses about one run.
-
-    Formula: the largest mu whose curve G_mu `one_run_refutes`, or 0.
-
-    Args:
-        num_correct: W, right guesses; an array gives an array.
-        num_guesses: r >= 1, fixed before the scores were seen.
-        num_canaries: m >= r, each included by an independent fair coin.
-        confidence: in (0, 1).
-
-    Returns:
-        mu >= 0, float64 of the shape of ``num_correct``. Empirical lower: a mu*-GDP mechanism gives more than mu* with
-        probability at most 1 - confidence.
-
-    Raises:
-        ValueError: counts that do not fit together, numbers out of range.
-
-    Reference: Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235; derived in the module docstring.
-
-    >>> print(f"{one_run_mu(916, 1000, 10_000):.3f}")  # the usual outcome of N(0, 1) noise on 10,000 canaries, mu = 1
-    0.732
-    """
-    mu = _for_each_count(_largest_refuted_mu, num_correct, num_guesses, num_canaries, confidence)
-    return mu[()]

@@ -170,7 +170,7 @@ def audit_step(
 ) -> StepAudit:
     """Attack what a private step releases, with and without one example, and bound its privacy loss from below.
 
-    Formula: the `error_region` of one attack, chosen on other runs; then mu >= Phi^-1(1 - alpha) - Phi^-1(beta) and
+    Formula: the `ErrorRegion` of one attack, chosen on other runs; then mu >= Phi^-1(1 - alpha) - Phi^-1(beta) and
     epsilon >= log((1 - delta - beta) / alpha) at its worst corner; the claim f is refuted if f(alpha) > beta at all.
 
     Args:

@@ -18,9 +18,6 @@ from gdpjax._compilation_cache import use_compilation_cache
 from gdpjax.cli import _account, _audit, _convert, _plot, _report_card, _sweep, _trainings
 from gdpjax.cli._options import Parser
 from gdpjax.cli._progress import Progress
-from gdpjax.cli._report import CLT_CAVEAT
-
-__all__ = ["CLT_CAVEAT", "main"]
 
 CLOSED_PIPE = 141
 """What a shell reports of a program that the signal of a closed pipe ended."""

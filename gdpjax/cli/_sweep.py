@@ -6,6 +6,7 @@ reported and left out. A Parquet file cannot grow, so its rows are kept in a CSV
 """
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -34,6 +35,7 @@ _QUANTITIES = {
     "delta": "the delta of every epsilon, strictly between 0 and 1",
 }
 """The columns that a grid may have, apart from labels that are carried along."""
+_DOMAINS = {"noise_multiplier": POSITIVE, "delta": OPEN_UNIT}
 _WHOLE = ("max_examples", "num_steps")
 _RESULTS = {
     "mu_clt": "double",
@@ -202,14 +204,28 @@ def _values_of_row(names: list[str], cells: list[str]) -> dict[str, Any]:
         raise ValueError(f"has {len(cells)} cells instead of {len(names)}, those of the options included")
     values: dict[str, Any] = dict(zip(names, cells, strict=True))
     for name in _QUANTITIES.keys() & values.keys():
-        try:
-            values[name] = float(values[name])
-        except ValueError:
-            raise ValueError(f"{name} must be a number, got {values[name] or 'an empty cell'}") from None
-    check("noise_multiplier", values["noise_multiplier"], POSITIVE)
-    check("delta", values["delta"], OPEN_UNIT)
-    sampling_prob, num_steps = run_of({name: values[name] for name in RUN_OPTIONS if name in values})
+        values[name] = _number(name, values[name])
+    sampling_prob, num_steps = _run_of(tuple((name, values[name]) for name in RUN_OPTIONS if name in values))
     return values | {"sampling_prob": sampling_prob, "num_steps": float(num_steps)}
+
+
+# The cells of a grid repeat themselves.
+@functools.lru_cache(maxsize=MOST_VALUES)
+def _number(name: str, cell: str) -> float:
+    """Return the number in a cell; ValueError unless it is one that the quantity may be."""
+    try:
+        number = float(cell)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {cell or 'an empty cell'}") from None
+    if name in _DOMAINS:
+        check(name, number, _DOMAINS[name])
+    return number
+
+
+@functools.lru_cache(maxsize=MOST_VALUES)
+def _run_of(quantities: tuple[tuple[str, float], ...]) -> tuple[float, int]:
+    """Return `run_of` the quantities."""
+    return run_of(dict(quantities))
 
 
 def _start(

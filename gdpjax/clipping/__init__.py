@@ -10,10 +10,12 @@ from gdpjax.clipping._accumulation import accumulation_charge as accumulation_ch
 from gdpjax.clipping._accumulation import charge_of_sum as charge_of_sum
 from gdpjax.clipping._augmentation import average_augmentations
 from gdpjax.clipping._clip_rows import ClippedRows as ClippedRows
-from gdpjax.clipping._clip_rows import clip_rows
-from gdpjax.clipping._clipped_grad import ClipInfo, ClippedGrad, clipped_grad
-from gdpjax.clipping._explain import explain, product_flops
-from gdpjax.clipping._forms import AbstractFactor, Full, Outer, Sparse
+from gdpjax.clipping._clip_rows import clip_rows as clip_rows
+from gdpjax.clipping._clipped_grad import ClippedGrad as ClippedGrad
+from gdpjax.clipping._clipped_grad import clipped_grad
+from gdpjax.clipping._explain import explain
+from gdpjax.clipping._explain import product_flops as product_flops
+from gdpjax.clipping._forms import Full, Outer, Sparse
 from gdpjax.clipping._per_example_grad import per_example_grad
 from gdpjax.clipping._rules import AbstractClipRule, AutoS, Flat, Groups, Normalize, PerGroup, PerLeaf, Sensitivity
 from gdpjax.clipping._rules import as_rule as as_rule
@@ -22,11 +24,8 @@ from gdpjax.clipping._tracing import AbstractPrimitive, register_primitive
 
 __all__ = [
     "AbstractClipRule",
-    "AbstractFactor",
     "AbstractPrimitive",
     "AutoS",
-    "ClipInfo",
-    "ClippedGrad",
     "Flat",
     "Full",
     "Groups",
@@ -37,10 +36,8 @@ __all__ = [
     "Sensitivity",
     "Sparse",
     "average_augmentations",
-    "clip_rows",
     "clipped_grad",
     "explain",
     "per_example_grad",
-    "product_flops",
     "register_primitive",
 ]

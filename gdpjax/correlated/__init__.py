@@ -1,11 +1,14 @@
 """Noise that is correlated over steps: training that is exactly one Gaussian mechanism, mu = 1 / noise_multiplier."""
 
+# What is imported under an alias is for the other parts of the library, and not public.
 from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
-from gdpjax.correlated._check_batches import ParticipationError, check_batches
+from gdpjax.correlated._check_batches import ParticipationError
+from gdpjax.correlated._check_batches import check_batches as check_batches
 from gdpjax.correlated._dense import Dense
-from gdpjax.correlated._documents import from_document, to_document
+from gdpjax.correlated._documents import from_document as from_document
+from gdpjax.correlated._documents import to_document as to_document
 from gdpjax.correlated._optimize_banded_inverse import optimize_banded_inverse
 from gdpjax.correlated._optimize_banded_toeplitz import optimize_banded_toeplitz
 from gdpjax.correlated._optimize_buffered_toeplitz import optimize_buffered_toeplitz
@@ -29,12 +32,9 @@ __all__ = [
     "PrefixSum",
     "SingleParticipation",
     "bisr",
-    "check_batches",
-    "from_document",
     "lambda_cgd",
     "optimize_banded_inverse",
     "optimize_banded_toeplitz",
     "optimize_buffered_toeplitz",
     "optimize_dense",
-    "to_document",
 ]

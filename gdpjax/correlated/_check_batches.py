@@ -1,6 +1,6 @@
 """Check while batches are used that they keep to the participation schema.
 
-    for step, (indices, is_padding) in enumerate(check_batches(loader, MinSep(4, 100), num_steps=400)):
+    for step, (indices, is_padding) in enumerate(Promised(64, 400, MinSep(4, 100)).checked(loader)):
         ...
 
 The sensitivity of a strategy is for one participation schema. A batch that leaves it has to stop the run before it is
@@ -33,28 +33,14 @@ class ParticipationError(ValueError):
 def check_batches(batches: Iterable[Batch], participation: AbstractParticipation, num_steps: int) -> Iterator[Batch]:
     """Yield the batches of a run, one a step, as long as they keep to the participation schema.
 
-    A run that was interrupted goes on with the batches after its last step, but they are checked together with those
-    before: give *all* batches of the run, from its first step on, and skip those that were used.
-
     Args:
-        batches: what a loader gives: for each step the numbers of its examples (of its users, if they are the unit),
-            or ``(indices, is_padding)`` as in the batches of `gdpjax.sampling`, whose slots of padding hold row 0. The
-            same number is the same example through the whole run.
+        batches: of the loader, see `gdpjax.sampling.Promised.checked`.
         participation: the schema that the sensitivity is for.
-        num_steps: n, as in `gdpjax.privatize`.
-
-    Yields:
-        The batches, as they are.
+        num_steps: n, the length of the run.
 
     Raises:
-        ParticipationError: before a batch is given out in which an example takes part too often or too early, which
-            has one example twice, or which comes after ``num_steps`` others.
+        ParticipationError: before a batch that leaves the schema.
         ValueError: wrong arguments, or batches that are not whole numbers.
-
-    >>> from gdpjax.correlated import MinSep
-    >>> checked = check_batches([[0, 1], [2, 3], [0, 1], [0, 2]], MinSep(2, 2), num_steps=4)
-    >>> [next(checked) for _ in range(3)]  # the next one has example 0 again, one step later
-    [[0, 1], [2, 3], [0, 1]]
     """
     check_participation(participation)
     num_steps = check_count("num_steps", num_steps)

@@ -4,20 +4,20 @@
 from gdpjax.ledger._events import (
     AllocationEvent,
     ApproximateDPEvent,
-    CorrelatedGaussianEvent,
     CyclicPoissonEvent,
     Event,
     GaussianEvent,
     LaplaceEvent,
     OutcomesEvent,
-    RandomizedResponseEvent,
     ShuffledEvent,
-    TruncatedPoissonEvent,
-    UniformEvent,
 )
 from gdpjax.ledger._events import AnyEvent as AnyEvent
+from gdpjax.ledger._events import CorrelatedGaussianEvent as CorrelatedGaussianEvent
+from gdpjax.ledger._events import RandomizedResponseEvent as RandomizedResponseEvent
 from gdpjax.ledger._events import SampledEvent as SampledEvent
 from gdpjax.ledger._events import StepEvent as StepEvent
+from gdpjax.ledger._events import TruncatedPoissonEvent as TruncatedPoissonEvent
+from gdpjax.ledger._events import UniformEvent as UniformEvent
 from gdpjax.ledger._events import event_type_of as event_type_of
 from gdpjax.ledger._events import resolve_relation as resolve_relation
 from gdpjax.ledger._ledger import FORMAT_VERSION as FORMAT_VERSION
@@ -34,16 +34,12 @@ from gdpjax.ledger._state import round_toward as round_toward
 __all__ = [
     "AllocationEvent",
     "ApproximateDPEvent",
-    "CorrelatedGaussianEvent",
     "CyclicPoissonEvent",
     "Event",
     "GaussianEvent",
     "LaplaceEvent",
     "Ledger",
     "OutcomesEvent",
-    "RandomizedResponseEvent",
     "ShuffledEvent",
-    "TruncatedPoissonEvent",
-    "UniformEvent",
     "ledger_of",
 ]

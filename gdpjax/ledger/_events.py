@@ -535,7 +535,7 @@ class CorrelatedGaussianEvent(_Steps):
         return (
             f"Gaussian steps with correlated noise, one release: noise multiplier {self.noise_multiplier:.6g}, "
             f"{self.num_steps} of {self.planned_steps} steps, each example in at most {self.max_participations}, "
-            f"{self.min_separation} apart{made}"
+            f"at least {self.min_separation} apart{made}"
         )
 
 
@@ -647,7 +647,8 @@ class _WholeDataEvent:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what `describe` says as cells of a table, each a label and a text."""
-        return [("scheme", self._kind), *self._numbers(), ("releases", f"{self.num_steps:.0f}")]
+        numbers = [(f"{label}, each", value) for label, value in self._numbers()]
+        return [("scheme", self._kind), *numbers, ("releases", f"{self.num_steps:.0f}")]
 
     def describe(self) -> str:
         """Return what was released as a clause of a report."""

@@ -7,13 +7,12 @@ are exact as implemented.
 from gdpjax.mechanisms._discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from gdpjax.mechanisms._gaussian import GaussianMechanism
 from gdpjax.mechanisms._laplace import LaplaceMechanism
-from gdpjax.mechanisms._randomized_response import FrequencyEstimate, RandomizedResponse
+from gdpjax.mechanisms._randomized_response import RandomizedResponse
 from gdpjax.mechanisms._subsampled import PoissonSubsampled
 
 __all__ = [
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
-    "FrequencyEstimate",
     "GaussianMechanism",
     "LaplaceMechanism",
     "PoissonSubsampled",

@@ -33,7 +33,7 @@ from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import ApproximateDPEvent, OutcomesEvent
 from gdpjax.mechanisms._abstract import ADDED, Mechanism
-from gdpjax.tradeoff import ApproximateDP, Curve, from_probabilities
+from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 
 _WORDS_PER_BLOCK = 4096
 _LARGEST_SUPPORT = 2**20
@@ -140,7 +140,7 @@ class _Discrete(Mechanism):
     def tradeoff(self) -> Curve:
         """Return the polygon of the tests "x > c", without tails below 1e-300; its beta near 1 is right to 1e-16."""
         law = self._law()
-        return from_probabilities(law.null, law.alternative)
+        return PiecewiseLinear.from_probabilities(law.null, law.alternative)
 
     def event(
         self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED

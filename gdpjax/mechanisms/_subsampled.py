@@ -16,7 +16,7 @@ from gdpjax.ledger import Event, LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating
 from gdpjax.mechanisms._gaussian import GaussianMechanism
 from gdpjax.mechanisms._laplace import LaplaceMechanism
-from gdpjax.tradeoff import Curve, inverse, subsample
+from gdpjax.tradeoff import Curve, subsample
 
 
 @pytree_dataclass
@@ -62,7 +62,7 @@ class PoissonSubsampled(Additive):
         removing = both.one_direction
         if direction == "remove":
             return removing
-        return inverse(removing)
+        return removing.inverse()
 
     def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> Event | LaplaceEvent:
         """Return the event of ``num_steps`` releases, each of a new sample."""

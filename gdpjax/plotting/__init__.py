@@ -9,21 +9,13 @@ under 1 - alpha. What a delta of 1e-5 is about happens near the corner (0, 1), t
 the logarithmic one shows the power 1 - f(alpha) of the best test against its type I error alpha.
 """
 
-from gdpjax.plotting._curves import (
-    EpsilonCurves,
-    TradeoffCurves,
-    approximate_dp_tradeoff,
-    epsilon_curves,
-    tradeoff_curves,
-)
+from gdpjax.plotting._curves import epsilon_curves, tradeoff_curves
+from gdpjax.plotting._curves import limiting_mu as limiting_mu
 from gdpjax.plotting._draw import plot_epsilon, plot_tradeoff
 from gdpjax.plotting._score import plot_score
 from gdpjax.plotting.style import save_figure
 
 __all__ = [
-    "EpsilonCurves",
-    "TradeoffCurves",
-    "approximate_dp_tradeoff",
     "epsilon_curves",
     "plot_epsilon",
     "plot_score",

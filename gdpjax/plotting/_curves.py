@@ -5,6 +5,8 @@ at the certified upper epsilon lies below f, and at the true epsilon it touches.
 failure probability d: f >= G_mu (x) f_{0,d}, which is (1 - d) G_mu(alpha / (1 - d)), and 0 beyond 1 - d.
 """
 
+import contextlib
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +14,17 @@ import scipy
 
 from gdpjax._core.arguments import check_count, check_flag, check_number
 from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check_scalar
-from gdpjax._core.types import FAILURE, Bounds
-from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
+from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
+from gdpjax.accounting import (
+    certified,
+    clt_epsilon,
+    clt_mu_poisson,
+    clt_mu_uniform,
+    gdp_compose,
+    moments_accountant_epsilon,
+)
 from gdpjax.accounting._gdp import DELTA
-from gdpjax.ledger import AnyEvent, Event, Ledger
+from gdpjax.ledger import AnyEvent, Event, GaussianEvent, Ledger, UniformEvent
 from gdpjax.tradeoff import ApproximateDP, CertifiedCurve, Gaussian
 
 
@@ -31,7 +40,7 @@ class TradeoffCurves(NamedTuple):
         epsilon: certified bracket at ``delta``.
         delta: as given.
         mu_upper: certified mu with failure probability 1e-10.
-        mu_clt: asymptotic mu; None of anything but one number of Poisson-sampled steps.
+        mu_clt: asymptotic mu of the central limit theorem; None where there is none.
     """
 
     alpha: np.ndarray
@@ -98,7 +107,18 @@ def tradeoff_curves(
     >>> bool((curves.approximate_dp <= curves.curve.upper).all())
     True
     """
-    curve, mu_clt = _curve_and_clt(noise_multiplier, sampling_prob, num_steps)
+    run: Any = noise_multiplier
+    if not isinstance(run, CertifiedCurve | Ledger | AnyEvent):
+        numbers: Any = run, sampling_prob, num_steps
+        _check_run(*numbers)
+        run = Event(*numbers)
+    elif sampling_prob is not None or num_steps is not None:
+        raise ValueError("after a curve or a Ledger only delta follows: tradeoff_curves(curve, delta=...)")
+    curve = run if isinstance(run, CertifiedCurve) else certified(run)
+    mu_clt = None
+    if not isinstance(run, CertifiedCurve):
+        with contextlib.suppress(ValueError):
+            mu_clt = limiting_mu(run)
     delta = check_number("delta", delta, DELTA)
     epsilon = Bounds(*map(float, curve.epsilon(delta)))
     alpha = _alphas(num_points, epsilon.upper, delta)
@@ -107,7 +127,7 @@ def tradeoff_curves(
     return TradeoffCurves(
         alpha=alpha,
         curve=curve.tradeoff(alpha),
-        approximate_dp=approximate_dp_tradeoff(alpha, epsilon.upper, delta),
+        approximate_dp=np.asarray(ApproximateDP(epsilon.upper, delta)(alpha)),
         gaussian_certified=(1 - FAILURE) * Gaussian(mu_upper)(inside),
         gaussian_clt=None if mu_clt is None else Gaussian(mu_clt)(alpha),
         epsilon=epsilon,
@@ -117,19 +137,24 @@ def tradeoff_curves(
     )
 
 
-def _curve_and_clt(run: Any, sampling_prob: Any, num_steps: Any) -> tuple[CertifiedCurve, float | None]:
-    """The certified curve of what is drawn, and the central limit theorem's mu where there is one."""
-    if not isinstance(run, CertifiedCurve | Ledger | AnyEvent):
-        numbers = run, sampling_prob, num_steps
-        _check_run(*numbers)
-        return certified(*numbers), float(clt_mu_poisson(*numbers))
-    if sampling_prob is not None or num_steps is not None:
-        raise ValueError("after a curve or a Ledger only delta follows: tradeoff_curves(curve, delta=...)")
-    only = run.events[0] if isinstance(run, Ledger) and len(run.events) == 1 else run
-    mu = None
-    if isinstance(only, Event) and only.noise_multiplier > 0:
-        mu = float(clt_mu_poisson(only.noise_multiplier, only.sampling_prob, only.num_steps))
-    return run if isinstance(run, CertifiedCurve) else certified(run), mu
+def limiting_mu(run: Ledger | AnyEvent) -> float:
+    """Return the mu of the central limit theorem: that of each event, and squares add up; asymptotic.
+
+    Raises:
+        ValueError: an event without a limit.
+    """
+    mus = []
+    for event in run.events if isinstance(run, Ledger) else (run,):
+        relation: Any = event.neighboring_relation
+        if isinstance(event, GaussianEvent):
+            mus.append(math.sqrt(event.num_steps) / event.noise_multiplier)
+        elif isinstance(event, UniformEvent):
+            mus.append(clt_mu_uniform(event.noise_multiplier, event.sampling_prob, event.num_steps))
+        elif isinstance(event, Event) and relation is not NeighboringRelation.REPLACE_ONE:
+            mus.append(clt_mu_poisson(event.noise_multiplier, event.sampling_prob, event.num_steps))
+        else:
+            raise ValueError(f"no central limit theorem for {type(event).__name__} under {relation.name}")
+    return float(gdp_compose(mus))
 
 
 def epsilon_curves(
@@ -179,30 +204,6 @@ def epsilon_curves(
         moments_accountant_classic=moments_accountant_epsilon(*run, conversion="classic"),
         clt=clt_epsilon(*run),
     )
-
-
-def approximate_dp_tradeoff(alpha: Any, epsilon: float, delta: float) -> np.ndarray:
-    """Return the trade-off curve that (epsilon, delta)-DP is.
-
-    Formula: f(alpha) = max(0, 1 - delta - e^epsilon alpha, e^{-epsilon} (1 - delta - alpha)).
-
-    Args:
-        alpha: type I errors in [0, 1], any shape.
-        epsilon: at least 0, in nats; inf allowed.
-        delta: in [0, 1].
-
-    Returns:
-        f(alpha), of the shape of alpha; exact.
-
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference: Wasserman and Zhou, arXiv:0811.2501; Dong, Roth and Su, arXiv:1905.02383, Proposition 2.5.
-
-    >>> print(approximate_dp_tradeoff([0.0, 0.25, 1.0], 0.0, 0.5))
-    [0.5  0.25 0.  ]
-    """
-    return np.asarray(ApproximateDP(epsilon, delta)(alpha))
 
 
 def _check_run(noise_multiplier: Any, sampling_prob: Any, num_steps: Any) -> None:

@@ -41,26 +41,26 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
         return 1.0 - beta if log else beta
 
     # A bound in print is rounded up.
-    epsilon = rounded(float(curves.epsilon.upper), 4, "up")
-    mu = rounded(float(curves.mu_upper), 3, "up")
-    delta = scientific(curves.delta)
-    statement = rf"$f_{{\varepsilon,\delta}}$, $\varepsilon = {epsilon}$, $\delta = {delta}$: certified bound"
-    gaussian = rf"$G_\mu$, $\mu = {mu}$: certified bound, failure ${scientific(FAILURE)}$"
+    epsilon, mu = (rounded(float(upper), 5, "up") for upper in (curves.epsilon.upper, curves.mu_upper))
+    statement = rf"certified: $\varepsilon = {epsilon}$ at $\delta = {scientific(curves.delta)}$ alone"
+    gaussian = rf"certified: $\mu = {mu}$, with failure ${scientific(FAILURE)}$"
     lines = {statement: curves.approximate_dp, gaussian: curves.gaussian_certified}
     if curves.gaussian_clt is not None:
-        label = rf"$G_\mu$, CLT $\mu = {curves.mu_clt:.3g}$: asymptotic, may understate"
-        lines[label] = curves.gaussian_clt
+        lines[rf"estimate (CLT): $\mu = {curves.mu_clt:.3g}$, no guarantee"] = curves.gaussian_clt
 
     with figure(size=(COLUMN, 4.0)) as (drawing, axes):
-        draw_band(axes, alpha, *map(height, curves.curve), label="$f$: certified band")
+        draw_band(axes, alpha, *map(height, curves.curve), label="certified: no attack does better")
         for label, beta in lines.items():
             axes.plot(alpha, height(beta), label=label)
-        blind = {"color": GREY, "linestyle": "-", "linewidth": 0.6, "label": r"$1 - \alpha$: perfect privacy"}
+        blind = {"color": GREY, "linestyle": "-", "linewidth": 0.6, "label": "blind guess: perfect privacy"}
         axes.plot(alpha, height(1.0 - alpha), **blind)
-        axes.set(xlabel=r"type I error $\alpha$", ylabel=r"type II error $\beta$", xlim=(0, 1), ylim=(0, 1))
+        axes.set(xlabel=r"false alarms of an attack: type I error $\alpha$", xlim=(0, 1), ylim=(0, 1))
+        axes.set(ylabel=r"what the attack misses: type II error $\beta$")
         if log:
             ends = min(1e-3, curves.delta / 100), 1
-            axes.set(ylabel=r"power $1 - \beta$", xscale="log", yscale="log", xlim=ends, ylim=ends)
+            axes.set(
+                ylabel=r"what the attack finds: power $1 - \beta$", xscale="log", yscale="log", xlim=ends, ylim=ends
+            )
             number_ticks(axes)
         axes.set_box_aspect(1)
         drawing.legend(loc=BELOW)
@@ -90,10 +90,12 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     with figure(size=(COLUMN, 3.0)) as (drawing, axes):
         steps = curves.num_steps
         draw_band(axes, steps, *curves.certified, label="certified: lower and upper bound")
-        axes.plot(steps, curves.moments_accountant, label="moments accountant, tight: upper bound")
-        axes.plot(steps, curves.moments_accountant_classic, label="moments accountant, classic: upper bound")
-        axes.plot(steps, curves.clt, label="CLT: asymptotic, may understate")
-        axes.set(xlabel="number of steps", ylabel=rf"$\varepsilon$ at $\delta = {scientific(curves.delta)}$")
+        axes.plot(steps, curves.moments_accountant, label="moments accountant: upper bound")
+        axes.plot(steps, curves.moments_accountant_classic, label="moments accountant of 2016: upper bound")
+        axes.plot(steps, curves.clt, label="estimate (CLT): may understate, no guarantee")
+        axes.set(
+            xlabel="number of steps", ylabel=rf"privacy loss $\varepsilon$ at $\delta = {scientific(curves.delta)}$"
+        )
         if log:
             axes.set(xscale="log", yscale="log", xlim=(1, steps[-1]))
             number_ticks(axes)

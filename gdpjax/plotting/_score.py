@@ -1,8 +1,6 @@
 """The score of trainings against the certified epsilon that they had spent, from their logs."""
 
 import math
-import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,13 +71,12 @@ def plot_score(
 
 def _log(run: Any, delta: float | None) -> tuple[str | None, float | None, Sequence[Mapping[str, Any]]]:
     """Return a run's name, the delta of its epsilons, and its records."""
-    if isinstance(run, str | os.PathLike):
-        folder = pathlib.Path(run)
-        plan = read_document(folder / PLAN, dict[str, Any])
-        return folder.resolve().name, plan.get("delta"), read_document_lines(folder / LOG, dict[str, Any])
-    if hasattr(run, "history"):
-        return run.out.name, run.plan.delta, run.history
-    return None, delta, check_instance("a run", run, (list, tuple), "or the folder of a run, or what train() returned")
+    run = getattr(run, "out", run)
+    if isinstance(run, list | tuple):
+        return None, delta, run
+    folder = Path(run)
+    plan = read_document(folder / PLAN, dict[str, Any])
+    return folder.resolve().name, plan.get("delta"), read_document_lines(folder / LOG, dict[str, Any])
 
 
 def _points(records: Sequence[Mapping[str, Any]], score: str) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpjax._core.arguments import check_target
@@ -34,29 +35,8 @@ LINES: Any = {"color": COLORS, "linestyle": ["-", "--", "-.", ":", (0, (9, 2, 1,
 """The first line, then the second one, and so on."""
 MARKERS = "os^DvPX"
 """Seven marks beside five lines: a sixth line is another one than the first."""
-STYLE: dict[str, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "legend.fontsize": 7,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "axes.axisbelow": True,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 3.5,
-    "legend.frameon": False,
-    "legend.borderaxespad": 0,
-    "legend.handlelength": 3,
-    "legend.labelspacing": 0.35,
-    "mathtext.fontset": "cm",
-    "pdf.fonttype": 42,  # TrueType outlines, which journals ask for
-    "svg.fonttype": "path",
-    "svg.hashsalt": "gdpjax",
-}
+SHEET = Path(__file__).with_name("gdpjax.mplstyle")
+"""Sizes and letters, as matplotlib reads them: ``matplotlib.style.use(SHEET)`` draws other figures like these."""
 # Without dates and versions the same picture is the same bytes.
 _METADATA = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
@@ -64,8 +44,8 @@ _METADATA = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg":
 def look(**settings: Any) -> Any:
     """Return a context in which figures are drawn in this style, and with other settings of matplotlib besides."""
     matplotlib = _matplotlib()
-    lines = matplotlib.cycler(**LINES)
-    return matplotlib.rc_context({**STYLE, "axes.prop_cycle": lines, **settings})
+    sheet = matplotlib.rc_params_from_file(SHEET, use_default_template=False)
+    return matplotlib.rc_context({**sheet, "axes.prop_cycle": matplotlib.cycler(**LINES), **settings})
 
 
 @contextlib.contextmanager

@@ -7,6 +7,6 @@
     card.to_latex(), card.to_markdown(), card.to_json(), card.to_html()
 """
 
-from gdpjax.reporting._report import DELTAS, Report, report
+from gdpjax.reporting._report import report
 
-__all__ = ["DELTAS", "Report", "report"]
+__all__ = ["report"]

@@ -1,29 +1,36 @@
-"""The figures of a report: computed once for each run, each with its standing."""
+"""The figures of a report: computed once for each run, each with its standing and its meaning."""
 
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
-from gdpjax.accounting import (
-    clt_mu_poisson,
-    clt_mu_uniform,
-    gdp_compose,
-    gdp_epsilon,
-    moments_accountant_epsilon,
-)
-from gdpjax.ledger import AnyEvent, Event, GaussianEvent, Ledger, SampledEvent, UniformEvent
+from gdpjax._core.types import FAILURE, Bounds
+from gdpjax.accounting import gdp_epsilon, moments_accountant_epsilon
+from gdpjax.plotting import limiting_mu
 from gdpjax.reporting._runs import Described
-from gdpjax.tradeoff import CertifiedCurve
 
-FALSE_POSITIVE_RATES = (1e-2, 1e-3)
-PRIOR = 0.5
 CERTIFIED = "certified"
 UPPER_BOUND = "upper bound"
 ESTIMATE = "estimate: may understate"
 COMPARISON = "certified comparison"
+
+_EPSILON = (
+    "Epsilon, delta: whatever is released, its probability is at most e^epsilon times that under a neighbouring data "
+    "set, plus delta. Delta should be well below 1 / size of the data."
+)
+_MU = (
+    "Mu: to tell two neighbouring data sets apart is at least as hard as to tell a draw of the normal law N(0, 1) from "
+    "one of N(mu, 1), except with the probability of failure."
+)
+_REGRET = "Regret: by how much mu overstates, at most, how well attacks do; near 0, mu alone describes the run."
+_ATTACKS = (
+    "An attack guesses which of two neighbouring data sets was used, such as whether a person is in it. Its true and "
+    "false positive rates (TPR, FPR) are how often it says yes, rightly and wrongly; membership advantage: the largest "
+    "difference of the two, 0 for a blind guess and 1 for certainty; Bayes success: how often the best guess is right "
+    "if both data sets are as likely, 0.5 for a blind guess."
+)
+_MOMENTS = "Moments epsilon: at this delta, by the moments accountant, to compare with papers that used it."
+_CLT = "CLT: by the central limit theorem, to compare with papers that used it."
 
 
 class Figure(NamedTuple):
@@ -34,6 +41,7 @@ class Figure(NamedTuple):
         label: what it is called in a table; the plain text form.
         value: `Bounds` of two numbers, or one number, or None where it is not known.
         standing: what kind of number it is.
+        meaning: a sentence for whoever does not know the label.
         reason: why there is no value.
     """
 
@@ -41,92 +49,55 @@ class Figure(NamedTuple):
     label: str
     value: Bounds | float | None
     standing: str
+    meaning: str
     reason: str = ""
 
 
 def figures_of(run: Described, deltas: tuple[float, ...]) -> list[Figure]:
-    """All figures of one run, in the order of the report."""
+    """Return all figures of one run, in the order of the report."""
     curve = run.curve
-    epsilons = [_numbers(curve.epsilon(delta)) for delta in deltas]
-    mu = _numbers(curve.mu(FAILURE))
+    mu = curve.mu(FAILURE)
+    certified = [
+        *((f"epsilon_at_delta_{d:g}", f"epsilon at delta {d:g}", curve.epsilon(d), _EPSILON) for d in deltas),
+        ("mu", f"mu, failure {FAILURE:g}", mu, _MU),
+        ("regret", "regret of reporting mu", curve.regret(float(mu.upper)), _REGRET),
+        ("advantage", "membership advantage", curve.advantage(), _ATTACKS),
+        ("tpr_at_fpr_0.01", "TPR at FPR 0.01", curve.tpr(0.01), _ATTACKS),
+        ("tpr_at_fpr_0.001", "TPR at FPR 0.001", curve.tpr(0.001), _ATTACKS),
+        ("bayes_success", "Bayes success, prior 0.5", curve.bayes_success(0.5), _ATTACKS),
+    ]
     figures = [
-        Figure(f"epsilon_at_delta_{delta:g}", f"epsilon at delta {delta:g}", epsilon, CERTIFIED)
-        for delta, epsilon in zip(deltas, epsilons, strict=True)
+        Figure(key, label, Bounds(*map(float, bounds)), CERTIFIED, meaning) for key, label, bounds, meaning in certified
     ]
-    figures += [
-        Figure("mu", f"mu, failure {FAILURE:g}", mu, CERTIFIED),
-        Figure("regret", "regret of reporting mu", _numbers(curve.regret(mu.upper)), CERTIFIED),
-        Figure("advantage", "membership advantage", _numbers(curve.advantage()), CERTIFIED),
-    ]
-    for rate in FALSE_POSITIVE_RATES:
-        figures.append(Figure(f"tpr_at_fpr_{rate:g}", f"TPR at FPR {rate:g}", _numbers(curve.tpr(rate)), CERTIFIED))
-    success = _numbers(curve.bayes_success(PRIOR))
-    figures.append(Figure("bayes_success", f"Bayes success, prior {PRIOR:g}", success, CERTIFIED))
-    return figures + _other_accountants(run, deltas[0], epsilons[0])
 
-
-def _other_accountants(run: Described, delta: float, epsilon: Bounds) -> list[Figure]:
-    """Return the figures of the moments accountant and of the CLT, each with the reason where it has none."""
-    moments, unknown = _answer(run, lambda steps: moments_accountant_epsilon(steps, delta=delta))
-    mu, no_limit = _answer(run, _limiting_mu)
-    clt = None if mu is None else float(gdp_epsilon(delta, mu))
+    # The other accountants, at the first delta, each with the reason where it has no number.
+    delta, epsilon = deltas[0], figures[0].value
+    moments, unknown = _answer(run, lambda events: moments_accountant_epsilon(events, delta=delta))
+    limit, no_limit = _answer(run, limiting_mu)
+    clt = None if limit is None else float(gdp_epsilon(delta, limit))
+    excess, no_excess = _excess(epsilon, clt), no_limit or "the CLT's epsilon is infinite"
     return [
-        Figure("epsilon_moments_accountant", f"moments epsilon at delta {delta:g}", moments, UPPER_BOUND, unknown),
-        Figure("mu_clt", "CLT mu", mu, ESTIMATE, no_limit),
-        Figure("epsilon_clt", f"CLT epsilon at delta {delta:g}", clt, ESTIMATE, no_limit),
-        Figure(
-            "clt_understates_by",
-            "epsilon less the CLT's",
-            _excess(epsilon, clt),
-            COMPARISON,
-            no_limit or "the CLT's epsilon is infinite",
-        ),
+        *figures,
+        Figure("epsilon_moments_accountant", f"moments epsilon at {delta:g}", moments, UPPER_BOUND, _MOMENTS, unknown),
+        Figure("mu_clt", "CLT estimate of mu", limit, ESTIMATE, _CLT, no_limit),
+        Figure("epsilon_clt", "CLT estimate of epsilon", clt, ESTIMATE, _CLT, no_limit),
+        Figure("clt_understates_by", "epsilon less the CLT's", excess, COMPARISON, _CLT, no_excess),
     ]
 
 
 def _answer(run: Described, accountant: Callable[[Any], Any]) -> tuple[float | None, str]:
     """Return the number of an accountant, or the reason why it has none for this run."""
-    if run.steps is None:
+    if run.unasked:
         return None, run.unasked
     try:
-        return float(accountant(run.steps)), ""
+        return float(accountant(run.events)), ""
     except ValueError as error:
         return None, str(error).partition(": ")[0]
 
 
-def _limiting_mu(run: Ledger | AnyEvent) -> float:
-    """Return the mu of the central limit theorem: that of each event, and squares add up."""
-    mus = []
-    for event in run.events if isinstance(run, Ledger) else (run,):
-        if not isinstance(event, SampledEvent | GaussianEvent):
-            raise ValueError(f"no central limit theorem for {type(event).__name__}")
-        if event.noise_multiplier == 0:
-            raise ValueError("no central limit theorem without noise")
-        if isinstance(event, Event) and event.neighboring_relation is NeighboringRelation.REPLACE_ONE:
-            raise ValueError("no central limit theorem for Poisson batches under REPLACE_ONE")
-        if isinstance(event, GaussianEvent):
-            mus.append(math.sqrt(event.num_steps) / event.noise_multiplier)
-            continue
-        limit = clt_mu_uniform if isinstance(event, UniformEvent) else clt_mu_poisson
-        mus.append(float(limit(event.noise_multiplier, event.sampling_prob, event.num_steps)))
-    return float(gdp_compose(mus))
-
-
-def _excess(epsilon: Bounds, estimate: float | None) -> Bounds | None:
-    """By how much the truth exceeds an estimate; negative where the estimate overstates."""
+def _excess(epsilon: Any, estimate: float | None) -> Bounds | None:
+    """Return by how much the truth exceeds an estimate; negative where the estimate overstates."""
     if estimate is None or not math.isfinite(estimate):
         return None
-    return Bounds(
-        math.nextafter(epsilon.lower - estimate, -math.inf), math.nextafter(epsilon.upper - estimate, math.inf)
-    )
-
-
-def _numbers(bounds: Bounds) -> Bounds:
-    return Bounds(float(bounds.lower), float(bounds.upper))
-
-
-def picture_points(curve: CertifiedCurve, num_points: int = 18) -> Any:
-    """alpha and certified bounds on f(alpha) for a picture: alpha up to 1/2, whose mirror image is the rest."""
-    alpha = np.unique(np.append(np.linspace(0.0, 0.5, num_points // 2), np.geomspace(1e-4, 0.5, num_points // 2)))
-    bounds = curve.tradeoff(alpha)
-    return alpha, np.asarray(bounds.lower, np.float64), np.asarray(bounds.upper, np.float64)
+    lower, upper = epsilon.lower - estimate, epsilon.upper - estimate
+    return Bounds(math.nextafter(lower, -math.inf), math.nextafter(upper, math.inf))

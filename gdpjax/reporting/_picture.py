@@ -1,52 +1,41 @@
-"""The trade-off curves of the runs of a report, as one SVG picture that needs nothing else."""
+"""The trade-off curves of the runs of a report, as the lines of an SVG picture."""
 
 import html
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from gdpjax.plotting.style import COLORS
+from gdpjax.reporting._runs import Described
+from gdpjax.tradeoff import CertifiedCurve
 
 _DASHES = ("", "7 3", "9 3 2 3", "2 3", "12 4")
-# The frame, its ticks and labels; curves stand in the unit square, from the lower left corner.
-_FRAME = """\
-<svg viewBox="0 0 460 420" width="460" height="420" role="img" \
-aria-label="Trade-off curves: type II error against type I error">
-<style>.unit * {vector-effect: non-scaling-stroke}</style>
-<g text-anchor="middle"><text x="250" y="408">type I error</text>
-<text x="15" y="192" transform="rotate(-90 15 192)">type II error</text>
-<text x="58" y="385">0</text><text x="154" y="385">0.25</text><text x="250" y="385">0.5</text>
-<text x="346" y="385">0.75</text><text x="442" y="385">1</text></g>
-<g text-anchor="end"><text x="50" y="372">0</text><text x="50" y="284">0.25</text><text x="50" y="196">0.5</text>
-<text x="50" y="108">0.75</text><text x="50" y="20">1</text></g>
-<g class="unit" transform="translate(58 368) scale(384 -352)"><rect width="1" height="1" fill="none" stroke="#999"/>
-<polyline points="0,1 1,0" fill="none" stroke="#bbb"/>"""
 
 
-def picture(names: Sequence[str], curves: Sequence[Any]) -> str:
-    """The SVG element: for each run the band between its certified bounds, and its name in the legend."""
-    drawn, legend = [_FRAME], []
-    for i, (name, (alpha, lower, upper)) in enumerate(zip(names, curves, strict=True)):
-        line = f'fill="none" stroke="{COLORS[i % 5]}" stroke-width="1.6" stroke-dasharray="{_DASHES[i % 5]}"'
-        low = _points(alpha, lower)
-        band = np.concatenate([low, _points(alpha, upper)[::-1]])
-        drawn.append(f'<polygon points="{_path(band)}" fill="{COLORS[i % 5]}" fill-opacity="0.2"/>')
-        drawn.append(f'<polyline points="{_path(low)}" {line}/>')
+def picture(runs: Sequence[Described]) -> str:
+    """Return for each run the band between its certified bounds, a line and the name beside it, in the unit square."""
+    drawn = []
+    for i, run in enumerate(runs):
+        color, dashes = COLORS[i % 5], _DASHES[i % 5]
+        line = f'fill="none" stroke="{color}" stroke-width="1.6" stroke-dasharray="{dashes}"'
+        lower, band = _paths(run.curve)
         y = 32 + 18 * i
-        legend.append(f'<path d="M250 {y}h31" {line}/><text x="288" y="{y + 4}">{html.escape(_short(name))}</text>')
-    return "\n".join([*drawn, "</g>", *legend, "</svg>"])
+        drawn += [
+            f'<g class="unit"><polygon points="{band}" fill="{color}" fill-opacity="0.2"/>',
+            f'<polyline points="{lower}" {line}/></g>',
+            f'<path d="M250 {y}h31" {line}/><text x="288" y="{y + 4}">{html.escape(run.name[:24])}</text>',
+        ]
+    return "\n".join(drawn)
 
 
-def _points(alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """The points of a symmetric curve up to its fixed point, and their mirror images: float64[n, 2]."""
-    left = np.stack([alpha, beta], axis=1)[alpha <= beta]
-    return np.concatenate([left, left[::-1, ::-1], [[1.0, 0.0]]])
-
-
-def _path(points: np.ndarray) -> str:
-    return " ".join(f"{alpha:.5f},{beta:.5f}" for alpha, beta in points)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else name[:23] + "\u2026"
+def _paths(curve: CertifiedCurve) -> tuple[str, str]:
+    """Return the lower bound on a curve, and the outline of its band, as points of SVG."""
+    # alpha up to 1/2: the curve is symmetric, and the mirror image of its left part is the rest.
+    alpha = np.unique([*np.linspace(0.0, 0.5, 9), *np.geomspace(1e-4, 0.5, 9)])
+    edges = []
+    for beta in curve.tradeoff(alpha):
+        left = np.stack([alpha, beta], axis=1)[alpha <= beta]
+        edges.append(np.concatenate([left, left[::-1, ::-1], [[1.0, 0.0]]]))
+    lower, upper = edges
+    texts = (" ".join(f"{x:.5f},{y:.5f}" for x, y in path) for path in (lower, [*lower, *upper[::-1]]))
+    return next(texts), next(texts)

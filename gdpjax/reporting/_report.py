@@ -5,16 +5,19 @@ import time
 from typing import Any
 
 import jax
+import numpy as np
 
-from gdpjax._core.arguments import check_number, check_text, did_you_mean, keyword_checked
+from gdpjax._core.arguments import check_choice, check_instance, check_number, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
+from gdpjax._core.figures import plain
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
 from gdpjax._core.version import VERSION
-from gdpjax.reporting import _tables
-from gdpjax.reporting._figures import Figure, figures_of, picture_points
+from gdpjax.reporting._figures import Figure, figures_of
+from gdpjax.reporting._forms import HTML, LATEX, MARKDOWN, TEXT, WIDTH, Form
 from gdpjax.reporting._picture import picture
 from gdpjax.reporting._runs import Described, describe_run
+from gdpjax.reporting._tables import SIDE_BY_SIDE, notes_of, paragraph, tables_of
 
 FORMAT_VERSION = 1
 DELTAS = (1e-5, 1e-6, 1e-7)
@@ -28,8 +31,8 @@ class Report:
 
     >>> from gdpjax import report
     >>> card = report((2.0, 0.02, 50), deltas=[1e-5])
-    >>> bool(card.figure("epsilon_at_delta_1e-05").upper < 1), card.to_latex().splitlines()[0]
-    (True, '\\\\begin{tabular}{lll}')
+    >>> bool(card.figure("epsilon_at_delta_1e-05").upper < 1), card.to_latex().splitlines()[-1]
+    (True, '\\\\end{tabular}')
     """
 
     def __init__(self, runs: list[Described], figures: list[list[Figure]]) -> None:
@@ -41,29 +44,29 @@ class Report:
         return self.to_text()
 
     def __repr__(self) -> str:
-        return f"Report of {', '.join(run.name for run in self._runs)}"
+        return f"Report of {', '.join(self.names)}"
 
     @property
     def names(self) -> list[str]:
         """The names of the runs, in order."""
         return [run.name for run in self._runs]
 
-    def figure(self, key: str, run: int = 0) -> Bounds | float | None:
-        """One figure of a run, by its name in `to_json`; None where it is not known for its scheme."""
-        if not isinstance(run, int) or not -len(self._runs) <= run < len(self._runs):
-            raise ValueError(f"run must be the place of a run, below {len(self._runs)}, got {shown(run)}")
-        found = {figure.key: figure.value for figure in self._figures[run]}
-        if key not in found:
-            raise ValueError(f"key must be one of {', '.join(found)}, got {shown(key)}")
-        return found[key]
+    def figure(self, key: str, run: int | str = 0) -> Bounds | float | None:
+        """One figure by its name in `to_json`, of a run by its name or place; None where it is not known."""
+        place: Any = self.names.index(run) if run in self.names else run
+        if place not in range(-len(self._runs), len(self._runs)):
+            raise ValueError(f"run must be one of {', '.join(self.names)}, or its place from 0 on, got {shown(run)}")
+        (figure,) = self._chosen(check_choice("key", key, self._keys))[place]
+        return figure.value
 
     def to_text(self, *, figures: Any = None) -> str:
         """A table for a terminal, of all figures or of those named in ``figures``, laid out as in `to_latex`."""
-        return _tables.as_text(self._table(self._chosen(figures)))
+        texts = [self._written(TEXT, figures, side_by_side=columns) for columns in range(SIDE_BY_SIDE, 0, -1)]
+        return next((text for text in texts if max(map(len, text.splitlines())) <= WIDTH), texts[-1])
 
     def to_markdown(self, *, figures: Any = None) -> str:
         """A Markdown table, of all figures or of those named in ``figures``, laid out as in `to_latex`."""
-        return _tables.as_markdown(self._table(self._chosen(figures)))
+        return self._written(MARKDOWN, figures)
 
     def to_latex(self, *, figures: Any = None) -> str:
         r"""A LaTeX table with booktabs rules, narrow enough for a page; the preamble needs ``\usepackage{booktabs}``.
@@ -76,24 +79,26 @@ class Report:
             figures: which figures, in this order, by their names in `figure` and `to_json`; by default all.
 
         Raises:
-            ValueError: a name that is no figure's, none, or one twice.
+            ValueError: a name that is no figure's.
 
         >>> from gdpjax import report
         >>> card = report((2.0, 0.02, 50), (1.0, 0.02, 50), names=["ours", "theirs"], deltas=[1e-5])
-        >>> print("\n".join(card.to_latex(figures=["epsilon_at_delta_1e-05"]).splitlines()[5:]))
+        >>> print("\n".join(card.to_latex(figures=["epsilon_at_delta_1e-05"]).splitlines()[-13:]))
+        \begin{tabular}{lrrl}
         \toprule
         quantity & ours & theirs & standing \\
         \midrule
-        batches & \multicolumn{2}{c}{Poisson} & given \\
+        batches & Poisson & Poisson & given \\
         noise multiplier & 2 & 1 & given \\
-        sampling probability & \multicolumn{2}{c}{0.02} & given \\
-        steps & \multicolumn{2}{c}{50} & given \\
-        neighbours & \multicolumn{2}{c}{add or remove} & given \\
-        epsilon at delta 1e-05 & 0.2893 & 1.146 & certified, upper \\
+        sampling probability & 0.02 & 0.02 & given \\
+        steps & 50 & 50 & given \\
+        neighbours & add or remove & add or remove & given \\
+        unit & not stated & not stated & given \\
+        epsilon at delta 1e-05 & 0.28925 & 1.1452 & certified, upper \\
         \bottomrule
         \end{tabular}
         """
-        return _tables.as_latex(self._table(self._chosen(figures)))
+        return self._written(LATEX, figures)
 
     def to_json(self) -> str:
         """A JSON text: every figure of every run, brackets as [lower, upper], with its standing.
@@ -102,9 +107,9 @@ class Report:
         """
         runs = []
         for run, figures in zip(self._runs, self._figures, strict=True):
-            values = {figure.key: _tables.json_value(figure.value) for figure in figures}
+            values = {figure.key: _json_value(figure.value) for figure in figures}
             words = {"name": run.name, "scheme": run.scheme, "neighbours": run.neighbours}
-            phases = json.loads(run.phases.to_json())["events"]
+            phases = json.loads(run.events.to_json())["events"]
             done = {"not_private": run.not_private or None, "phases": phases}
             runs.append({**words, **done, "figures": values})
         standing = {figure.key: figure.standing for figure in self._figures[0]}
@@ -113,28 +118,34 @@ class Report:
 
     def to_html(self) -> str:
         """One HTML page with the table and the trade-off curves, which needs no other file."""
-        curves = [picture_points(run.curve) for run in self._runs]
-        return _tables.as_html(self._table(self._figures), picture(self.names, curves))
+        return self._written(HTML, picture=picture(self._runs))
 
-    def _table(self, figures: list[list[Figure]]) -> _tables.Table:
-        made = "Made by gdpjax {gdpjax} with jax {jax} on {date}.".format(**self._made)
-        table = _tables.table_of(self._runs, figures)
-        return table._replace(notes=(*table.notes, made))
+    def _written(self, form: Form, keys: Any = None, picture: str = "", side_by_side: int = SIDE_BY_SIDE) -> str:
+        """The figures that have these names in a form; all of them for None."""
+        figures = self._chosen(keys)
+        tables = tables_of(self._runs, figures, side_by_side)
+        notes = [
+            *notes_of(figures[0], tables),
+            "Made by gdpjax {gdpjax} with jax {jax} on {date}.".format(**self._made),
+        ]
+        return form.write(list(map(paragraph, self._runs, figures)), tables, notes, picture)
+
+    @property
+    def _keys(self) -> list[str]:
+        return [figure.key for figure in self._figures[0]]
 
     def _chosen(self, keys: Any) -> list[list[Figure]]:
         """The figures of each run that have these names, in their order; all of them for None."""
         if keys is None:
             return self._figures
-        keys = [keys] if isinstance(keys, str) else keys
-        known = [figure.key for figure in self._figures[0]]
-        if not isinstance(keys, list | tuple) or not keys or len(set(map(str, keys))) < len(keys):
-            raise ValueError(f"figures must be names among {', '.join(known)}, each once, got {shown(keys)}")
-        for key in keys:
-            if key not in known:
-                names = ", ".join(known)
-                raise ValueError(f"figures must be names among {names}, got {shown(key)}{did_you_mean(key, known)}")
-        places = [known.index(key) for key in keys]
+        keys = [keys] if isinstance(keys, str) else check_instance("figures", keys, (list, tuple))
+        places = [self._keys.index(check_choice("figures", key, self._keys)) for key in keys]
         return [[own[place] for place in places] for own in self._figures]
+
+
+def _json_value(value: Bounds | float | None) -> Any:
+    """Return a figure for JSON: [lower, upper], one number, or null; infinities are texts."""
+    return [plain(end) for end in value] if isinstance(value, Bounds) else plain(value)
 
 
 @keyword_checked(delta="deltas", name="names")
@@ -167,34 +178,20 @@ def report(*runs: Any, deltas: Any = None, names: Any = None, unit: str | None =
 
     >>> card = report((2.0, 0.02, 50), deltas=[1e-5])
     >>> [line for line in card.to_text(figures="mu").splitlines() if line.startswith("mu")]
-    ['mu, failure 1e-10     [0.09425, 0.09432]  certified']
+    ['mu, failure 1e-10     [0.094252, 0.094311]  certified']
     """
     if not runs:
         raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")
-    if deltas is not None:
-        deltas = _checked_deltas(deltas)
-    if names is None:
-        names = [None] * len(runs)
-    elif isinstance(names, str) or not hasattr(names, "__len__") or len(names) != len(runs):
-        raise ValueError(f"names must be one text for each of the {len(runs)} runs, got {shown(names)}")
-    else:
-        names = [check_text("a name", name) for name in names]
-    if unit is not None:
-        check_text("unit", unit, "what one row is, in the singular")
-    pairs = enumerate(zip(runs, names, strict=True), start=1)
-    described = [describe_run(run, name, f"run {place}", unit) for place, (run, name) in pairs]
+    names = [None] * len(runs) if names is None else check_instance("names", names, (list, tuple))
+    if len(names) != len(runs):
+        raise ValueError(f"names must be one text for each of the {len(runs)} runs, got {len(names)}")
+    described = []
+    for place, (run, name) in enumerate(zip(runs, names, strict=True), start=1):
+        described.append(describe_run(run, name, f"run {place}", unit))
     if deltas is None:
-        of_plans = [run.delta for run in described if run.delta is not None]
-        deltas = tuple(dict.fromkeys([*of_plans, *DELTAS]))
+        deltas = [*(run.delta for run in described if run.delta is not None), *DELTAS]
+    deltas = [deltas] if np.ndim(deltas) == 0 else deltas
+    deltas = tuple(dict.fromkeys(check_number("deltas", delta, OPEN_UNIT) for delta in deltas))
+    if not deltas:
+        raise ValueError("deltas must be at least one number, got none")
     return Report(described, [figures_of(run, deltas) for run in described])
-
-
-def _checked_deltas(deltas: Any) -> tuple[float, ...]:
-    try:
-        numbers = list(deltas)
-    except TypeError:
-        numbers = [deltas]
-    checked = tuple(check_number("deltas", delta, OPEN_UNIT) for delta in numbers)
-    if not checked or len(set(checked)) < len(checked):
-        raise ValueError("deltas must be at least one number, each once")
-    return checked

@@ -4,14 +4,15 @@
 from gdpjax.sampling._abstract import AbstractBatches
 from gdpjax.sampling._abstract import padded_capacity as padded_capacity
 from gdpjax.sampling._allocation import RandomAllocation
-from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._batch import Batch as Batch
 from gdpjax.sampling._cyclic import CyclicPoisson
 from gdpjax.sampling._host import BatchOverflowError
 from gdpjax.sampling._host import HostBatches as HostBatches
 from gdpjax.sampling._host import IndexBatch as IndexBatch
-from gdpjax.sampling._padding import padded as padded
 from gdpjax.sampling._poisson import Poisson, PoissonNumbers, poisson_sample
-from gdpjax.sampling._probability import choose_capacity, dyadic_probability, overflow_probability
+from gdpjax.sampling._probability import choose_capacity as choose_capacity
+from gdpjax.sampling._probability import dyadic_probability as dyadic_probability
+from gdpjax.sampling._probability import overflow_probability as overflow_probability
 from gdpjax.sampling._promised import Promised
 from gdpjax.sampling._shuffled import Shuffled
 from gdpjax.sampling._truncated import TruncatedPoisson
@@ -19,7 +20,6 @@ from gdpjax.sampling._without_replacement import WithoutReplacement
 
 __all__ = [
     "AbstractBatches",
-    "Batch",
     "BatchOverflowError",
     "CyclicPoisson",
     "Poisson",
@@ -29,8 +29,5 @@ __all__ = [
     "Shuffled",
     "TruncatedPoisson",
     "WithoutReplacement",
-    "choose_capacity",
-    "dyadic_probability",
-    "overflow_probability",
     "poisson_sample",
 ]

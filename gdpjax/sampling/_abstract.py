@@ -117,6 +117,10 @@ class AbstractBatches(abc.ABC):
             would share one batch. Traced values out of range give a ``count`` that never fits.
         """
 
+    def padded(self, included: Array) -> Batch:
+        """Return the `Batch` of the marked rows, bool[num_examples]; it is all padding where they do not fit."""
+        return padded(included, check_count("capacity", self.capacity))
+
     @abc.abstractmethod
     def step_event(self, neighboring_relation: NeighboringRelation | None = None) -> StepEvent:
         """Return what one step with independent noise, of noise multiplier 1, is charged as.

@@ -1,23 +1,26 @@
 """Batches of a loader of one's own, which promises how often and how far apart an example takes part."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from gdpjax._core.arguments import check_count, check_instance
 from gdpjax._core.checks import POSITIVE, checked_scalar
 from gdpjax._core.types import Array, NeighboringRelation
-from gdpjax.correlated import AbstractParticipation
+from gdpjax.correlated import AbstractParticipation, check_batches
 from gdpjax.ledger import StepEvent
 from gdpjax.sampling._abstract import AbstractBatches
 from gdpjax.sampling._batch import Batch
 from gdpjax.sampling._shuffled import describe_in_run
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Promised(AbstractBatches):
     """Batches from anywhere, for correlated noise: nothing is assumed of them but their participation.
 
-    The loader must keep the promise; `gdpjax.correlated.check_batches` looks at the batches of a run.
+    The loader must keep the promise; `checked` looks at the batches of a run.
 
     Args:
       expected_batch_size: public divisor > 0 of the noisy sum.
@@ -48,6 +51,29 @@ class Promised(AbstractBatches):
     def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
         """Raise ValueError: the batches are the loader's."""
         raise ValueError("batches that are Promised come from a loader of yours")
+
+    def checked(self, loader: Iterable[T]) -> Iterator[T]:
+        """Yield the batches of a loader, one a step, as long as they keep the promise.
+
+        A run that was interrupted continues with the batches after its last step, but they are checked together with
+        those before: give *all* batches of the run, from its first step on, and skip those that were used.
+
+        Args:
+            loader: gives for each step the numbers of its examples (of its users, if they are the unit), or
+                ``(indices, is_padding)`` as in the other batches, whose slots of padding hold row 0. The same number is
+                the same example through the whole run.
+
+        Raises:
+            gdpjax.correlated.ParticipationError: before a batch is given out in which an example takes part too often
+                or too early, which has one example twice, or which comes after ``num_steps`` others.
+            ValueError: batches that are not whole numbers.
+
+        >>> from gdpjax.correlated import MinSep
+        >>> checked = Promised(2, 4, MinSep(2, 2)).checked([[0, 1], [2, 3], [0, 1], [0, 2]])
+        >>> [next(checked) for _ in range(3)]  # the next one has example 0 again, one step later
+        [[0, 1], [2, 3], [0, 1]]
+        """
+        return check_batches(loader, self.participation, self.num_steps)
 
     def limits(self) -> AbstractParticipation:
         """Return the promise."""

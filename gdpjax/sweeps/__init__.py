@@ -17,27 +17,25 @@ Packages of the extra ``sweeps`` are imported when a sweep begins, not with this
 """
 
 # What is imported under an alias is for the other parts of the library, and not public.
-from gdpjax.sweeps._errors import RunInterrupted, UserError
+from gdpjax.sweeps._errors import RunInterrupted as RunInterrupted
+from gdpjax.sweeps._errors import UserError as UserError
 from gdpjax.sweeps._imports import ImportedTask as ImportedTask
 from gdpjax.sweeps._spec import Reader as Reader
 from gdpjax.sweeps._spec import Spec as Spec
 from gdpjax.sweeps._spec import TaskFields as TaskFields
 from gdpjax.sweeps._spec import parse_spec as parse_spec
 from gdpjax.sweeps._spec import read_spec as read_spec
-from gdpjax.sweeps._sweep import SweepResult, report_sweep, run_sweep
+from gdpjax.sweeps._sweep import report_sweep, run_sweep
 from gdpjax.sweeps._task import Examples, Model, Task
 from gdpjax.sweeps._template import new_project as new_project
-from gdpjax.sweeps._training import TrainingResult, train
+from gdpjax.sweeps._training import TrainingResult as TrainingResult
 from gdpjax.sweeps._training import print_training as print_training
+from gdpjax.sweeps._training import train
 
 __all__ = [
     "Examples",
     "Model",
-    "RunInterrupted",
-    "SweepResult",
     "Task",
-    "TrainingResult",
-    "UserError",
     "report_sweep",
     "run_sweep",
     "train",

@@ -33,6 +33,11 @@ def save_pareto(rows: Sequence[Row], layout: Layout, path: Path) -> None:
         name = "Pareto front: mean and standard deviation over seeds" if any(stdevs) else "Pareto front"
         axes.errorbar(epsilons, means, stdevs, fmt="o", capsize=2, elinewidth=1, color=BLUE, label=name)
 
+        # A bar may end above the best trial.
+        ends = [mean + layout.better(stdev) for mean, stdev in zip(means, stdevs, strict=True)]
+        lower, upper = axes.get_ylim()
+        axes.set_ylim(min([lower, *ends]), max([upper, *ends]))
+
         delta = scientific(good[0]["delta"])
         xlabel = rf"certified $\varepsilon$ of one training at $\delta = {delta}$"
         axes.set(xlabel=xlabel, ylabel=label(layout.score))

@@ -24,7 +24,7 @@ from gdpjax.sweeps._keys import Keys
 from gdpjax.sweeps._program import Program, arguments_of, lane, make_program
 from gdpjax.sweeps._task import Examples, Task, failure_of, with_place
 from gdpjax.sweeps._trials import Trial
-from gdpjax.training import OVERFLOWED, Data, State, check_status
+from gdpjax.training import Data, State
 
 Shape = tuple[Any, ...]
 """Whatever a program is compiled for: the number of steps, the expected batch size, the whole hyperparameters."""
@@ -193,7 +193,7 @@ def _outcome(compiled: _Compiled, trial: Trial, state: State) -> Outcome:
     """Return how a trial ended. A ledger that is not the plan's stops the sweep: its epsilons would be wrong."""
     refuse_wrong_ledger(trial, state)
     try:
-        check_status(state)
+        state.check_status()
         scores = compiled.scores(trial, state.params)
     except BatchOverflowError as error:
         return Outcome(trial, error=described(error))
@@ -247,7 +247,7 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
 
     # A training that was stopped by an overflowing batch has taken fewer steps.
     is_complete = event.num_steps == planned.num_steps
-    was_stopped = event.num_steps < planned.num_steps and int(state.status) == OVERFLOWED
+    was_stopped = event.num_steps < planned.num_steps and bool(state.overflowed)
     has_planned_noise = event.noise_multiplier == planned.noise_multiplier
     has_planned_sampling = event.sampling_prob == planned.sampling_prob
     if not has_planned_noise or not has_planned_sampling or not (is_complete or was_stopped):

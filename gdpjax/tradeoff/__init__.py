@@ -12,9 +12,10 @@ Read the modules in this order:
 * certified brackets: `_certified_curve`, `_regret`, `_narrowed_mu`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
 """
 
-from gdpjax.tradeoff._abstract import Curve
+# What is imported under an alias is for the other parts of the library, and not public.
+from gdpjax.tradeoff._abstract import Curve as Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
-from gdpjax.tradeoff._certified_curve import CertifiedCurve
+from gdpjax.tradeoff._certified_curve import CertifiedCurve as CertifiedCurve
 from gdpjax.tradeoff._certified_curve import NoGuarantee as NoGuarantee
 from gdpjax.tradeoff._compose import compose
 from gdpjax.tradeoff._curve_bounds import CurveBounds as CurveBounds
@@ -23,13 +24,11 @@ from gdpjax.tradeoff._exact_curve import ExactCurve as ExactCurve
 from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._limit import central_limit
-from gdpjax.tradeoff._operators import group, inverse, subsample, symmetrize
-from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_probabilities
+from gdpjax.tradeoff._operators import group, subsample, symmetrize
+from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
 
 __all__ = [
     "ApproximateDP",
-    "CertifiedCurve",
-    "Curve",
     "Gaussian",
     "Identity",
     "Laplace",
@@ -38,9 +37,7 @@ __all__ = [
     "compose",
     "delta",
     "epsilon",
-    "from_probabilities",
     "group",
-    "inverse",
     "subsample",
     "symmetrize",
 ]

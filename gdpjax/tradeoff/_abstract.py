@@ -149,7 +149,14 @@ class Curve:
         return 0.5 * (1.0 - self.profile(jnp.zeros(())))
 
     def inverse(self) -> "Curve":
-        """Return the curve f^-1(alpha) = inf {t : f(t) <= alpha}."""
+        """Return the curve f^-1(alpha) = inf {t : f(t) <= alpha}, of null and alternative exchanged; exact.
+
+        Reference: Dong, Roth and Su, arXiv:1905.02383, Lemma A.2.
+
+        >>> from gdpjax.tradeoff import Gaussian, subsample
+        >>> print(f"{subsample(Gaussian(2.0), 0.5).one_direction.inverse()(0.5):.6f}")
+        0.158655
+        """
         return self
 
     def __post_init__(self) -> None:

@@ -103,7 +103,8 @@ def epsilon(f: Curve, delta: Array) -> Array:
         epsilon in nats, of the broadcast shape; exact up to a relative 1e-13, on the side where the condition holds;
         inf where no epsilon below 700 does. For groups (other than of Gaussian or Laplace curves) and what is made of
         them it is inf, an upper bound, below delta = 1e-13: what they say there is lost in the rounding of beta near 1.
-        So it is for points that were rounded themselves, see `from_probabilities`; points are taken as they are.
+        So it is for points that were rounded themselves (`PiecewiseLinear.from_probabilities`), which are taken as
+        they are.
 
     Raises:
         ValueError: not a curve, or delta outside its range.

@@ -22,7 +22,6 @@ from gdpjax.tradeoff._grid import (
     vertices_below,
 )
 from gdpjax.tradeoff._loss_cells import CellRule, cells_of, loss_range
-from gdpjax.tradeoff._operators import inverse
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices, lower_hull
 
 NUM_CELLS = 8192
@@ -34,7 +33,7 @@ def numerically(curves: list[Curve], counts: list[int], num_cells: int = NUM_CEL
     """Return bounds on the composition of each curve, repeated by its count."""
     orders = [curves]
     if not all(_is_exactly_symmetric(curve) for curve in curves):
-        orders.append([inverse(curve) for curve in curves])
+        orders.append([curve.inverse() for curve in curves])
 
     points_of_lower = []
     points_of_upper = []

@@ -1,4 +1,4 @@
-"""Operators on trade-off curves: inverse, symmetrization, subsampling, groups.
+"""Operators on trade-off curves: symmetrization, subsampling, groups.
 
 Composition is in `_compose`, and conversions to (epsilon, delta) and mu are in `_duality`.
 """
@@ -13,28 +13,6 @@ from gdpjax.tradeoff._derived_curves import Grouped, Mixture, Subsampled, Symmet
 from gdpjax.tradeoff._gaussian import Gaussian
 from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
-
-
-def inverse(f: Curve) -> Curve:
-    """Return the curve with null and alternative exchanged.
-
-    Formula: f^-1(alpha) = inf {t in [0, 1] : f(t) <= alpha}.
-
-    Args:
-        f: any trade-off curve.
-
-    Returns:
-        A curve; exact, f itself where it is symmetric.
-
-    Raises:
-        ValueError: not a curve.
-
-    Reference: Dong, Roth and Su, arXiv:1905.02383, Lemma A.2.
-
-    >>> print(f"{inverse(subsample(Gaussian(2.0), 0.5).one_direction)(0.5):.6f}")
-    0.158655
-    """
-    return check_curve("f", f).inverse()
 
 
 def symmetrize(f: Curve) -> Curve:

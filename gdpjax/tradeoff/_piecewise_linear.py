@@ -50,6 +50,47 @@ class PiecewiseLinear(Curve):
     beta: Array
     rounding: str = dataclasses.field(default="nearest", metadata={"static": True})
 
+    @classmethod
+    def from_probabilities(cls, null: Array, alternative: Array) -> "PiecewiseLinear":
+        """Return the exact trade-off curve between two discrete laws.
+
+        Formula: the lower hull of (N(S), 1 - A(S)) over the sets S that collect outcomes by decreasing ratio A / N
+        (Neyman and Pearson).
+
+        A post-processing of the outcomes (a row-stochastic matrix applied to both laws) can only raise the curve.
+
+        Args:
+            null: probabilities of the outcomes under the null hypothesis, shape [n], summing to 1.
+            alternative: those under the alternative, shape [n].
+
+        Returns:
+            A curve; exact up to rounding, of beta near 1 to 1e-16: it says nothing about smaller delta.
+
+        Raises:
+            ValueError: not probabilities, unequal shapes, or a sum off 1 by more than 1e-9.
+
+        Reference: Dong, Roth and Su, arXiv:1905.02383, Definition 2.1 and Lemma 2.9.
+
+        >>> print(PiecewiseLinear.from_probabilities([0.5, 0.5], [0.25, 0.75])(0.25))
+        0.625
+        """
+        null = _checked_law("null", null)
+        alternative = _checked_law("alternative", alternative)
+
+        # Possible outcomes, by decreasing ratio of the two probabilities.
+        is_possible = (null > 0) | (alternative > 0)
+        null = null[is_possible] / null.sum()
+        alternative = alternative[is_possible] / alternative.sum()
+        order = np.argsort(np.arctan2(null, alternative), kind="stable")
+        null = null[order]
+        alternative = alternative[order]
+
+        # The errors of the tests that reject the first outcomes.
+        alpha = np.append(0.0, np.minimum(np.cumsum(null), 1.0))
+        remaining = np.cumsum(alternative[::-1])[::-1]
+        beta = np.append(remaining, 0.0)
+        return from_vertices(alpha, np.minimum(beta, 1.0))
+
     def check(self) -> None:
         check_choice("rounding", self.rounding, ("nearest", "down", "up"))
         if is_traced((self.alpha, self.beta)):
@@ -221,47 +262,6 @@ def from_vertices(alpha: np.ndarray, beta: np.ndarray, rounding: str = "nearest"
     y = np.minimum.accumulate(y)
     y = np.minimum(y, 1.0 - x)
     return PiecewiseLinear(x, y, rounding)
-
-
-def from_probabilities(null: Array, alternative: Array) -> PiecewiseLinear:
-    """Return the exact trade-off curve between two discrete laws.
-
-    Formula: the lower hull of (N(S), 1 - A(S)) over the sets S that collect outcomes by decreasing ratio A / N
-    (Neyman and Pearson).
-
-    A post-processing of the outcomes (a row-stochastic matrix applied to both laws) can only raise the curve.
-
-    Args:
-        null: probabilities of the outcomes under the null hypothesis, shape [n], summing to 1.
-        alternative: those under the alternative, shape [n].
-
-    Returns:
-        A `PiecewiseLinear` curve; exact up to rounding, of beta near 1 to 1e-16: it says nothing about smaller delta.
-
-    Raises:
-        ValueError: not probabilities, unequal shapes, or a sum off 1 by more than 1e-9.
-
-    Reference: Dong, Roth and Su, arXiv:1905.02383, Definition 2.1 and Lemma 2.9.
-
-    >>> print(from_probabilities([0.5, 0.5], [0.25, 0.75])(0.25))
-    0.625
-    """
-    null = _checked_law("null", null)
-    alternative = _checked_law("alternative", alternative)
-
-    # Possible outcomes, by decreasing ratio of the two probabilities.
-    is_possible = (null > 0) | (alternative > 0)
-    null = null[is_possible] / null.sum()
-    alternative = alternative[is_possible] / alternative.sum()
-    order = np.argsort(np.arctan2(null, alternative), kind="stable")
-    null = null[order]
-    alternative = alternative[order]
-
-    # The errors of the tests that reject the first outcomes.
-    alpha = np.append(0.0, np.minimum(np.cumsum(null), 1.0))
-    remaining = np.cumsum(alternative[::-1])[::-1]
-    beta = np.append(remaining, 0.0)
-    return from_vertices(alpha, np.minimum(beta, 1.0))
 
 
 def _checked_law(name: str, law: Array) -> np.ndarray:

@@ -71,13 +71,37 @@ class State(NamedTuple):
       params: the parameters.
       opt_state: of the private transform and the optimizer; it holds the noise key and the ledger.
       sampling_key: one typed PRNG key.
-      status: int32, RUNNING, FINISHED (the plan's steps are done) or OVERFLOWED.
+      status: int32, of a run that goes on, is `finished` or has `overflowed`.
     """
 
     params: PyTree
     opt_state: Any
     sampling_key: Array
     status: Array
+
+    @property
+    def num_steps_done(self) -> Array:
+        """Return how many steps the ledger in the state was charged for, int32; works in compiled code."""
+        return ledger_state_of(self.opt_state).num_steps.sum(dtype=jnp.int32)
+
+    @property
+    def finished(self) -> Array:
+        """Return whether all steps of the plan are done, a bool for each state; works in compiled code."""
+        return self.status == FINISHED
+
+    @property
+    def overflowed(self) -> Array:
+        """Return whether the run stopped at a batch above its capacity, a bool for each; works in compiled code."""
+        return self.status == OVERFLOWED
+
+    def check_status(self) -> None:
+        """Raise BatchOverflowError if the run has `overflowed`; for the host, between chunks."""
+        if bool(self.overflowed):
+            raise BatchOverflowError(
+                "a batch exceeded the planned capacity, so the run stopped before training on it. The plan's epsilon "
+                "accounts for this event, and the parameters before it may be released; start a new run to go on. "
+                + BatchOverflowError.unless_stated
+            )
 
 
 class Info(NamedTuple):
@@ -187,7 +211,7 @@ def private_training(
     >>> training = private_training(plan, lambda w, x, y: (w @ x - y) ** 2, optax.sgd(0.1))
     >>> data = training.place(jnp.ones((90, 2)), jnp.zeros(90))
     >>> state, info = training.run_steps(training.init(jnp.zeros(2), jax.random.key(0)), data, 5)
-    >>> int(state.status) == FINISHED, int(ledger_state_of(state.opt_state).num_steps.sum())
+    >>> bool(state.finished), int(state.num_steps_done)
     (True, 3)
     """
     check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
@@ -282,7 +306,7 @@ def private_training(
         fits: Array,
     ) -> tuple[State, Info]:
         """Take one step on a batch; one that does not ``fits`` the capacity is charged for and trains nothing."""
-        done = num_steps_done(state)
+        done = state.num_steps_done
         is_running = (state.status == RUNNING) & (done < plan.num_steps)
 
         # The key of this step's dropout.
@@ -329,7 +353,7 @@ def private_training(
 
     def step(state: State, data: Data) -> tuple[State, Info]:
         _check_data(plan, data, num_arrays)
-        done = num_steps_done(state)
+        done = state.num_steps_done
         batch = plan.batches.sample(state.sampling_key, done, num_valid=data.num_examples)
         *rows, is_padding = batch.take(*data.arrays)
         return take(state, tuple(rows), is_padding, batch.count <= plan.capacity)
@@ -446,26 +470,6 @@ class _Compiled:
 
 _DROPOUT = 0x64726F70
 """Sets the keys of examples apart from those of batches, which fold in step numbers below 2^31 once."""
-
-
-def num_steps_done(state: State) -> Array:
-    """Return how many steps the ledger in the state was charged for, int32; works in compiled code."""
-    check_instance("state", state, State, "of the run")
-    return ledger_state_of(state.opt_state).num_steps.sum(dtype=jnp.int32)
-
-
-def check_status(state: State) -> None:
-    """Raise BatchOverflowError if the run stopped at a batch above its capacity; for the host, between chunks.
-
-    >>> check_status(State(None, None, None, jnp.asarray(RUNNING)))
-    """
-    check_instance("state", state, State, "of the run")
-    if int(check_array("state.status", state.status)) == OVERFLOWED:
-        raise BatchOverflowError(
-            "a batch exceeded the planned capacity, so the run stopped before training on it. The plan's epsilon "
-            "accounts for this event, and the parameters before it may be released; start a new run to go on. "
-            + BatchOverflowError.unless_stated
-        )
 
 
 def _check_data(plan: Plan, data: Any, num_arrays: int) -> None:

@@ -42,7 +42,7 @@ from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, s
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._json import plan_to_dict
-from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, check_status, num_steps_done, own_copy
+from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, own_copy
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import (
     beside,
@@ -127,12 +127,12 @@ class Run:
     @property
     def step(self) -> int:
         """Return how many of the plan's steps are charged."""
-        return int(num_steps_done(self.state))
+        return int(self.state.num_steps_done)
 
     @property
     def finished(self) -> bool:
         """Return whether all planned steps are charged."""
-        return int(self.state.status) == FINISHED
+        return bool(self.state.finished)
 
     @property
     def num_lost(self) -> int:
@@ -177,7 +177,7 @@ class Run:
         num_steps = check_count("num_steps", num_steps)
         if self._scan and on_step is not None:
             raise ValueError("on_step is called after each step, and this run takes them in a loop: give scan=False")
-        check_status(self.state)
+        self.state.check_status()
         if self._is_advancing:
             raise ValueError(
                 "advance was called by a callback of advance; call it again after the first one has returned"
@@ -239,7 +239,7 @@ class Run:
         # A later chunk that is still to be repeated is paid for beyond the checkpoint.
         if not self._pending:
             self.save()
-        check_status(self.state)
+        self.state.check_status()
         return infos
 
     def _pay_for_a_changed_state(self) -> None:
@@ -496,7 +496,7 @@ def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     state = state._replace(opt_state=opt_state, sampling_key=beside(state.params, sampling_key))
 
     # The steps that were lost may have been the last ones.
-    has_finished = num_steps_done(state) >= plan.num_steps
+    has_finished = state.num_steps_done >= plan.num_steps
     status = jnp.where((state.status == RUNNING) & has_finished, FINISHED, state.status)
     return state._replace(status=status.astype(jnp.int32))
 

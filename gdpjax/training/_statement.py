@@ -7,10 +7,10 @@ may stop when its privacy loss is large exceeds the epsilon of the steps that it
 statement of such a run gives that epsilon beside the guarantee, with the condition under which it holds.
 """
 
-import decimal
 from typing import Any
 
 from gdpjax._core.checks import is_traced
+from gdpjax._core.figures import rounded
 from gdpjax._core.sentences import neighbours_differ
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, Dense, SingleParticipation
@@ -72,9 +72,7 @@ def _neighbours(plan: Any) -> str:
 def _outward(bounds: Any) -> tuple[str, str]:
     """Return a bracket in five digits: the lower end rounded down, the upper one up."""
     lower, upper = map(float, bounds)
-    downward = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
-    upward = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
-    return str(downward.create_decimal_from_float(lower)), str(upward.create_decimal_from_float(upper))
+    return rounded(lower, 5, "down"), rounded(upper, 5, "up")
 
 
 def _guarantee(plan: Any) -> str:

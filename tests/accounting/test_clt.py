@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gdpjax.accounting import clt_epsilon, clt_mu_poisson, clt_mu_uniform
+from gdpjax.ledger import Event, Ledger
 from tests.data import MNIST_ROWS, REFERENCE
 
 ROWS = REFERENCE["clt"]
@@ -80,3 +81,12 @@ def test_bad_input(arguments, message):
             function(*arguments)
     with pytest.raises(ValueError, match="sampling must be one of poisson, uniform, got 'shuffle'"):
         clt_epsilon(1.0, 0.1, 10, 1e-5, sampling="shuffle")
+
+
+def test_a_ledger_is_sent_to_the_certified_bounds():
+    """The limit is one of many equal steps, so a Ledger is refused, and so is a call without delta."""
+    ledger = Ledger([Event(noise_multiplier=1.0, sampling_prob=0.1, num_steps=10)])
+    with pytest.raises(ValueError, match="epsilon_bounds"):
+        clt_epsilon(ledger, delta=1e-5)
+    with pytest.raises(ValueError, match="delta"):
+        clt_epsilon(1.0, 0.1, 10)

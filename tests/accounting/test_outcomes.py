@@ -29,7 +29,7 @@ from gdpjax.mechanisms import (
     PoissonSubsampled,
     RandomizedResponse,
 )
-from gdpjax.tradeoff import Laplace, compose, from_probabilities, subsample
+from gdpjax.tradeoff import Laplace, PiecewiseLinear, compose, subsample
 
 REPLACE = NeighboringRelation.REPLACE_ONE
 
@@ -83,7 +83,7 @@ def test_any_finite_laws():
     for _ in range(4):
         null, alternative = rng.dirichlet(np.ones(6), 2)
         event = OutcomesEvent(null, alternative, 4)
-        other = compose(from_probabilities(null, alternative), times=4)
+        other = compose(PiecewiseLinear.from_probabilities(null, alternative), times=4)
         for delta in (1e-4, 0.05):
             bounds = epsilon_bounds(event, delta=delta)
             assert overlap(bounds, other.epsilon(delta))

@@ -54,11 +54,11 @@ def test_random_gradients_have_the_norm_and_no_preferred_direction():
 def test_coordinates_are_all_different():
     """Canaries of one coordinate each are at right angles, up to as many as there are parameters."""
     for num in (1, 10, 22):
-        draw = jax.jit(lambda key, num=num: auditing.coordinate_canaries(key, num, PARAMS, 0.5))
+        draw = jax.jit(lambda key, num=num: auditing.gradient_canaries(key, num, PARAMS, 0.5, coordinates=True))
         rows = flat(draw(KEY))
         np.testing.assert_array_equal(rows @ rows.T, 0.25 * np.eye(num))
     with pytest.raises(ValueError, match="at most 22"):
-        auditing.coordinate_canaries(KEY, 23, PARAMS, 1.0)
+        auditing.gradient_canaries(KEY, 23, PARAMS, 1.0, coordinates=True)
 
 
 def test_wrong_labels_are_uniform_over_the_others():
@@ -153,7 +153,7 @@ def test_canaries_pass_through_clipping_among_examples(canaries):
         lambda: auditing.flip_coins(KEY, 0),
         lambda: auditing.gradient_canaries(KEY, 2, PARAMS, 0.0),
         lambda: auditing.gradient_canaries(KEY, 2, PARAMS, np.nan),
-        lambda: auditing.coordinate_canaries(KEY, 1.5, PARAMS, 1.0),
+        lambda: auditing.gradient_canaries(KEY, 1.5, PARAMS, 1.0, coordinates=True),
     ],
 )
 def test_bad_input(call):

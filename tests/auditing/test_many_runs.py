@@ -1,15 +1,13 @@
 """Audits of many runs: exact coverage by enumeration, honest thresholds, tightness, bad input."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
 from scipy import special, stats
 
 from gdpjax.accounting import gdp_epsilon
-from gdpjax.auditing import audit_many_runs, epsilon_from_errors, error_rate_upper, error_region, mu_from_errors
-from gdpjax.auditing._many_runs import best_test, judge
+from gdpjax.auditing import ErrorRegion, audit_many_runs
+from gdpjax.auditing._many_runs import _rate_upper, best_test, judge
 
 KEY = jax.random.key(0)
 
@@ -17,21 +15,17 @@ KEY = jax.random.key(0)
 def test_the_binomial_bound_is_clopper_and_pearsons():
     """The bound is the upper end of Clopper and Pearson's interval, rounded up."""
     for errors, trials in ((0, 1), (0, 40), (3, 40), (39, 40), (40, 40), (500, 100_000)):
-        upper = error_rate_upper(errors, trials, confidence=0.975)
+        upper = _rate_upper(np.asarray(errors), np.asarray(trials), 0.025)
         interval = stats.binomtest(errors, trials).proportion_ci(0.95, "exact")
         np.testing.assert_allclose(upper, interval.high, rtol=1e-8)
         assert upper >= interval.high * (1 - 1e-12)
-    assert error_rate_upper(0, 0, confidence=0.95) == 1
-    together = error_rate_upper([0, 1, 2], [2], confidence=0.9)
-    one_by_one = [error_rate_upper(errors, 2, confidence=0.9) for errors in range(3)]
-    np.testing.assert_array_equal(together, one_by_one)
+    assert _rate_upper(np.asarray(0), np.asarray(0), 0.05) == 1
 
 
-def bound_of_each_pair(bound_of_rates, num_runs=50, confidence=0.95):
-    """Return the bound for every pair of error counts, shape [num_runs + 1, num_runs + 1]."""
+def region_of_each_pair(num_runs=50, confidence=0.95):
+    """Return the region for every pair of error counts, shape [num_runs + 1, num_runs + 1, corners]."""
     counts = np.arange(num_runs + 1)
-    region = error_region(counts[:, None], num_runs, counts, num_runs, confidence=confidence)
-    return bound_of_rates(region.alpha, region.beta).min(axis=-1)
+    return ErrorRegion.from_counts(counts[:, None], num_runs, counts, num_runs, confidence=confidence)
 
 
 def prob_of_exceeding(bounds, alpha, beta, truth):
@@ -57,14 +51,13 @@ def prob_of_covering(region, num_runs, alpha, beta):
 def test_the_region_covers_every_pair_of_rates():
     """The region contains the true rates with the stated probability, and not with much more."""
     num_runs = 25
-    counts = np.arange(num_runs + 1)
     for confidence in (0.6, 0.95):
-        region = error_region(counts[:, None], num_runs, counts, num_runs, confidence=confidence)
+        region = region_of_each_pair(num_runs, confidence)
         for alpha, beta in np.random.default_rng(0).random((60, 2)) ** 2:
             assert prob_of_covering(region, num_runs, alpha, beta) >= confidence
 
     # Continuous uniform variables would give 0.6 exactly.
-    region = error_region(counts[:, None], num_runs, counts, num_runs, confidence=0.6)
+    region = region_of_each_pair(num_runs, 0.6)
     assert prob_of_covering(region, num_runs, 0.5, 0.5) < 0.78
 
 
@@ -76,9 +69,8 @@ def gaussian_beta(alpha, mu):
 @pytest.mark.parametrize("confidence", [0.7, 0.95])
 def test_exact_coverage_of_gaussian_mechanisms_at_every_threshold(confidence):
     """The bounds exceed the true mu and epsilon with probability 1 - confidence at most."""
-    mu_bounds = bound_of_each_pair(mu_from_errors, confidence=confidence)
-    epsilon_of_rates = functools.partial(epsilon_from_errors, delta=1e-3)
-    epsilon_bounds = bound_of_each_pair(epsilon_of_rates, confidence=confidence)
+    region = region_of_each_pair(confidence=confidence)
+    mu_bounds, epsilon_bounds = region.mu(), region.epsilon(1e-3)
     for mu in (0.0, 0.5, 1.0, 3.0):
         epsilon = gdp_epsilon(1e-3, mu)
         for alpha in np.concatenate([[1e-4, 1 - 1e-4], np.linspace(0.01, 0.99, 25)]):
@@ -90,7 +82,7 @@ def test_exact_coverage_of_gaussian_mechanisms_at_every_threshold(confidence):
 @pytest.mark.parametrize("delta", [0.0, 0.1])
 def test_exact_coverage_of_randomized_response(delta):
     """The bound exceeds the true epsilon with probability 0.05 at most, also with reveals of probability delta."""
-    bounds = bound_of_each_pair(functools.partial(epsilon_from_errors, delta=delta))
+    bounds = region_of_each_pair().epsilon(delta)
     for epsilon in (0.0, 1.0, 3.0):
         error_rate = (1 - delta) * special.expit(-epsilon)
         assert prob_of_exceeding(bounds, error_rate, error_rate, epsilon * (1 + 1e-12)) <= 0.05
@@ -98,9 +90,9 @@ def test_exact_coverage_of_randomized_response(delta):
 
 def test_each_rate_at_the_whole_confidence_would_not_cover():
     """A broken version is seen to fail: two 60% bounds are no 80% statement."""
-    upper = error_rate_upper(np.arange(201), 200, confidence=0.6)
-    naive_bounds = mu_from_errors(upper[:, None], upper)
-    sound_bounds = bound_of_each_pair(mu_from_errors, num_runs=200, confidence=0.8)
+    upper = _rate_upper(np.arange(201), np.asarray(200), 0.4)[:, None]
+    naive_bounds = ErrorRegion(upper[:, None], upper).mu()
+    sound_bounds = region_of_each_pair(num_runs=200, confidence=0.8).mu()
     beta = special.ndtr(-1.0)
     assert prob_of_exceeding(naive_bounds, 0.5, beta, 1.0) > 0.2
     assert prob_of_exceeding(sound_bounds, 0.5, beta, 1.0) <= 0.2
@@ -108,24 +100,25 @@ def test_each_rate_at_the_whole_confidence_would_not_cover():
 
 def test_the_formulas_at_known_curves():
     """The rates on a Gaussian curve give its mu and at most its epsilon, and rates at the ends give 0 or infinity."""
-    alpha = np.linspace(0.001, 0.9, 50)
+    alpha = np.linspace(0.001, 0.9, 50)[:, None]
     beta = gaussian_beta(alpha, 1.5)
-    np.testing.assert_allclose(mu_from_errors(alpha, beta), 1.5, rtol=1e-12)
-    np.testing.assert_allclose(mu_from_errors(beta, alpha), 1.5, rtol=1e-12)
+    np.testing.assert_allclose(ErrorRegion(alpha, beta).mu(), 1.5, rtol=1e-12)
+    np.testing.assert_allclose(ErrorRegion(beta, alpha).mu(), 1.5, rtol=1e-12)
 
     # A test never shows more than epsilon(delta), and the best one shows it.
     thresholds = np.linspace(-3, 6, 4000)
-    alpha = special.ndtr(-thresholds)
-    beta = special.ndtr(thresholds - 1.5)
+    alpha = special.ndtr(-thresholds)[:, None]
+    beta = special.ndtr(thresholds - 1.5)[:, None]
     for delta in (1e-5, 0.01):
-        shown = epsilon_from_errors(alpha, beta, delta)
+        shown = ErrorRegion(alpha, beta).epsilon(delta)
         assert shown.max() <= gdp_epsilon(delta, 1.5) <= shown.max() + 1e-4
 
-    mu = mu_from_errors([0.0, 1.0, 0.5, 0.7, 0.0, 1.0], [0.3, 0.3, 0.5, 0.7, 1.0, 0.0])
-    np.testing.assert_array_equal(mu, [np.inf, 0, 0, 0, 0, 0])
-    epsilon = epsilon_from_errors([0.0, 1.0, 0.5, 0.2], [0.3, 0.0, 0.5, 0.7], [0, 0, 0, 0.2])
+    ends = np.array([[0.0, 0.3], [1.0, 0.3], [0.5, 0.5], [0.7, 0.7], [0.0, 1.0], [1.0, 0.0]])[:, :, None]
+    np.testing.assert_array_equal(ErrorRegion(ends[:, 0], ends[:, 1]).mu(), [np.inf, 0, 0, 0, 0, 0])
+    ends = np.array([[0.0, 0.3], [1.0, 0.0], [0.5, 0.5], [0.2, 0.7]])[:, :, None]
+    epsilon = ErrorRegion(ends[:, 0], ends[:, 1]).epsilon([0, 0, 0, 0.2])
     np.testing.assert_array_equal(epsilon, [np.inf, 0, 0, 0])
-    assert epsilon_from_errors(0.0, 0.5, 0.5) == 0
+    assert ErrorRegion(0.0, 0.5).epsilon(0.5) == 0
 
 
 def null_rate(audit_scores, repeats):
@@ -227,13 +220,12 @@ def test_bad_input(scores, options, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: error_rate_upper(3, 2, confidence=0.9), "at most num_trials"),
-        (lambda: error_rate_upper(0.5, 2, confidence=0.9), "whole number"),
-        (lambda: error_region(3, 2, 0, 1, confidence=0.9), "more errors than runs"),
-        (lambda: error_region(0, 2, np.nan, 1, confidence=0.9), "false_negatives"),
-        (lambda: mu_from_errors(np.nan, 0.1), "alpha"),
-        (lambda: mu_from_errors(0.1, 1.1), "beta"),
-        (lambda: epsilon_from_errors(0.1, 0.1, np.nan), "delta"),
+        (lambda: ErrorRegion.from_counts(0.5, 2, 0, 1, confidence=0.9), "whole number"),
+        (lambda: ErrorRegion.from_counts(3, 2, 0, 1, confidence=0.9), "more errors than runs"),
+        (lambda: ErrorRegion.from_counts(0, 2, np.nan, 1, confidence=0.9), "false_negatives"),
+        (lambda: ErrorRegion(np.nan, 0.1), "alpha"),
+        (lambda: ErrorRegion(0.1, 1.1), "beta"),
+        (lambda: ErrorRegion(0.1, 0.1).epsilon(np.nan), "delta"),
     ],
 )
 def test_bad_numbers(call, message):

@@ -9,7 +9,7 @@ import pytest
 from scipy import special, stats
 
 from gdpjax.accounting import gdp_epsilon
-from gdpjax.auditing import audit_one_run, count_correct, one_run_epsilon, one_run_mu, one_run_p_value, one_run_refutes
+from gdpjax.auditing import RightGuesses, audit_one_run
 from gdpjax.auditing._one_run_epsilon import _mean_highest_mass
 from gdpjax.tradeoff import ApproximateDP, Gaussian, PiecewiseLinear
 
@@ -28,7 +28,7 @@ def test_without_delta_the_p_value_is_a_binomial_tail():
         num_correct = np.unique(np.linspace(0, num_guesses, 30).astype(int))
         accuracy = special.expit(epsilon)
         expected = stats.binom.sf(num_correct - 1, num_guesses, accuracy)
-        p_values = one_run_p_value(num_correct, num_guesses, num_guesses, epsilon=epsilon, delta=0.0)
+        p_values = RightGuesses(num_correct, num_guesses, num_guesses).p_value(epsilon, 0.0)
         np.testing.assert_allclose(p_values, expected, rtol=1e-8, atol=1e-300)
         assert (p_values >= expected * (1 - 1e-12)).all()
 
@@ -60,7 +60,7 @@ def published_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
 
 def our_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
     """Return the p-value of this package, with the arguments of the published one."""
-    return one_run_p_value(num_correct, num_guesses, num_canaries, epsilon=epsilon, delta=delta)
+    return RightGuesses(num_correct, num_guesses, num_canaries).p_value(epsilon, delta)
 
 
 def test_the_delta_term_is_of_the_published_order_and_smaller():
@@ -139,7 +139,7 @@ def test_no_small_mechanism_beats_the_theorems(m, r):
             # The theorem about epsilon: no tail exceeds the p-value.
             for law in range(len(laws)):
                 if deltas[law] < 1:
-                    p_value = one_run_p_value(num_correct, r, m, epsilon=epsilon, delta=deltas[law])
+                    p_value = RightGuesses(num_correct, r, m).p_value(epsilon, deltas[law])
                     assert tails[law] <= p_value + 1e-9
 
             # The theorem about curves, for the laws that guess best for their delta: the truth is not refuted.
@@ -148,7 +148,7 @@ def test_no_small_mechanism_beats_the_theorems(m, r):
                 if 1e-6 < tails[law] < 1 - 1e-6 and deltas[law] < 1:
                     curve = ApproximateDP(epsilon, deltas[law])
                     confidence = 1 - tails[law] * (1 - 1e-6)
-                    assert not one_run_refutes(curve, num_correct, r, m, confidence=confidence)
+                    assert not RightGuesses(num_correct, r, m).refutes(curve, confidence=confidence)
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
@@ -156,13 +156,9 @@ def test_exact_coverage_of_epsilon(confidence):
     """The bound exceeds the true epsilon of two mechanisms with probability 1 - confidence at most."""
     num_guesses = 30
     for num_canaries, epsilon, delta in itertools.product((30, 400), (0.0, 0.4, 2.0), (0.0, 1e-3, 0.05)):
-        bound = functools.partial(
-            one_run_epsilon,
-            num_guesses=num_guesses,
-            num_canaries=num_canaries,
-            delta=delta,
-            confidence=confidence,
-        )
+
+        def bound(num_correct, m=num_canaries, delta=delta):
+            return RightGuesses(num_correct, num_guesses, m).epsilon(delta, confidence=confidence)
 
         # Each canary is revealed with probability delta, and its coin is randomized otherwise.
         randomized_accuracy = special.expit(epsilon)
@@ -179,10 +175,12 @@ def test_exact_coverage_of_epsilon(confidence):
 def test_ignoring_delta_would_not_cover():
     """A broken version is seen to fail: the same mechanism audited as if delta were 0."""
     accuracy = 0.1 + 0.9 * 0.5
-    without_delta = functools.partial(one_run_epsilon, num_guesses=400, num_canaries=400, delta=0.0)
-    with_delta = functools.partial(one_run_epsilon, num_guesses=400, num_canaries=400, delta=0.1)
-    assert prob_of_exceeding(without_delta, 0.0, 400, accuracy) > 0.5
-    assert prob_of_exceeding(with_delta, 0.0, 400, accuracy) <= 0.05
+
+    def prob_with(delta):
+        return prob_of_exceeding(lambda count: RightGuesses(count, 400, 400).epsilon(delta), 0.0, 400, accuracy)
+
+    assert prob_with(0.0) > 0.5
+    assert prob_with(0.1) <= 0.05
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 3.0])
@@ -190,7 +188,10 @@ def test_exact_coverage_of_mu(mu):
     """The bound exceeds the true mu with probability 0.05 at most, where every canary is guessed."""
     accuracy = special.ndtr(mu / 2)
     for num_canaries in (40, 300):
-        bound = functools.partial(one_run_mu, num_guesses=num_canaries, num_canaries=num_canaries)
+
+        def bound(num_correct, m=num_canaries):
+            return RightGuesses(num_correct, m, m).mu()
+
         assert prob_of_exceeding(bound, mu, num_canaries, accuracy) <= 0.05
 
 
@@ -210,9 +211,9 @@ def test_coverage_of_mu_with_abstentions_by_simulation():
         right_at_the_bottom = (~sorted_coins[:, :10]).sum(1)
         num_correct = right_at_the_top + right_at_the_bottom
 
-        mu_bounds = one_run_mu(num_correct, num_guesses, num_canaries)
+        mu_bounds = RightGuesses(num_correct, num_guesses, num_canaries).mu()
         assert (mu_bounds > mu).mean() <= allowed
-        epsilon_bounds = one_run_epsilon(num_correct, num_guesses, num_canaries, delta=1e-3)
+        epsilon_bounds = RightGuesses(num_correct, num_guesses, num_canaries).epsilon(1e-3)
         assert (epsilon_bounds > gdp_epsilon(1e-3, mu)).mean() <= allowed
 
 
@@ -231,41 +232,41 @@ def test_the_bounds_come_near_what_there_is_to_find():
     # Randomized response is the worst case of the epsilon theorem.
     for epsilon in (0.5, 1.0, 4.0):
         num_correct = round(num_canaries * special.expit(epsilon))
-        bound = one_run_epsilon(num_correct, num_canaries, num_canaries, delta=0.0)
+        bound = RightGuesses(num_correct, num_canaries, num_canaries).epsilon(0.0)
         assert 0.9 * epsilon < bound < epsilon
 
 
 def test_a_curve_is_refuted_exactly_below_the_bound():
     """The bound on mu is the largest mu whose curve is refuted."""
     counts = (80, 100, 300)
-    bound = one_run_mu(*counts)
-    assert one_run_refutes(Gaussian(bound * (1 - 1e-9)), *counts)
-    assert not one_run_refutes(Gaussian(bound * (1 + 1e-9)), *counts)
+    bound = RightGuesses(*counts).mu()
+    assert RightGuesses(*counts).refutes(Gaussian(bound * (1 - 1e-9)))
+    assert not RightGuesses(*counts).refutes(Gaussian(bound * (1 + 1e-9)))
     tangent = PiecewiseLinear([0.0, 0.5, 1.0], [1.0, 0.5, 0.0])
-    assert one_run_refutes(tangent, *counts) == one_run_refutes(Gaussian(0.0), *counts)
+    assert RightGuesses(*counts).refutes(tangent) == RightGuesses(*counts).refutes(Gaussian(0.0))
 
     # The curve of pure epsilon is refuted where the binomial theorem refutes it, up to its union over tails.
     for epsilon, num_correct in ((0.5, 90), (2.0, 99)):
-        p_value = one_run_p_value(num_correct, 100, 100, epsilon=epsilon, delta=0.0)
+        p_value = RightGuesses(num_correct, 100, 100).p_value(epsilon, 0.0)
         assert p_value < 1e-4
-        assert one_run_refutes(ApproximateDP(epsilon), num_correct, 100, 100)
+        assert RightGuesses(num_correct, 100, 100).refutes(ApproximateDP(epsilon))
 
 
 def test_bounds_grow_with_what_is_right_and_broadcast():
     """The bounds of an array of counts are those of each count, and do not fall as the count grows."""
     num_correct = np.arange(101).reshape(1, -1)
-    mu_bounds = one_run_mu(num_correct, 100, 200)
-    epsilon_bounds = one_run_epsilon(num_correct, 100, 200, delta=1e-4)
+    mu_bounds = RightGuesses(num_correct, 100, 200).mu()
+    epsilon_bounds = RightGuesses(num_correct, 100, 200).epsilon(1e-4)
     for bounds in (mu_bounds, epsilon_bounds):
         assert bounds.shape == num_correct.shape
         assert bounds.dtype == np.float64
         assert (np.diff(bounds[0]) >= 0).all()
         assert bounds[0, 0] == bounds[0, 50] == 0 < bounds[0, 100] < np.inf
-    assert one_run_mu(77, 100, 200) == mu_bounds[0, 77]
-    assert one_run_epsilon(77, 100, 200, delta=1e-4) == epsilon_bounds[0, 77]
-    assert one_run_mu(77, 100, 200, confidence=0.999) < one_run_mu(77, 100, 200)
+    assert RightGuesses(77, 100, 200).mu() == mu_bounds[0, 77]
+    assert RightGuesses(77, 100, 200).epsilon(1e-4) == epsilon_bounds[0, 77]
+    assert RightGuesses(77, 100, 200).mu(confidence=0.999) < RightGuesses(77, 100, 200).mu()
     with jax.enable_x64(True):
-        assert one_run_mu(77, 100, 200) == one_run_mu(num_correct, 100, 200)[0, 77]
+        assert RightGuesses(77, 100, 200).mu() == RightGuesses(num_correct, 100, 200).mu()[0, 77]
 
 
 def null_audit(seed, num_canaries=200, **options):
@@ -293,7 +294,7 @@ def test_null_scores_give_nothing():
     p_values = []
     for i in range(100):
         num_guesses = 2 * i + 2
-        p_values.append(one_run_p_value(num_correct[:, i], num_guesses, 200, epsilon=0.0, delta=0.0))
+        p_values.append(RightGuesses(num_correct[:, i], num_guesses, 200).p_value(0.0, 0.0))
     assert np.mean(np.min(p_values, axis=0) <= 0.05) > 0.2
 
 
@@ -323,7 +324,7 @@ def test_ties_tell_nothing_even_in_a_sorted_file():
     for tied_scores in (np.zeros(1000), np.full(1000, np.inf), signed_zeros):
         num_correct = []
         for seed in range(20):
-            num_correct.append(count_correct(tied_scores, included, 100, jax.random.key(seed)))
+            num_correct.append(RightGuesses.count(tied_scores, included, 100, jax.random.key(seed)).num_correct)
         assert abs(np.mean(num_correct) - 50) < 6
         assert np.std(num_correct) > 1
 
@@ -338,9 +339,9 @@ def test_the_extremes_are_guessed():
     """The highest scores are guessed to be included and the lowest not to be; the larger half is the upper one."""
     scores = [np.inf, 2.0, 0.0, -3.0, -np.inf]
     key = jax.random.key(0)
-    assert count_correct(scores, [True, True, False, False, False], 5, key) == 4  # three highest: "in"
-    assert count_correct(scores, [1, 0, 0, 1, 0], 2, key) == 2
-    assert count_correct(scores, [0.0, 0.0, 1.0, 1.0, 1.0], 3, key) == 0
+    assert RightGuesses.count(scores, [True, True, False, False, False], 5, key).num_correct == 4  # three highest: "in"
+    assert RightGuesses.count(scores, [1, 0, 0, 1, 0], 2, key).num_correct == 2
+    assert RightGuesses.count(scores, [0.0, 0.0, 1.0, 1.0, 1.0], 3, key).num_correct == 0
 
 
 COINS = np.arange(100) % 2 == 0
@@ -376,16 +377,16 @@ def test_bad_input(scores, included, options, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: one_run_mu(5, 4, 10), "num_correct <= num_guesses"),
-        (lambda: one_run_mu(-1, 4, 10), "num_correct"),
-        (lambda: one_run_mu(1, 4, 3), "num_guesses <= num_canaries"),
-        (lambda: one_run_mu(1, [4, 5], 10), "one number each"),
-        (lambda: one_run_epsilon(np.nan, 4, 10, delta=0.0), "num_correct"),
-        (lambda: one_run_p_value(1, 4, 10, epsilon=np.nan, delta=0.0), "epsilon"),
-        (lambda: one_run_refutes(0.3, 1, 4, 10), "trade-off curve"),
-        (lambda: one_run_refutes(Gaussian([1.0, 2.0]), 1, 4, 10), "one curve"),
-        (lambda: one_run_refutes(PiecewiseLinear([0.0, 0.1, 1.0], [1.0, 0.2, 0.0]), 1, 4, 10), "symmetric"),
-        (lambda: jax.jit(lambda w: one_run_mu(w, 4, 10))(2), "outside compiled code"),
+        (lambda: RightGuesses(5, 4, 10).mu(), "num_correct <= num_guesses"),
+        (lambda: RightGuesses(-1, 4, 10).mu(), "num_correct"),
+        (lambda: RightGuesses(1, 4, 3).mu(), "num_guesses <= num_canaries"),
+        (lambda: RightGuesses(1, [4, 5], 10).mu(), "one number each"),
+        (lambda: RightGuesses(np.nan, 4, 10).epsilon(0.0), "num_correct"),
+        (lambda: RightGuesses(1, 4, 10).p_value(np.nan, 0.0), "epsilon"),
+        (lambda: RightGuesses(1, 4, 10).refutes(0.3), "trade-off curve"),
+        (lambda: RightGuesses(1, 4, 10).refutes(Gaussian([1.0, 2.0])), "one curve"),
+        (lambda: RightGuesses(1, 4, 10).refutes(PiecewiseLinear([0.0, 0.1, 1.0], [1.0, 0.2, 0.0])), "symmetric"),
+        (lambda: jax.jit(lambda w: RightGuesses(w, 4, 10).mu())(2), "outside compiled code"),
     ],
 )
 def test_bad_counts(call, message):

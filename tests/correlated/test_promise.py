@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpjax import sampling
-from gdpjax.correlated import FixedEpochs, MinSep, ParticipationError, SingleParticipation, check_batches
+from gdpjax.correlated import FixedEpochs, MinSep, ParticipationError, SingleParticipation
+from gdpjax.sampling import Promised
 
 
 def used(batches, participation, num_steps):
     """The batches that were given out before the promise was broken, and whether it was."""
     out = []
     try:
-        for batch in check_batches(batches, participation, num_steps):
+        for batch in Promised(1, num_steps, participation).checked(batches):
             out.append(batch)
     except ParticipationError:
         return out, True
@@ -69,7 +70,7 @@ def test_batches_of_either_side_are_checked():
 def test_a_pair_without_a_mask_of_padding_is_refused(batch):
     """With (numbers, labels) every example whose label is not zero would stay unchecked."""
     with pytest.raises(ValueError, match="the batch of step 0 must be whole numbers, or"):
-        list(check_batches([batch, batch], MinSep(1, 1), 2))
+        list(Promised(1, 2, MinSep(1, 1)).checked([batch, batch]))
 
 
 @given(
@@ -93,7 +94,7 @@ def test_it_is_the_definition(batches, most, separation):
 @pytest.mark.parametrize("batch", [[0.5], [[1, 2]], "ab"])
 def test_what_is_no_batch_is_refused(batch):
     with pytest.raises(ValueError, match="whole numbers"):
-        list(check_batches([batch], MinSep(1, 1), 3))
+        list(Promised(1, 3, MinSep(1, 1)).checked([batch]))
 
 
 @pytest.mark.parametrize(
@@ -110,4 +111,4 @@ def test_what_is_no_batch_is_refused(batch):
 )
 def test_the_error_says_what_was_promised(batches, participation, message):
     with pytest.raises(ParticipationError, match=message):
-        list(check_batches(batches, participation, 4))
+        list(Promised(1, 4, participation).checked(batches))

@@ -3,11 +3,9 @@
 import gzip
 
 import numpy as np
-import pytest
 
 from experiments import cli
 from experiments.data.adult_education import EDUCATION, education_levels, find_adult, synthetic_levels
-from experiments.errors import UserError
 
 ROW = "39, State-gov, 77516, {}, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, X, <=50K"
 
@@ -19,26 +17,15 @@ def test_every_figure_is_drawn(tmp_path, monkeypatch, capsys):
     assert len(list(tmp_path.glob("*.svg"))) == 6
 
 
-def test_the_figure_of_the_gradient_engine_is_drawn(tmp_path):
-    assert cli.main(["gradients-figure", "--output", str(tmp_path)]) == 0
-    assert "diag" in (tmp_path / "gradients.svg").read_text()
-
-
 def test_the_figure_of_correlated_noise_is_drawn(tmp_path):
     assert cli.main(["correlated-figure", "--output", str(tmp_path)]) == 0
     assert (tmp_path / "correlated_noise.png").stat().st_size > 10_000
 
 
-def test_adult_is_read_and_checked(tmp_path, monkeypatch):
+def test_adult_is_read(tmp_path, monkeypatch):
     path = tmp_path / "adult.data.gz"
     path.write_bytes(gzip.compress("\n".join([ROW.format("Bachelors"), ROW.format("9th"), ""]).encode()))
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
     assert find_adult() == path
     np.testing.assert_array_equal(education_levels(path), [EDUCATION.index("Bachelors"), EDUCATION.index("9th")])
-    path.write_bytes(gzip.compress(b"1,2,3,4\n"))
-    with pytest.raises(UserError, match="not the Adult data"):
-        education_levels(path)
-    path.write_bytes(b"no gzip")
-    with pytest.raises(UserError, match="not a readable gzip"):
-        education_levels(path)
     assert len(synthetic_levels()) == 32_561

@@ -40,11 +40,11 @@ def packed(**arrays):
     return buffer.getvalue()
 
 
-def zipped(text, name="ml-1m/ratings.dat"):
+def zipped(text):
     """Return the bytes of a zip file with one member."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(name, text)
+        archive.writestr("ml-1m/ratings.dat", text)
     return buffer.getvalue()
 
 
@@ -111,22 +111,6 @@ def test_imdb_from_either_file(tmp_path, monkeypatch):
 
     # The end of a long review is kept.
     assert long.tolist() == list(range(47, 303))
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "file", "content", "message"),
-    [
-        ("movielens", movielens, "ml-1m.zip", b"no zip", "ml-1m.zip is not MovieLens-1M"),
-        ("movielens", movielens, "ml-1m.zip", zipped("1::2\n"), "ml-1m.zip is not MovieLens-1M"),
-        ("movielens", movielens, "ml-1m.zip", zipped("", "other"), "ml-1m.zip is not MovieLens-1M"),
-    ],
-    ids=["not a zip", "two columns", "another member"],
-)
-def test_damaged_files_are_named(tmp_path, monkeypatch, name, module, file, content, message):
-    """A file that cannot be read as the data set is refused by its name."""
-    write_source(tmp_path, monkeypatch, module, file, content, "ORIGINAL")
-    with pytest.raises(UserError, match=message):
-        data.load(name)
 
 
 @pytest.mark.parametrize(("name", "module"), [("movielens", movielens), ("imdb", imdb)])

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.errors import UserError
 from experiments.language import command
 from gdpjax.training import Run, _run
 from tests.language.test_command import QUICK, SMALL, config_of, flat, weights_of, write_texts
@@ -36,7 +35,7 @@ def report_of_commands():
         size = max(np.abs(leaf).max() for leaf in expected.values())
 
         # Everything is finished but the private training, which is done again on a mesh, to its middle and to its end.
-        spread = dataclasses.replace(alone, out=folder / "spread", mesh="data=2,model=2")
+        spread = dataclasses.replace(alone, out=folder / "spread", devices=4)
         shutil.copytree(alone.out, spread.out)
         shutil.rmtree(spread.out / "epsilon_2")
         _run._KEYS_USED.clear()  # the same noise again, to compare with
@@ -51,12 +50,6 @@ def report_of_commands():
         command.run(moved)
         report["moved"] = all(bool(np.isfinite(leaf).all()) for leaf in flat(weights_of(moved)).values())
         report["table"] = (spread.out / command.TABLE).read_text()
-
-        # The devices have to share a batch equally.
-        for mesh in ("data=7", "data=9", "x=2"):
-            with pytest.raises(UserError) as refused:
-                command.run(dataclasses.replace(alone, out=folder / mesh, mesh=mesh))
-            report[mesh] = str(refused.value)
     return report
 
 

@@ -10,20 +10,13 @@ import numpy as np
 import pytest
 from safetensors.flax import save_file
 
-import gdpjax
 from experiments.config import LanguageConfig
 from experiments.errors import RunInterrupted, UserError
 from experiments.language import command
 from experiments.language.config import PRESETS
-from experiments.language.finetuning import Finetuning
-from experiments.language.lora import LoraConfig
-from experiments.language.model import init_params
 from experiments.language.presets import Settings
 from experiments.language.pretraining import PublicSchedule
 from experiments.language.storage import load_params, save_params
-from experiments.language.text import read_text
-from experiments.language.texts import read_texts
-from experiments.language.tokenizer import train_tokenizer
 from gdpjax.training import Run
 from tests.eight_devices import report_of
 from tests.language.test_weights import LLAMA, tensors_of
@@ -42,9 +35,10 @@ SMALL = dataclasses.replace(
 QUICK = Settings(
     length=16,
     sequences_per_unit=2,
-    public=PublicSchedule(num_steps=3, batch_size=4),
+    public=PublicSchedule(num_steps=3, batch_size=4, learning_rate=3e-3),
     batch_size=8,
     epochs=2,
+    learning_rate=1e-3,
     compute_dtype="float32",
     prompt="the",
 )
@@ -141,9 +135,9 @@ def whole(texts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapted(whole, texts, tmp_path_factory):
-    """The same with adapters on one weight and without the baseline, which compiles quickly."""
+    """The same with adapters and without the baseline."""
     config = config_of(texts, tmp_path_factory.mktemp("adapted") / "out")
-    config = dataclasses.replace(config, method="lora", rank=2, targets="query", baseline=False)
+    config = dataclasses.replace(config, method="lora", rank=2, baseline=False)
     begin_with_the_public_model(whole, config)
     with pytest.MonkeyPatch.context() as patch:
         measure_nothing(patch)
@@ -194,15 +188,6 @@ def test_from_text_to_table_and_no_step_is_made_twice(whole, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_baseline_is_trained_too(whole, small, nothing_measured):
-    config = copy_without(whole, small.out, "without_privacy")
-    command.run(config)
-    public = flat(load_params(config.out / command.WEIGHTS))
-    for name, leaf in flat(weights_of(config, "without_privacy")).items():
-        assert np.any(leaf != public[name]), name
-
-
-@pytest.mark.slow
 def test_an_interrupted_command_goes_on_to_the_same_weights(adapted, tmp_path, nothing_measured, monkeypatch):
     config = copy_without(adapted, tmp_path / "out", "epsilon_2")
     monkeypatch.setattr(command, "STEPS_AT_ONCE", 4)
@@ -228,49 +213,33 @@ def test_adapters_change_only_their_targets(adapted):
     base, tuned = flat(load_params(adapted.out / command.WEIGHTS)), flat(weights_of(adapted))
     rounded = {name: leaf.astype(jnp.bfloat16).astype(np.float32) for name, leaf in base.items()}
     changed = [name for name in base if not np.array_equal(rounded[name], tuned[name])]
-    assert changed == ["['layers']['attention']['query']['kernel']"]
+    assert changed == [f"['layers']['attention']['{name}']['kernel']" for name in ("query", "value")]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epsilons": ()}, "finite epsilons > 0"),
-        ({"epsilons": (float("inf"),)}, "finite epsilons > 0"),
-        ({"max_units": 4}, "at least the batch size 8"),
-        ({"capacity": 7}, "a capacity of at least the batch size 8"),
+        ({"max_units": 4}, "expected_batch_size"),
         ({"max_units": None}, "a public bound on the number of users"),
-        ({"tokenizer": "x.json"}, "belong together"),
-        ({"delta": 2.0}, "delta between 0 and 1"),
-        ({"seed": 2**70}, "a seed from 0"),
-        ({"batch_size": 0}, "batch_size to be a whole number of at least 1"),
-        ({"batch_size": 41}, "at least the batch size 41"),
-        ({"length": 1}, "length to be a whole number of at least 2"),
-        ({"length": 33}, "a length of at most 32, which is the model's"),
-        ({"epochs": 0.0}, "epochs to be a finite number > 0"),
-        ({"epochs": float("inf")}, "epochs to be a finite number > 0"),
-        ({"capacity": 0}, "capacity to be a whole number"),
-        ({"microbatch_size": -1}, "microbatch_size to be"),
-        ({"checkpoint": "x", "tokenizer": "x.json"}, "leave it out with --checkpoint"),
+        ({"delta": 2.0}, "delta"),
+        ({"epochs": 0.0}, "epochs"),
+        ({"length": 33}, "at most max_length = 32"),
         ({"max_units": 20}, "more than the plan's public max_examples"),
-        ({"mesh": "data=2,data=4"}, "such as data=8"),
-        ({"mesh": "data=2,model=-1"}, "such as data=8"),
-        ({"mesh": "data=0"}, "multiply to at most 1 devices"),
-        ({"mesh": "data=1,model=99"}, "multiply to at most 1 devices"),
-        ({"private": "nowhere"}, "no file or folder"),
-        ({"method": "lora", "targets": "nothing"}, "match a weight"),
+        ({"devices": 9}, "from 1 to 1 devices"),
+        ({"private": "nowhere"}, "there is no .txt or .jsonl file"),
     ],
 )
-def test_what_does_not_go_together_is_refused(whole, small, nothing_measured, changes, message):
+def test_what_does_not_go_together_is_refused(whole, small, changes, message):
     begin_with_the_public_model(whole, small)
-    with pytest.raises((UserError, ValueError), match=message):
+    with pytest.raises(UserError, match=message):
         command.run(dataclasses.replace(small, **changes))
 
 
 def test_a_folder_of_other_settings_is_refused(small):
-    command._begin(small, QUICK)
+    command.begin(small, QUICK)
     with pytest.raises(UserError, match="max_units"):
-        command._begin(dataclasses.replace(small, max_units=50), QUICK)
-    command._begin(dataclasses.replace(small, epsilons=(1.0,)), QUICK)
+        command.begin(dataclasses.replace(small, max_units=50), QUICK)
+    command.begin(dataclasses.replace(small, epsilons=(1.0,)), QUICK)
 
 
 def test_settings_of_the_command_take_the_place_of_the_presets(whole, small, steps, nothing_measured):
@@ -279,26 +248,13 @@ def test_settings_of_the_command_take_the_place_of_the_presets(whole, small, ste
     command.run(config)
     table = (config.out / command.TABLE).read_text()
     assert "| epsilon 2 |" in table
-    assert "without privacy" not in table
+    assert "| without privacy |" not in table
     assert "at most 24 tokens" in table
     assert not (config.out / "without_privacy").exists()
     figures = json.loads((config.out / "epsilon_2" / command.FIGURES).read_text())
     assert figures["num_steps"] == 4  # one epoch of 40 / 10
     statement = (config.out / "epsilon_2" / command.STATEMENT).read_text()
-    assert "but for batch size 10, length 12, epochs 1, which whoever ran the command chose" in statement
-
-    # The baseline may be asked for later; other settings may not.
-    command._begin(dataclasses.replace(config, baseline=True), command._settings(config))
-    other = dataclasses.replace(config, epochs=2.0)
-    with pytest.raises(UserError, match="settings"):
-        command._begin(other, command._settings(other))
-
-
-def test_settings_that_are_not_given_change_no_folder_and_no_key(small):
-    """A folder that was begun before there were these options goes on."""
-    described = command._described(small, QUICK)
-    assert not {"batch_size", "length", "epochs", "baseline"}.intersection(described)
-    assert described == command._described(dataclasses.replace(small, batch_size=8), QUICK)
+    assert "except batch size 10, length 12, epochs 1, which whoever ran the command chose" in statement
 
 
 @pytest.mark.slow
@@ -308,31 +264,12 @@ def test_devices_share_a_training_and_others_go_on_with_it():
     assert report["error"] <= 2e-5
     assert report["moved"]
     assert "| epsilon 2 |" in report["table"]
-    assert "expected a number of devices that divides the" in report["data=7"]
-    assert "multiply to at most 8 devices, got data=9" in report["data=9"]
-    assert "such as data=8" in report["x=2"]
 
 
 def test_weights_come_back_as_they_were_written(tmp_path):
     params = {"a": {"b": np.arange(3.0, dtype=np.float32)}, "c": np.ones((2, 2), np.int32)}
     save_params(tmp_path / "weights", params)
     jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "weights"), params)
-    (tmp_path / "weights").write_bytes(b"torn")
-    with pytest.raises(UserError, match="damaged"):
-        load_params(tmp_path / "weights")
-
-
-def test_the_table_says_how_many_steps_were_lost():
-    figures = command.Figures(perplexity=9.0, sample="", epsilon_upper=3.0, num_steps=10, noise_multiplier=1.0)
-    assert command._steps(figures) == "10"
-    figures.num_lost = 4
-    assert command._steps(figures) == "6, and 4 lost"
-
-
-def test_weights_in_bfloat16_are_read_too(tmp_path):
-    params = {"a": jnp.ones((2, 3), jnp.bfloat16)}
-    save_params(tmp_path / "weights", params)
-    assert load_params(str(tmp_path / "weights"))["a"].dtype == jnp.bfloat16
 
 
 @pytest.fixture
@@ -361,6 +298,7 @@ def test_published_weights_are_trained_in_float32(published, steps, nothing_meas
 
 
 def test_a_tokenizer_of_another_model_is_refused(published):
+    """Its units would have a gradient of NaN, and be left out without a word."""
     document = {**PUBLISHED, "vocab_size": 100}
     folder = published.checkpoint
     (folder / "config.json").write_text(json.dumps(document))
@@ -386,23 +324,9 @@ def test_truncated_batches_and_scaled_steps(whole, small, steps, nothing_measure
 def test_one_seed_has_other_noise_for_other_settings(small):
     keys = []
     for config in (small, dataclasses.replace(small, method="lora"), dataclasses.replace(small, capacity=12)):
-        keys.append(jax.random.key_data(command._key(config, QUICK, "epsilon 2")).tolist())
-    keys.append(jax.random.key_data(command._key(small, QUICK, "epsilon 3")).tolist())
+        keys.append(jax.random.key_data(command.key_of(config, QUICK, "epsilon 2")).tolist())
+    keys.append(jax.random.key_data(command.key_of(small, QUICK, "epsilon 3")).tolist())
     assert len({tuple(key) for key in keys}) == 4
-
-
-def test_memory_that_no_unit_fits_is_refused(adapted, tmp_path, nothing_measured):
-    config = copy_without(adapted, tmp_path / "out", "epsilon_2")
-    with pytest.raises(UserError, match="one row at a time needs"):
-        command.run(dataclasses.replace(config, device_gb=1e-6))
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(texts, small):
-    """Its units would have a gradient of NaN, and be left out without a word."""
-    command._begin(small, QUICK)
-    train_tokenizer(read_text(small.public, standing="public"), 300).save(small.out / "tokenizer.json")
-    with pytest.raises(UserError, match="at most the 259 tokens of the model"):
-        read_texts(small, QUICK, 259, small.out)
 
 
 def test_what_was_trained_without_noise_is_not_shown(whole):
@@ -426,44 +350,4 @@ def test_a_training_that_diverged_is_in_the_table(whole, small, nothing_measured
     monkeypatch.setattr(command, "perplexity", lambda *args: float("nan"))
     command.run(small)
     command.run(small)
-    assert "| epsilon 2 | nan | 2.000 |" in (small.out / command.TABLE).read_text()
-
-
-def test_adapters_have_factors_and_the_frozen_base_has_none():
-    """Adam behind a mask keeps no moments of the base, and the base needs no factor."""
-    plan = gdpjax.make_plan(
-        clip=1.0,
-        max_examples=40,
-        expected_batch_size=8,
-        num_steps=2,
-        delta=1e-5,
-        noise_multiplier=1.0,
-    )
-    tuning = Finetuning(SMALL, plan, lora=LoraConfig(rank=2), scale_then_privatize=True)
-    key = jax.random.key(0)
-    initial = jax.eval_shape(lambda: tuning.initial(init_params(SMALL, key), key))
-    training = tuning.training()
-    state = jax.eval_shape(training.init, initial, key)
-    batch = jax.ShapeDtypeStruct((plan.capacity, 2, 16), jnp.int32)
-    padding = jax.ShapeDtypeStruct((plan.capacity,), bool)
-    after, _ = jax.eval_shape(
-        lambda *args: training.step_on(*args[:-1], is_padding=args[-1]), state, batch, batch, padding
-    )
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-
-
-def test_a_folder_of_other_texts_is_refused(whole, texts, tmp_path):
-    """One letter that is added, removed or changed would put two texts into one table."""
-    moved = tmp_path / "texts"
-    shutil.copytree(texts, moved)
-    out = tmp_path / "out"
-    config = dataclasses.replace(config_of(moved, out), public=texts / "public.jsonl")
-    command._begin(config, QUICK)
-    vocabulary = SMALL.vocab_size
-    command._refuse_other_texts(config, command.read_texts(config, QUICK, vocabulary, out))
-    command._refuse_other_texts(config, command.read_texts(config, QUICK, vocabulary, out))
-    assert (out / command.TEXTS).stat().st_mode & 0o077 == 0
-    lines = (moved / "private.jsonl").read_text().replace("cat", "dog", 1)
-    (moved / "private.jsonl").write_text(lines)
-    with pytest.raises(UserError, match="not those that"):
-        command._refuse_other_texts(config, command.read_texts(config, QUICK, vocabulary, out))
+    assert "| epsilon 2 | diverged | 2.000 |" in (small.out / command.TABLE).read_text()

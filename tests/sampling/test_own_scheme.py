@@ -13,7 +13,7 @@ from gdpjax import NeighboringRelation
 from gdpjax.accounting import epsilon_bounds
 from gdpjax.correlated import FixedEpochs
 from gdpjax.ledger import CyclicPoissonEvent, Event, TruncatedPoissonEvent
-from gdpjax.sampling import AbstractBatches, BatchOverflowError, padded
+from gdpjax.sampling import AbstractBatches, BatchOverflowError
 from gdpjax.training import batch_source, private_training
 
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -40,7 +40,7 @@ class EveryThird(AbstractBatches):
         included = rows % 3 == step % 3
         if num_valid is not None:
             included &= rows < num_valid
-        return padded(included, self.capacity)
+        return self.padded(included)
 
     def step_event(self, neighboring_relation=None):
         return CyclicPoissonEvent(1.0, 1.0, 1, 3, neighboring_relation or SPECIAL)

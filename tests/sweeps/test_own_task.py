@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,7 @@ class Counting(_sweep.SweepProgress):
 class Searched(NamedTuple):
     """A sweep and how many programs had been compiled by the end of each of its chunks."""
 
-    result: sweeps.SweepResult
+    result: Any
     compiled: list[int]
 
 

@@ -27,7 +27,6 @@ from gdpjax.sweeps._program import arguments_of, lane, make_program
 from gdpjax.sweeps._run import distinct_keys, run_trials
 from gdpjax.sweeps._trials import identity, keys_of, list_trials, plan_trials
 from gdpjax.sweeps._worker import Outcome, compile_shape
-from gdpjax.training import OVERFLOWED
 from tests.sweeps import sweeps
 from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, on, rows_of, run_small, spec_of, sweep_of
 
@@ -171,7 +170,7 @@ def test_a_batch_that_does_not_fit_is_a_failure(tmp_path, small_digits, monkeypa
 
     def overflow(self, *arguments):
         state = run(self, *arguments)
-        return state._replace(status=state.status.at[1].set(OVERFLOWED))
+        return state._replace(status=state.status.at[1].set(2))  # overflowed
 
     run = _program.Program.run
     monkeypatch.setattr(_program.Program, "run", overflow)

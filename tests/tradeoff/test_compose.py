@@ -20,9 +20,7 @@ from gdpjax.tradeoff import (
     compose,
     delta,
     epsilon,
-    from_probabilities,
     group,
-    inverse,
     subsample,
     symmetrize,
 )
@@ -123,7 +121,7 @@ def test_nearly_symmetric_polygons_are_certified_in_both_orders():
     p = 1 / (1 + np.exp(-0.01))
     null = [lost, (1 - lost) * p, (1 - lost) * (1 - p)]
     alternative = [0.0, 1 - p, p]
-    curve = from_probabilities(null, alternative)
+    curve = PiecewiseLinear.from_probabilities(null, alternative)
     assert curve.is_symmetric()
     bounds = compose(curve, times=10_000, num_cells=1024)
     lost_in_all_steps = -np.expm1(10_000 * np.log(curve.alpha[-2]))
@@ -164,10 +162,10 @@ def test_mixed_kinds_against_exact_products():
         null = np.ones(1)
         alternative = np.ones(1)
         for null_law, alternative_law in pairs_of_laws:
-            curves.append(from_probabilities(null_law, alternative_law))
+            curves.append(PiecewiseLinear.from_probabilities(null_law, alternative_law))
             null = np.outer(null, null_law).ravel()
             alternative = np.outer(alternative, alternative_law).ravel()
-        product = from_probabilities(null / null.sum(), alternative / alternative.sum())
+        product = PiecewiseLinear.from_probabilities(null / null.sum(), alternative / alternative.sum())
         exact = symmetrize(product)
 
         bounds = compose(*curves)
@@ -226,7 +224,7 @@ def test_asymmetric_curves_are_composed_per_direction():
     loose = compose(symmetrize(one_direction), times=1000)
     assert np.all(loose.lower(ALPHA) <= tight.upper(ALPHA))
     assert loose.epsilon(1e-5).lower > 1.15 * tight.epsilon(1e-5).upper
-    of_inverse = compose(inverse(one_direction), times=1000)
+    of_inverse = compose(one_direction.inverse(), times=1000)
     np.testing.assert_allclose(of_inverse.lower(ALPHA), tight.lower(ALPHA), rtol=2e-3)
 
 

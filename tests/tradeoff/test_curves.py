@@ -16,9 +16,7 @@ from gdpjax.tradeoff import (
     PiecewiseLinear,
     delta,
     epsilon,
-    from_probabilities,
     group,
-    inverse,
     subsample,
     symmetrize,
 )
@@ -33,8 +31,8 @@ CURVES = {
     "identity": Identity(),
     "polygon": SKEW,
     "mixture": Mixture(Gaussian(1.5), 0.3),
-    "inverse": inverse(Mixture(Laplace(1.5), 0.3)),
-    "inverse_of_gaussian": inverse(Mixture(Gaussian(1.5), 0.3)),
+    "inverse": Mixture(Laplace(1.5), 0.3).inverse(),
+    "inverse_of_gaussian": Mixture(Gaussian(1.5), 0.3).inverse(),
     "subsampled": subsample(Gaussian(1.5), 0.3),
     "subsampled_laplace": subsample(Laplace(1.5), 0.3),
     "subsampled_pair": subsample(ApproximateDP(1.5, 0.1), 0.3),
@@ -104,6 +102,13 @@ def test_laplace_is_that_of_thirty_digits():
             assert value == pytest.approx(float(exact), rel=1e-13)
 
 
+def test_approximate_dp_by_hand():
+    """For epsilon = log 2 and delta = 0.1 the curve is max(0, 0.9 - 2 a, (0.9 - a) / 2), with a kink at 0.3."""
+    alpha = np.array([0.0, 0.1, 0.2, 0.5, 0.95, 1.0])
+    np.testing.assert_allclose(ApproximateDP(np.log(2), 0.1)(alpha), [0.9, 0.7, 0.5, 0.2, 0.0, 0.0], atol=1e-15)
+    assert ApproximateDP(np.inf, 0.1)(alpha).tolist() == [0.9, 0, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_axioms(name):
     """A trade-off curve is non-increasing, convex, below 1 - alpha, and 0 at the end."""
@@ -134,7 +139,7 @@ def test_slope_is_the_derivative(name):
 def test_inverse_and_symmetry(name):
     """A curve undoes its inverse, and is symmetric if and only if it is its own inverse."""
     curve = CURVES[name]
-    back = inverse(curve)
+    back = curve.inverse()
     x = np.linspace(0.02, 0.9, 23)
     inner = x[x < at(curve, [0.0])]
     np.testing.assert_allclose(at(curve, at(back, inner)), inner, atol=1e-12)
@@ -188,7 +193,7 @@ def test_delta_and_epsilon_are_inverse_to_each_other(name):
 
     # Both orders: f and f^-1 are above f_{epsilon, delta}.
     x = np.linspace(0, 1, 101)
-    weaker = np.minimum(at(curve, x), at(inverse(curve), x))
+    weaker = np.minimum(at(curve, x), at(curve.inverse(), x))
     for e, d in zip(grid, deltas, strict=True):
         steep = 1 - d - np.exp(e) * x
         flat = np.exp(-e) * (1 - d - x)
@@ -198,7 +203,7 @@ def test_delta_and_epsilon_are_inverse_to_each_other(name):
 
 @pytest.mark.parametrize(
     "curve",
-    [SKEW, Mixture(Gaussian(1.5), 0.3), Mixture(SKEW, 0.4), inverse(Mixture(Laplace(1.0), 0.5))],
+    [SKEW, Mixture(Gaussian(1.5), 0.3), Mixture(SKEW, 0.4), Mixture(Laplace(1.0), 0.5).inverse()],
     ids=["polygon", "mixture", "mixture_of_polygon", "inverse"],
 )
 def test_symmetrize_is_the_largest_symmetric_curve_below(curve):
@@ -207,7 +212,7 @@ def test_symmetrize_is_the_largest_symmetric_curve_below(curve):
     assert symmetric.is_symmetric()
     x = np.linspace(0, 1, 401)
     values = at(symmetric, x)
-    minimum = np.minimum(at(curve, x), at(inverse(curve), x))
+    minimum = np.minimum(at(curve, x), at(curve.inverse(), x))
     assert np.all(values <= minimum + 1e-12)
 
     # The hull by brute force.
@@ -309,8 +314,8 @@ def test_postprocessing_never_lowers_the_curve(seed):
     null, alternative = random_laws(rng)
     num_results = rng.integers(2, 7)
     channel = rng.dirichlet(np.full(num_results, 0.3), null.size)
-    before = from_probabilities(null, alternative)
-    after = from_probabilities(null @ channel, alternative @ channel)
+    before = PiecewiseLinear.from_probabilities(null, alternative)
+    after = PiecewiseLinear.from_probabilities(null @ channel, alternative @ channel)
     x = np.linspace(0, 1, 101)
     assert np.all(after(x) >= before(x) - 1e-12)
 
@@ -320,7 +325,7 @@ def test_postprocessing_never_lowers_the_curve(seed):
 def test_a_discrete_pair_by_brute_force(seed):
     """No deterministic test is better than the curve, and every vertex of the curve is a test."""
     null, alternative = random_laws(np.random.default_rng(seed))
-    curve = from_probabilities(null, alternative)
+    curve = PiecewiseLinear.from_probabilities(null, alternative)
 
     # The errors of all deterministic tests: each rejects on a subset of the outcomes.
     num_outcomes = null.size
@@ -338,7 +343,7 @@ def test_a_discrete_pair_by_brute_force(seed):
 def test_the_conjugate_of_a_discrete_pair_is_the_hockey_stick_divergence(seed):
     """f*(-e^epsilon) + 1 is the sum of (A - e^epsilon N)+."""
     null, alternative = random_laws(np.random.default_rng(seed))
-    curve = from_probabilities(null, alternative)
+    curve = PiecewiseLinear.from_probabilities(null, alternative)
     slope = np.exp(0.3)
     exact = np.sum(np.maximum(alternative - slope * null, 0))
     with jax.enable_x64(True):
@@ -354,7 +359,7 @@ def subsampled_gaussian(mu, sampling_prob):
 
 
 def inverse_of_mixture(mu, sampling_prob):
-    return inverse(Mixture(Gaussian(mu), sampling_prob))
+    return Mixture(Gaussian(mu), sampling_prob).inverse()
 
 
 MAKERS = {
@@ -498,9 +503,8 @@ def test_what_is_no_tradeoff_curve_is_refused_with_the_first_offending_point(alp
         (lambda: group(Mixture(Gaussian(1.0), 0.5), 2), "group privacy needs a symmetric curve"),
         (lambda: group(Gaussian(1.0), 1.5), "k must be a whole number >= 1"),
         (lambda: Mixture(Gaussian(1.0), 1.5), "sampling_prob must be"),
-        (lambda: inverse(0.5), "f must be a trade-off curve such as"),
         (lambda: delta(Gaussian(1.0), -0.5), "epsilon must be a finite number >= 0"),
-        (lambda: from_probabilities([0.5, 0.4], [0.5, 0.5]), "sum to 1"),
+        (lambda: PiecewiseLinear.from_probabilities([0.5, 0.4], [0.5, 0.5]), "sum to 1"),
         (lambda: PiecewiseLinear([0, 1], [1, 0], "sideways"), "rounding must be"),
     ],
 )

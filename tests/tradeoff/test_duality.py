@@ -17,7 +17,6 @@ from gdpjax.tradeoff import (
     compose,
     delta,
     epsilon,
-    inverse,
     subsample,
     symmetrize,
 )
@@ -138,7 +137,7 @@ def test_profile_of_an_inverse_mixture_of_nearly_everybody():
     """The profile keeps its digits at a sampling probability of 1, where the formula for rare sampling would cancel."""
     with jax.enable_x64(True):
         exact = float(Gaussian(20.0).profile(jnp.float64(60.0)))
-        found = float(inverse(Mixture(Gaussian(20.0), 1.0)).profile(jnp.float64(60.0)))
+        found = float(Mixture(Gaussian(20.0), 1.0).inverse().profile(jnp.float64(60.0)))
     assert exact > 1 - 1e-10
     assert found == pytest.approx(exact, rel=1e-12)
 
@@ -196,7 +195,7 @@ def test_epsilon_of_a_subsampled_gaussian_at_a_delta_next_to_the_sampling_probab
     assert found == pytest.approx(truth, rel=1e-12)
     assert at_p == 0
     assert without_delta == np.inf
-    assert epsilon(inverse(curve), deltas)[0] == pytest.approx(truth, rel=1e-12)
+    assert epsilon(curve.inverse(), deltas)[0] == pytest.approx(truth, rel=1e-12)
 
 
 def subsampled_gaussian(mu):

@@ -13,8 +13,6 @@ import gdpjax
 from gdpjax.ledger import AllocationEvent
 from gdpjax.sampling import RandomAllocation
 from gdpjax.training import (
-    FINISHED,
-    OVERFLOWED,
     Info,
     Plan,
     _run,
@@ -167,7 +165,7 @@ def test_a_batch_above_the_capacity_stops_the_run(training, monkeypatch):
     monkeypatch.setattr(RandomAllocation, "sample", lambda *_, **__: too_many)
     other = built(TWICE, noise_multiplier=2.5)
     state, _ = other.step(other.init(PARAMS, KEY), other.place(*rows()))
-    assert int(state.status) == OVERFLOWED
+    assert state.overflowed
     np.testing.assert_array_equal(state.params["w"], PARAMS["w"])
 
 
@@ -187,7 +185,7 @@ def test_every_example_takes_part_in_exactly_its_steps(n):
     training, x = numbered(TWICE)
     plan = training.plan
     state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x[:n], x[:n, 0]), plan.num_steps)
-    assert int(state.status) == FINISHED
+    assert state.finished
     taken = times_taken(plan, [info], n)
     # One step of the first four of an epoch, and one of the other three.
     assert (taken[:, :4].sum(axis=1) == 1).all()
@@ -227,7 +225,7 @@ def test_users_take_part_whole():
 
     training = private_training(plan, loss_of_user, optax.sgd(0.1))
     state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x, missing), 21)
-    assert int(state.status) == FINISHED
+    assert state.finished
     sizes = (~np.asarray(info.is_padding)).sum(axis=1).reshape(3, 7)
     assert (sizes.sum(axis=1) == 30).all()
     assert (sizes[0] != sizes[1]).any()

@@ -14,7 +14,6 @@ from gdpjax.accounting import certified, gdp_epsilon
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, Ledger, ledger_of
 from gdpjax.sampling import CyclicPoisson, Poisson, Shuffled, WithoutReplacement
 from gdpjax.training import (
-    FINISHED,
     CheckpointError,
     Plan,
     _run,
@@ -156,7 +155,7 @@ def test_the_loop_records_the_plan_and_its_batches_keep_the_promise(name):
     training = built(name)
     plan = training.plan
     state, info = trained(training)
-    assert int(state.status) == FINISHED
+    assert state.finished
     event = ledger_of(state.opt_state)[0]
     assert type(event) is type(plan.event)
     assert event.num_steps == plan.num_steps

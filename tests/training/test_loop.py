@@ -11,16 +11,11 @@ from gdpjax import NeighboringRelation
 from gdpjax.ledger import UniformEvent
 from gdpjax.sampling import BatchOverflowError, PoissonNumbers, TruncatedPoisson, WithoutReplacement
 from gdpjax.training import (
-    FINISHED,
-    OVERFLOWED,
-    RUNNING,
     Data,
     _loop,
     batch_source,
-    check_status,
     group_by_user,
     make_plan,
-    num_steps_done,
     private_training,
 )
 
@@ -140,7 +135,7 @@ def test_scan_equals_steps_equals_a_loader(training, whole, after_each):
     scanned, scanned_info = whole
     for state in (states[-1], loaded):
         assert_close(state, scanned)
-        assert int(state.status) == FINISHED
+        assert state.finished
     np.testing.assert_allclose(info.losses, scanned_info.losses[5], rtol=1e-4, atol=1e-5)
     assert info.norms.shape == (training.plan.capacity,)
 
@@ -185,10 +180,10 @@ def test_it_stops_at_the_planned_maximum(training, whole, after_each):
     """The budget is compared as integers; more steps change nothing, also in the middle of a scan (trap 35)."""
     scanned, _ = whole
     states, _ = after_each
-    assert int(states[-2].status) == RUNNING
+    assert not states[-2].finished
     assert_close(scanned, states[-1])
     assert gdpjax.ledger_of(scanned.opt_state) == gdpjax.ledger_of(states[-1].opt_state)
-    assert int(num_steps_done(scanned)) == 6
+    assert int(scanned.num_steps_done) == 6
 
     # To the bit: one more step, and nine more in a scan.
     data = training.place(*rows())
@@ -281,11 +276,11 @@ def test_a_batch_that_does_not_fit_stops_the_run():
     for _ in range(6):
         state, _ = training.step(states[-1], data)
         states.append(state)
-    assert int(state.status) == OVERFLOWED
-    charged = int(num_steps_done(state))
+    assert state.overflowed
+    charged = int(state.num_steps_done)
     assert 1 <= charged < 6
     with pytest.raises(BatchOverflowError, match="planned capacity"):
-        check_status(state)
+        state.check_status()
     np.testing.assert_array_equal(states[charged - 1].params["w"], state.params["w"])
     with pytest.raises(BatchOverflowError, match="the capacity is 8"):
         list(batch_source(plan, training.init(PARAMS, jax.random.key(0)), N))
@@ -480,7 +475,7 @@ def test_truncated_batches_are_trained_on_and_recorded(truncated):
         np.testing.assert_array_equal(info.is_padding, is_padding)
         np.testing.assert_allclose(info.losses[~is_padding], losses, rtol=1e-4, atol=1e-5)
         sizes.append(len(batch))
-    assert int(state.status) == FINISHED
+    assert state.finished
     assert gdpjax.ledger_of(state.opt_state).events == (plan.event,)
     assert max(sizes) == 7, "nothing overflows"
 

@@ -11,7 +11,6 @@ from gdpjax.accounting import gdp_epsilon
 from gdpjax.ledger import ShuffledEvent
 from gdpjax.sampling import Shuffled
 from gdpjax.training import (
-    FINISHED,
     Info,
     Plan,
     _run,
@@ -119,7 +118,7 @@ def test_every_example_takes_part_once_an_epoch(padded, n):
     """The loop draws what is accounted for, also of fewer examples than the plan covers."""
     training, x = padded
     state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x[:n], x[:n, 0]), 28)
-    assert int(state.status) == FINISHED
+    assert state.finished
     taken = times_taken([info], n)
     assert (taken.sum(axis=1) == 1).all()
     assert (taken[0] != taken[1]).any()
@@ -149,7 +148,7 @@ def test_users_take_part_whole():
 
     training = private_training(plan, loss_of_user, optax.sgd(0.1))
     state, info = training.run_steps(training.init(PARAMS, KEY), training.place(x, missing), 21)
-    assert int(state.status) == FINISHED
+    assert state.finished
     sizes = (~np.asarray(info.is_padding)).sum(axis=1).reshape(3, 7)
     assert (sizes.sum(axis=1) == 30).all()
     assert (sizes[0] != sizes[1]).any()

@@ -96,7 +96,7 @@ DRAWS = {
     "randomized response": lambda key: RandomizedResponse(1.0, 5).sample(key, jnp.zeros(SHAPE, int)),
     "coins": lambda key: gdpjax.auditing.flip_coins(key, 200),
     "gradient canaries": lambda key: gdpjax.auditing.gradient_canaries(key, 3, PARAMS, 1.0)["w"],
-    "coordinate canaries": lambda key: gdpjax.auditing.coordinate_canaries(key, 40, PARAMS, 1.0)["w"],
+    "coordinate canaries": lambda key: gdpjax.auditing.gradient_canaries(key, 40, PARAMS, 1.0, coordinates=True)["w"],
     "labels": lambda key: gdpjax.auditing.mislabel(key, jnp.zeros(SHAPE, int), 10),
     "out of distribution": lambda key: gdpjax.auditing.out_of_distribution(key, 4, (50,)),
 }

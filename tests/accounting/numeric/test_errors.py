@@ -235,6 +235,37 @@ def test_tail_bounds_cover_the_tails(name):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
+def test_moments_fall_with_the_frequency(direction):
+    """|A(theta + it)| is at most V / t, and V is hardly more than the variation of the density of the loss."""
+    for case in ((0.5, 1e-3, 3.0), (1.0, 0.02, 8.0), (1.0, 0.5, 0.3), (3.0, 0.01, 60.0), (2.0, 1.0, 1.5)):
+        noise_multiplier, sampling_prob, theta = case
+        run = reference.run(noise_multiplier, sampling_prob, 1, direction)
+        window = _contour_choice.choose_windows(run, np.log(1e-6))
+        variation = np.exp(_moments.log_variation(run.side_by_side, window, theta)[0])
+
+        u = np.linspace(window.lower[0], window.upper[0], 2**17 + 1)
+        ratio = 1 - sampling_prob + sampling_prob * np.exp((u - 0.5 / noise_multiplier) / noise_multiplier)
+        loss = np.log(ratio) if direction == "remove" else -np.log(ratio)
+        weight = np.exp((theta + (direction == "remove")) * loss - u**2 / 2) / np.sqrt(2 * np.pi)
+        density = np.abs(weight / np.gradient(loss, u))
+        exact = density[0] + density[-1] + np.sum(np.abs(np.diff(density)))
+        assert exact * (1 - 1e-3) <= variation <= 1.25 * exact
+        for t in variation / np.trapezoid(weight, u) * np.array([0.5, 1.0, 2.0]):
+            assert np.abs(np.trapezoid(weight * np.exp(1j * t * loss), u)) <= variation / t
+
+
+def test_frequencies_beyond_the_cutoff_are_bounded():
+    """Every |M(theta + it) / M(theta)| beyond the cutoff is at most what is said, little after 200 steps."""
+    run = reference.run(1.0, 0.02, 200, "remove")
+    windows = _contour_choice.choose_windows(run, np.log(1e-5))
+    contour = planned_contour(run, windows, 1.0, np.log(1e-5), 1e-3)
+    data = _characteristic_function.transform(run, windows, contour)
+    further = _characteristic_function.transform(run, windows, contour._replace(cutoff=4.0 * contour.cutoff))
+    beyond = further.modulus[further.frequency > contour.cutoff]
+    assert np.max(beyond) <= data.log_beyond < -10.0
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
 def test_windows_lose_no_more_than_they_say(direction):
     """The mass outside a window is at most what the window states, which is tiny."""
     for noise_multiplier, sampling_prob in ((0.3, 1e-5), (1.0, 0.01), (20.0, 0.5), (0.7, 1.0)):
