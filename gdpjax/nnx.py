@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from gdpjax._core.arguments import call_loss, check_callable, check_count, check_flag, check_keywords
+from gdpjax._core.arguments import check_flag, check_keywords
 from gdpjax._core.shown import shown
 from gdpjax._core.statistics import refuse_statistics
 from gdpjax._core.trees import leaf_name
@@ -95,8 +95,6 @@ def private_training(
     >>> gdpjax.ledger_of(state.opt_state).num_steps
     3
     """
-    check_callable("loss_fn", loss_fn)
-    check_count("num_arrays", num_arrays)
     example_key = check_flag("example_key", example_key)
     _check_options(private_training_of_tree, options)
     parts = _take_apart(model, wrt)
@@ -172,14 +170,7 @@ def clipped_grad(loss_fn: Callable[..., Any], clip: Any, *, wrt: Filter = nnx.Pa
     >>> [round(float(entry), 3) for entry in total["kernel"][...].ravel()]
     [0.6, 1.3]
     """
-    check_callable("loss_fn", loss_fn)
-    refused = {"argnums", "key_argnums", "shared_argnums"}.intersection(options)
-    if refused:
-        raise ValueError(
-            f"{', '.join(sorted(refused))} cannot be given for a module: it is argument 0, wrt=... says what is "
-            "trained, and grad_fn(..., key=...) gives its random streams keys"
-        )
-    _check_options(clipped_grad_of_tree, options)
+    _check_options(clipped_grad_of_tree, options, "argnums", "key_argnums", "shared_argnums")
     ordinary = clipped_grad_of_tree(loss_fn, clip, **options)
     return _ModuleClippedGrad(**vars(ordinary), wrt=wrt)
 
@@ -208,7 +199,6 @@ def explain(
     >>> [leaf.name for leaf in explanation.leaves]
     ["['bias'].value", "['kernel'].value"]
     """
-    check_callable("loss_fn", loss_fn)
     _check_options(explain_tree, options)
     parts = _take_apart(model, wrt)
 
@@ -293,10 +283,6 @@ def _take_apart(model: Any, wrt: Filter) -> _Parts:
             f"model must be an nnx module, or a tuple, list or dict of modules, got {shown(model)}; parameters go to "
             "gdpjax.training itself"
         )
-    try:
-        nnx.filterlib.to_predicate(wrt)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"wrt must be a filter of nnx, such as nnx.Param, got {shown(wrt)}") from error
     structure, *states = nnx.split(model, nnx.RngState, wrt, ...)
     streams, trained, frozen = map(_copied, states)
     if not jax.tree.leaves(trained):
@@ -355,7 +341,7 @@ def _evaluate(
         streams = _streams_from(key, streams)
     model = nnx.merge(structure, *map(_copied, [*variables, streams]))
     before = _all_but_streams(model)
-    loss = call_loss(loss_fn, (model, *args), kwargs or {})
+    loss = loss_fn(model, *args, **(kwargs or {}))
     _refuse_writes(before, _all_but_streams(model))
     return loss
 
@@ -414,10 +400,14 @@ def _refuse_writes(before: tuple[Any, dict], after: tuple[Any, dict]) -> None:
         )
 
 
-def _check_options(function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Raise ValueError if a name is not a keyword of the function that they are passed on to, or is ``trainable``."""
-    if "trainable" in options:
-        raise ValueError("trainable is what wrt=... says for a module, such as wrt=nnx.LoRAParam")
+def _check_options(function: Callable[..., Any], options: dict[str, Any], *others: str) -> None:
+    """Raise ValueError for a name that the function they are passed on to does not know, or that has no sense here."""
+    refused = {"trainable", *others}.intersection(options)
+    if refused:
+        raise ValueError(
+            f"{', '.join(sorted(refused))} cannot be given for a module: it is argument 0, wrt=... says what is "
+            "trained (such as wrt=nnx.LoRAParam), and grad_fn(..., key=...) gives its random streams keys"
+        )
     parameters = inspect.signature(function).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
     check_keywords(function.__name__, options, known)

@@ -1,6 +1,5 @@
 """Ledgers in the words of other libraries."""
 
-import sys
 import warnings
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from gdpjax import Event, Ledger, NeighboringRelation
 from gdpjax.accounting import epsilon_bounds, moments_accountant_epsilon
-from gdpjax.ledger import ApproximateDPEvent, RandomizedResponseEvent, UniformEvent
+from gdpjax.ledger import RandomizedResponseEvent, UniformEvent
 
 EVENTS = st.builds(Event, st.floats(1e-3, 1e3), st.floats(0, 1), st.integers(1, 10**7))
 
@@ -52,9 +51,9 @@ def test_zero_out_neighbours_have_the_same_curve():
 
 @pytest.mark.parametrize("form", ["to_dp_event", "to_opacus_history"])
 def test_what_cannot_be_expressed_is_refused(form):
-    with pytest.raises(ValueError, match=f"{form} can express .*, got UniformEvent"):
+    with pytest.raises(ValueError, match=f"{form} .* got UniformEvent"):
         getattr(Ledger([UniformEvent(1.0, 0.1, 3)]), form)()
-    with pytest.raises(ValueError, match=f"{form} cannot express the overflow of a padded batch, got 1e-09"):
+    with pytest.raises(ValueError, match=f"{form} expresses Poisson sampling .* overflow=1e-09"):
         getattr(Ledger([Event(1.0, 0.1, 3, overflow=1e-9)]), form)()
 
 
@@ -69,21 +68,6 @@ def test_what_cannot_be_expressed_is_refused(form):
 def test_bad_history(history, message):
     with pytest.raises(ValueError, match=message):
         Ledger.from_opacus_history(history)
-
-
-def test_without_dp_accounting(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ImportError, match="pip install dp-accounting"):
-        Ledger().to_dp_event()
-
-
-def test_a_guarantee_without_a_dp_event_is_refused(monkeypatch):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from dp_accounting import dp_event
-    monkeypatch.delattr(dp_event, "EpsilonDeltaDpEvent", raising=False)
-    with pytest.raises(ValueError, match="has no event for"):
-        Ledger([ApproximateDPEvent(0.1, 1e-7)]).to_dp_event()
 
 
 def test_repeated_randomized_response_counts_every_answer():

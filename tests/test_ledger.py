@@ -89,7 +89,6 @@ def test_joint_event_is_the_one_of_the_combined_noise():
 @pytest.mark.parametrize(
     "text",
     [
-        None,
         "",
         '{"gdpjax_ledger": 3, "events": []}',
         '{"gdpjax_ledger": 1, "events": [{"a": 1}]}',
@@ -98,16 +97,8 @@ def test_joint_event_is_the_one_of_the_combined_noise():
     ],
 )
 def test_bad_json(text):
-    with pytest.raises(ValueError, match=r"expected|could not be read"):
+    with pytest.raises(ValueError, match=r"the JSON text of a Ledger|expected all fields"):
         Ledger.from_json(text)
-
-
-def test_a_name_twice_in_json_is_refused():
-    text = Ledger([Event(1.0, 0.1, 1000)]).to_json()
-    twice = text.replace('"num_steps": 1000', '"num_steps": 1000, "num_steps": 1')
-    assert twice != text
-    with pytest.raises(ValueError, match="'num_steps' twice"):
-        Ledger.from_json(twice)
 
 
 ALL_EVENTS = [
@@ -152,8 +143,6 @@ def test_ledgers_join():
     first, second = Ledger([Event(1.0, 0.1, 10)]), Ledger([Event(2.0, 0.1, 5)])
     assert (first + second).events == (*first, *second)
     assert sum([first, second], Ledger()) == first + second
-    with pytest.raises(ValueError, match="a Ledger joins another Ledger, got"):
-        first + Event(2.0, 0.1, 5)
 
 
 def test_unknown_sampling_of_an_older_ledger_is_refused():

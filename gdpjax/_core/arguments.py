@@ -13,17 +13,16 @@ expected and what was got (by `shown`, which prints no data), and not in an exce
 import difflib
 import functools
 import inspect
-import os
 import pathlib
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import NUMBER_KINDS, POSITIVE, REAL, Domain, check, has_truth_values, is_traced, number_kind
+from gdpjax._core.checks import NUMBER_KINDS, POSITIVE, REAL, Domain, check, is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
@@ -36,11 +35,9 @@ MOST_INDEX = 2**31 - 1
 
 def check_number(name: str, value: Any, domain: Domain = REAL) -> float:
     """Return ``value`` as a float in ``domain``; ValueError for arrays and for what is traced."""
-    if is_traced(value):
-        raise ValueError(f"{name} must be a number known before compiling, got {shown(value)}")
     check(name, value, domain)
-    if np.ndim(value) != 0:
-        raise ValueError(f"{name} must be one number, got {shown(value)}")
+    if is_traced(value) or np.ndim(value) != 0:
+        raise ValueError(f"{name} must be one number, known before compiling, got {shown(value)}")
     return float(value)
 
 
@@ -55,19 +52,22 @@ def check_count(name: str, value: Any, *, least: int = 1, most: int = MOST_INDEX
 
 
 def check_expected_batch_size(value: Any, num_examples: int) -> float:
-    """Return the mean number of examples of a batch, at least 1; ValueError for a share of them."""
+    """Return the mean number of examples of a batch, from 1 to all of them; ValueError for a share of them."""
     size = check_number("expected_batch_size", value, POSITIVE)
-    if size < 1:
+    if not 1 <= size <= num_examples:
+        batch = (
+            f"; is that the sampling probability? Of {num_examples} examples it is a batch of {size * num_examples:g}"
+        )
         raise ValueError(
-            f"expected_batch_size must be a number of examples, at least 1, got {size:g}; is that the sampling "
-            f"probability? Of {num_examples} examples it is a batch of {size * num_examples:g}"
+            f"expected_batch_size must be at least 1 and at most num_examples={num_examples}, got {size:g}"
+            f"{batch if size < 1 else ''}"
         )
     return size
 
 
 def check_static_size(name: str, size: Any) -> None:
     """Raise ValueError unless ``size`` is None or a whole number in [1, MOST_INDEX], known before compiling."""
-    if size is None or (_is_whole(size) and 1 <= size <= MOST_INDEX):
+    if size is None or (isinstance(size, int | np.integer) and 1 <= size <= MOST_INDEX):
         return
     advice = ""
     if isinstance(size, jax.Array):
@@ -78,18 +78,9 @@ def check_static_size(name: str, size: Any) -> None:
 def check_positions(name: str, value: Any) -> tuple[int, ...]:
     """Return ``value``, an argument's number or several, as a tuple of ints >= 0."""
     numbers = value if isinstance(value, tuple | list | range) else (value,)
-    for number in numbers:
-        if not _is_whole(number):
-            raise ValueError(f"{name} must be argument numbers, a whole number or a tuple of them, got {shown(value)}")
-    if any(number < 0 for number in numbers):
-        first_few = ", ".join(str(number) for number in numbers[:8])
-        raise ValueError(f"{name} must be argument numbers >= 0, got {first_few}")
+    if not all(isinstance(number, int | np.integer) and number >= 0 for number in numbers):
+        raise ValueError(f"{name} must be argument numbers, a whole number >= 0 or a tuple of them, got {value!r}")
     return tuple(int(number) for number in numbers)
-
-
-def _is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number of Python or NumPy, whose durations are of the class of its integers."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -139,23 +130,10 @@ def check_text(name: str, value: Any, what: str = "a text") -> str:
     return value
 
 
-def check_path(name: str, value: Any) -> pathlib.Path:
-    """Return ``value``, a path or its text, as a path."""
-    try:
-        text = os.fspath(value)
-    except Exception:
-        text = None
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise ValueError(f"{name} must be a path or its text, got {shown(value)}")
-    return pathlib.Path(text)
-
-
 def check_target(path: pathlib.Path) -> None:
     """Raise ValueError unless a file can stand at ``path``: asked before the work whose results go there."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; give the name of a file in it")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}; make it, or choose another")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{path} cannot be written; give the name of a file, in a folder that exists")
 
 
 def check_callable(name: str, value: Any, what: str = "a function") -> Any:
@@ -196,44 +174,25 @@ def check_array(name: str, value: Any, *, ndim: int | None = None, kinds: str = 
     expected = "an array of numbers"
     if ndim is not None:
         expected = f"an array of numbers with {ndim} axes"
-    # JAX would compute with the numbers under the mask.
-    if np.ma.is_masked(value):
-        raise ValueError(f"{name} must be {expected}, got one with masked elements: fill them, or leave them out")
-
     array = value
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        try:
-            array = jnp.asarray(value) if is_traced(value) else np.asarray(value)
-            if "b" not in kinds and has_truth_values(value):
-                raise TypeError("truth values among numbers")
-        except Exception as error:
-            raise ValueError(f"{name} must be {expected}, got {shown(value)}") from error
-
-    # Only of numbers: other things may have attributes of these names that are no dtype and no shape.
-    is_expected = number_kind(array.dtype) in kinds
-    if is_expected and ndim is not None:
-        is_expected = len(array.shape) == ndim
-    if not is_expected:
+    if not hasattr(value, "dtype"):
+        array = jnp.asarray(value) if is_traced(value) else np.asarray(value)
+    if number_kind(array.dtype) not in kinds or ndim not in (None, array.ndim):
         raise ValueError(f"{name} must be {expected}, got {shown(value)}")
     return array
 
 
 def check_tree(name: str, tree: Any, *, kinds: str = "biufc") -> Any:
     """Return ``tree`` if every leaf is an array or a number; ValueError with the leaf's path otherwise."""
-    for path, leaf in leaves_of(name, tree):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if number_kind(getattr(leaf, "dtype", None)) in kinds or _is_special(leaf):
             continue
-        if isinstance(leaf, bool | int | float | complex) and _fits_in_array(leaf):
+        if isinstance(leaf, bool | int | float | complex):
             continue
         place = jax.tree_util.keystr(path)
         where = f" at {place}" if place else ""
         raise ValueError(f"{name} must be a pytree of arrays, got {shown(leaf)}{where}")
     return tree
-
-
-def _fits_in_array(number: Any) -> bool:
-    """Return whether a Python number is one that an array can hold."""
-    return number_kind(np.asarray(number).dtype) != "O"
 
 
 def _is_special(leaf: Any) -> bool:
@@ -245,15 +204,6 @@ def _is_special(leaf: Any) -> bool:
     return leaf.dtype == jax.dtypes.float0 or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def leaves_of(name: str, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[Any, Any]]:
-    """Return the leaves of ``tree`` with their paths; ValueError if JAX cannot walk it (keys that cannot be sorted)."""
-    try:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
-    except Exception as error:
-        raise ValueError(f"{name} must be a pytree that JAX can flatten, got {shown(tree)}: {error}") from error
-    return leaves
-
-
 def check_rows(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
     """Return data, pytrees with one row per example in each leaf, as trees of arrays, and the number of rows.
 
@@ -263,7 +213,7 @@ def check_rows(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
     for index, argument in enumerate(arguments):
         name = f"array {index} of the data"
         arrays = []
-        for path, leaf in leaves_of(name, argument, _is_nested_numbers):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(argument, _is_nested_numbers):
             arrays.append(check_array(f"{name}{jax.tree_util.keystr(path)}", leaf, kinds="biufc"))
         structure = jax.tree.structure(argument, is_leaf=_is_nested_numbers)
         trees.append(jax.tree.unflatten(structure, arrays))
@@ -282,24 +232,13 @@ def _is_nested_numbers(node: Any) -> bool:
 
 
 _ELSEWHERE = {
-    "batch_argnums": ("num_arrays",),
-    "batch_size": ("expected_batch_size",),
-    "clipped_by": ("clip",),
-    "correlation": ("noise",),
-    "l2_clip_norm": ("clip",),
-    "max_examples": ("num_examples",),
-    "max_grad_norm": ("clip",),
-    "num_examples": ("max_examples",),
-    "noise": ("noise_multiplier",),
-    "relation": ("neighboring_relation",),
-    "rng": ("key",),
-    "sample_rate": ("sampling_prob", "batches"),
-    "sampling": ("batches",),
-    "sampling_prob": ("batches",),
-    "seed": ("key",),
-    "sigma": ("noise_multiplier",),
+    "batch_size": "expected_batch_size",
+    "max_grad_norm": "clip",
+    "sample_rate": "sampling_prob",
+    "seed": "key",
+    "sigma": "noise_multiplier",
 }
-"""What other functions, other versions and other libraries call an argument, and what it may be here."""
+"""What other libraries call an argument, and what it may be here."""
 
 
 def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **renamed: str) -> None:
@@ -311,16 +250,13 @@ def check_keywords(title: str, given: Iterable[str], known: Iterable[str], **ren
     for name in given:
         if name in known:
             continue
-        meant = [other for other in (renamed.get(name), *_ELSEWHERE.get(name, ())) if other in known]
-        if meant:
-            advice = f"; did you mean {meant[0]!r}?"
-        else:
-            advice = did_you_mean(name, known) or f"; it takes {', '.join(known)}"
+        meant = renamed.get(name) or _ELSEWHERE.get(name, name)
+        advice = did_you_mean(meant, known) or f"; it takes {', '.join(known)}"
         raise ValueError(f"{title} has no argument {name!r}{advice}")
 
 
 def keyword_checked(*also: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function so that a keyword it does not know, or one that is missing, is a ValueError with a guess.
+    """Decorate a function so that a keyword it does not know is a ValueError with a guess.
 
     ``also`` are the keywords that a ``**`` parameter takes, ``renamed`` as in `check_keywords`. An ``__init__`` is
     called by the name of its class.
@@ -330,57 +266,13 @@ def keyword_checked(*also: str, **renamed: str) -> Callable[[Callable[P, R]], Ca
         signature = inspect.signature(function)
         named = (name for name, parameter in signature.parameters.items() if parameter.kind != parameter.VAR_KEYWORD)
         names = (*(name for name in named if name != "self"), *also)
-        listing = ", ".join(names)
         title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-        kinds = {parameter.kind for parameter in signature.parameters.values()}
-        takes_names_only = kinds <= {inspect.Parameter.KEYWORD_ONLY}
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             check_keywords(title, kwargs, names, **renamed)
-            try:
-                signature.bind(*args, **kwargs)
-            except TypeError as error:
-                if args and takes_names_only:
-                    raise ValueError(f"{title} takes its arguments by name: {listing}") from error
-                advice = (
-                    " (one such as gdpjax.fresh_key())" if "missing" in str(error) and "'key'" in str(error) else ""
-                )
-                raise ValueError(f"{title}: {error}{advice}") from error
             return function(*args, **kwargs)
 
         return wrapper
 
     return decorate
-
-
-def call_loss(loss_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what the loss returns for these arguments.
-
-    Raises:
-      ValueError: its parameters do not take so many; with the number of arguments on both sides.
-    """
-    try:
-        return loss_fn(*args, **kwargs)
-    except TypeError as error:
-        _refuse_arguments(error, loss_fn, args, kwargs)
-        raise
-
-
-def _refuse_arguments(
-    error: TypeError, loss_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> None:
-    """Turn a TypeError of the loss into a ValueError with advice, if its parameters do not take these arguments."""
-    try:
-        signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):  # a function that does not tell its parameters
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as mismatch:
-        by_name = f" and {', '.join(kwargs)} by name" if kwargs else ""
-        raise ValueError(
-            f"loss_fn takes {signature}, but it is given {len(args)} positional arguments{by_name} ({mismatch}). "
-            "Pass as many arrays of data as loss_fn takes, and count them in batch_argnums (num_arrays of "
-            "private_training)"
-        ) from error

@@ -113,40 +113,22 @@ def number_kind(dtype: Any) -> str:
     return "O"
 
 
-def has_truth_values(value: Any) -> bool:
-    """Return whether there is a truth value in nested lists: among numbers NumPy takes it for 0 or 1."""
-    if not isinstance(value, list | tuple):
-        return False
-    items = jax.tree.leaves(value)
-    return any(isinstance(item, bool) or number_kind(getattr(item, "dtype", None)) == "b" for item in items)
-
-
 def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
-    """Return the real numbers in ``value``; ValueError for texts, times, truth values and complex numbers."""
-    # NumPy would compute with the numbers under the mask.
-    if np.ma.is_masked(value):
-        raise ValueError(f"{name} must be {text}, got an array with masked elements: fill them, or leave them out")
-    try:
-        array = np.asarray(value)
-        is_real = number_kind(array.dtype) in NUMBER_KINDS
-        # Python integers beyond 64 bits are objects.
-        if array.dtype == object:
-            is_real = all(type(item) in (int, float) for item in array.flat)
-        if not is_real or has_truth_values(value):
-            raise TypeError(f"not real numbers: {array.dtype}")
-        return array.astype(np.float64)
-    except Exception as error:
-        raise ValueError(f"{name} must be {text}, got {shown(value)}") from error
+    """Return the real numbers in ``value``; ValueError for texts, None, truth values and complex numbers."""
+    array = np.asarray(value)
+    # Python integers beyond 64 bits are objects.
+    is_real = number_kind(array.dtype) in NUMBER_KINDS or all(type(item) is int for item in array.flat)
+    if not is_real:
+        raise ValueError(f"{name} must be {text}, got {shown(value)}")
+    return array.astype(np.float64)
 
 
 def check(name: str, value: Any, domain: Domain) -> None:
     """Raise ValueError unless every element of a concrete real ``value`` lies in ``domain``; tracers pass.
 
-    A tracer's dtype must be that of real numbers all the same. Messages print the number that is outside, so ``value``
-    is to be public.
+    Messages print the number that is outside, so ``value`` is to be public.
     """
     if is_traced(value):
-        _check_traced_kinds(name, value, domain)
         return
     numbers = _as_float64(name, value, domain.text)
     is_inside = np.asarray(domain.contains(numbers))
@@ -163,21 +145,10 @@ def check(name: str, value: Any, domain: Domain) -> None:
     raise ValueError(f"{name} must be {expected}, got {number!s}{where}")
 
 
-def _check_traced_kinds(name: str, value: Any, domain: Domain) -> None:
-    """Raise ValueError unless the dtypes of a traced ``value`` are those of real numbers."""
-    is_real = not isinstance(value, dict)
-    for leaf in jax.tree.leaves(value):
-        dtype = getattr(leaf, "dtype", type(leaf))
-        is_real = is_real and number_kind(dtype) in NUMBER_KINDS
-    if not is_real:
-        raise ValueError(f"{name} must be {domain.text}, got {shown(value)}")
-
-
 def known(name: str, value: Any, domain: Domain) -> np.ndarray:
     """Return the numbers at which a certified curve is asked as float64; ValueError for others, and for traced ones."""
     if is_traced(value):
-        kinds = "regrets, and certified bounds of curves, or of Ledgers with overflow, delta or batches of other kinds,"
-        raise ValueError(f"{name} must be known before compiling: {kinds} are read outside compiled code")
+        raise ValueError(f"{name} must be known before compiling: this is computed outside compiled code")
     check(name, value, domain)
     return np.asarray(value, np.float64)
 
@@ -204,21 +175,3 @@ def checked_scalar(name: str, value: Any, domain: Domain) -> Any:
     if is_traced(value):
         return jnp.where(domain.contains(value), value, jnp.nan)
     return float(value) if isinstance(value, int) else value
-
-
-def check_static(name: str, value: Any) -> None:
-    """Raise ValueError unless ``value`` can decide which program is compiled: it must be hashable and known."""
-    try:
-        hash(value)
-    except Exception as error:
-        raise ValueError(f"{name} must be known before compiling, and hashable; got {shown(value)}") from error
-
-
-def check_broadcast(**arrays: Any) -> None:
-    """Raise ValueError unless the shapes of the named arrays broadcast together."""
-    shapes = {name: np.shape(value) for name, value in arrays.items()}
-    try:
-        np.broadcast_shapes(*shapes.values())
-    except ValueError as error:
-        listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"array arguments must broadcast together, got shapes: {listing}") from error

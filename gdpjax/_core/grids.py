@@ -41,17 +41,14 @@ def _values_of_piece(piece: str, whole: bool) -> list[float]:
     first, *rest = piece.split(":")
     if not rest:
         return [float(first)]
-    if len(rest) != 2:
-        raise ValueError("a range is start:stop:count")
-    start, stop = float(first), float(rest[0])
-    is_logarithmic = rest[1].startswith("log")
-    count = int(rest[1].removeprefix("log"))
+    end, number = rest
+    start, stop = float(first), float(end)
+    is_logarithmic = number.startswith("log")
+    count = int(number.removeprefix("log"))
     if not 2 <= count <= MOST_VALUES:
         raise ValueError(f"a range has 2 to {MOST_VALUES} values")
-    if not abs(stop - start) < np.inf:
-        raise ValueError("the ends of a range are finite")
-    if is_logarithmic and min(start, stop) <= 0:
-        raise ValueError("the ends of a range in the logarithm are above 0")
+    if not abs(stop - start) < np.inf or (is_logarithmic and min(start, stop) <= 0):
+        raise ValueError("the ends of a range are finite, and above 0 in the logarithm")
 
     spaced = (np.geomspace if is_logarithmic else np.linspace)(start, stop, count)
     return [float(round(value)) if whole else float(f"{value:.6g}") for value in spaced]

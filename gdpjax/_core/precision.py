@@ -23,7 +23,7 @@ for the compiled bodies, `AT_ONCE` for those of NumPy.
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -32,7 +32,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from gdpjax._core import xla
-from gdpjax._core.checks import Domain, at_once, check, check_broadcast, check_static, is_traced
+from gdpjax._core.checks import Domain, at_once, check, is_traced
 from gdpjax._core.trees import rounded_to
 from gdpjax._core.types import Array, Bounds
 
@@ -43,14 +43,6 @@ CHUNK = 64
 """Configurations that `map_chunks` evaluates together."""
 AT_ONCE = 256
 """Configurations that are given to the function of `batched` together."""
-
-
-def _check_arguments(arguments: Mapping[str, Any], domains: Mapping[str, Domain], broadcast: bool) -> None:
-    """Raise ValueError for a concrete argument outside its domain, or shapes that do not broadcast."""
-    for name, value in arguments.items():
-        check(name, value, domains[name])
-    if broadcast:
-        check_broadcast(**arguments)
 
 
 def _is_wide() -> bool:
@@ -155,13 +147,12 @@ def float64_function(
 
         @functools.wraps(body)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            # Check what is known: static arguments, and real arguments that are not traced.
+            # Check the numbers that are not traced.
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            for name in static_names:
-                check_static(name, bound.arguments[name])
             numbers = {name: bound.arguments[name] for name in domains}
-            _check_arguments(numbers, domains, broadcast)
+            for name, value in numbers.items():
+                check(name, value, domains[name])
 
             def body_of(*arrays: Array, dtype: Any = jnp.float64) -> Any:
                 wide = {name: as_float64(array, dtype) for name, array in zip(numbers, arrays, strict=True)}
@@ -374,10 +365,8 @@ def batched(
     """
 
     def call(*values: Array) -> Any:
-        arguments = dict(zip(domains, values, strict=True))
-        _check_arguments(arguments, domains, broadcast=not phase_groups)
-        if phase_groups:
-            _check_vectors(arguments, phase_groups)
+        for (name, domain), value in zip(domains.items(), values, strict=True):
+            check(name, value, domain)
         if is_traced(values):
             return _call_back(answer, values, phase_groups, tuple(domains.values()), bounds)
         numbers = [np.asarray(value, np.float64) for value in values]
@@ -402,31 +391,6 @@ def batched(
         return answers
 
     return call
-
-
-def _check_vectors(arguments: Mapping[str, Any], phase_groups: tuple[int, ...]) -> None:
-    """Raise ValueError unless the vectors of each group have one length, and everything else broadcasts together."""
-    shapes = {name: np.shape(value) for name, value in arguments.items()}
-    names = list(shapes)
-    listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-    message = f"array arguments must broadcast together, vectors along their last axes, got shapes: {listing}"
-
-    # The vectors of a group.
-    start = 0
-    for size in phase_groups:
-        group = names[start : start + size]
-        start += size
-        lengths = [shapes[name][-1:] for name in group]
-        try:
-            np.broadcast_shapes(*lengths)
-        except ValueError as error:
-            raise ValueError(message) from error
-
-    # The configurations.
-    try:
-        _shape(arguments.values(), phase_groups)
-    except ValueError as error:
-        raise ValueError(message) from error
 
 
 def _shape(values: Any, phase_groups: tuple[int, ...]) -> tuple[int, ...]:

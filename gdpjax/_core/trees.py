@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_flag
 from gdpjax._core.keys import as_key, fold_in, refuse_key_of_a_loop
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 
 Node = TypeVar("Node")
@@ -115,13 +115,9 @@ def leaf_names(tree: PyTree) -> list[str]:
 
 def broadcast_trainable(trainable: PyTree | None, params: PyTree) -> PyTree:
     """Return ``trainable`` (None or a pytree prefix of bools) as a full tree of bools over ``params``."""
-    try:
-        full = jax.tree.broadcast(True if trainable is None else trainable, params)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"trainable must be a pytree of bools that matches the parameters: {error}") from error
+    full = jax.tree.broadcast(True if trainable is None else trainable, params)
     for mark in jax.tree.leaves(full):
-        if not isinstance(mark, (bool, np.bool_)):
-            raise ValueError(f"trainable must hold Python bools, got {shown(mark)}")
+        check_flag("a leaf of trainable", mark)
     return full
 
 

@@ -53,8 +53,6 @@ class Bounds(NamedTuple):
         match = re.fullmatch(r"\.(\d{1,3})f", format_spec)
         if match is None:
             raise ValueError(f"a bracket is written with a number of decimals, such as .3f, got {format_spec!r}")
-        if np.ndim(self.lower) or np.ndim(self.upper):
-            raise ValueError("only one bracket can be written; take an element, Bounds(lower[i], upper[i])")
         decimals = int(match[1])
         lower = decimals_of(float(self.lower), decimals, decimal.ROUND_FLOOR)
         upper = decimals_of(float(self.upper), decimals, decimal.ROUND_CEILING)

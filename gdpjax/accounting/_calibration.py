@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, check_broadcast, is_traced
-from gdpjax._core.shown import shown
+from gdpjax._core.arguments import check_choice
+from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, is_traced
 from gdpjax._core.types import FAILURE, Array
 from gdpjax.accounting._gdp import gdp_mu
 from gdpjax.accounting._search import AXES, BISECTIONS, CLOSED_FORMS, SECANTS
@@ -203,24 +203,20 @@ def _checked_target(
     attack: _AttackTarget,
 ) -> _CheckedTarget:
     """Return the target as keyword arguments of the searches, after the checks that need no numbers."""
-    if accountant not in ACCOUNTANTS:
-        raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {shown(accountant)}")
+    check_choice("accountant", accountant, ACCOUNTANTS)
 
     # A target for an attack.
     if attack.names():
-        bounds_given = {"epsilon": epsilon, "delta": delta, "mu": mu, "failure": failure}
-        names_given = [name for name, value in bounds_given.items() if value is not None]
-        if names_given:
-            raise ValueError(f"give one target, not {attack.names()[0]} together with {', '.join(names_given)}")
-        if accountant != "numeric":
-            raise ValueError(f'a target {attack.names()[0]} needs accountant "numeric", got {accountant!r}')
+        others = (epsilon, delta, mu, failure)
+        if accountant != "numeric" or any(value is not None for value in others):
+            raise ValueError(
+                f'give one target: {attack.names()[0]} goes with accountant "numeric", and without epsilon and mu'
+            )
         return _checked_attack_target(attack)
 
     # Either mu, or epsilon and delta.
-    if mu is not None and (epsilon is not None or delta is not None):
-        raise ValueError("give either mu or both epsilon and delta as the target, not mu together with them")
-    if mu is None and (epsilon is None or delta is None):
-        raise ValueError("give a complete target: both epsilon and delta, or mu")
+    if (epsilon is None) != (delta is None) or (epsilon is None) == (mu is None):
+        raise ValueError("give one complete target: both epsilon and delta, or mu")
     if failure is not None and (accountant != "numeric" or mu is None):
         raise ValueError('failure belongs to a target mu with accountant "numeric"; leave it out')
     if accountant == "rdp" and mu is not None:
@@ -261,7 +257,6 @@ def _true_positive_rate_target(tpr: Array, fpr: Array) -> _CheckedTarget:
     """Return the target of a true positive rate at a false positive rate."""
     check("fpr", fpr, OPEN_UNIT)
     check("tpr", tpr, OPEN_UNIT)
-    check_broadcast(tpr=tpr, fpr=fpr)
     if not np.all(np.asarray(tpr) > np.asarray(fpr)):
         raise ValueError("tpr must be above fpr, which guessing reaches without looking at the release")
     return _CheckedTarget("tpr", {"tpr": tpr, "fpr": fpr}, "tpr and fpr")
@@ -275,7 +270,6 @@ def _bayes_success_target(bayes_success: Array, prior: Array) -> _CheckedTarget:
     """
     check("bayes_success", bayes_success, OPEN_UNIT)
     check("prior", prior, OPEN_UNIT)
-    check_broadcast(bayes_success=bayes_success, prior=prior)
     bayes_success = np.asarray(bayes_success, np.float64)
     prior = np.asarray(prior, np.float64)
 

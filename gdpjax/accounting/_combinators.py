@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gdpjax._core.checks import EXTENDED_NONNEGATIVE, NONNEGATIVE, OPEN_UNIT, UNIT, check_broadcast, is_traced, known
+from gdpjax._core.checks import EXTENDED_NONNEGATIVE, NONNEGATIVE, OPEN_UNIT, UNIT, is_traced, known
 from gdpjax._core.types import FAILURE, Array, Bounds
 from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian
 
@@ -65,7 +65,6 @@ class AccountedCurve(CertifiedCurve):
         """Return the answers of the single runs, each at its element of ``at``."""
         runs = self._runs()
         at = known("the mu or failure asked at", at, EXTENDED_NONNEGATIVE)
-        check_broadcast(runs=runs, at=at)
         return each(question, runs, at)
 
     def _runs(self) -> np.ndarray:

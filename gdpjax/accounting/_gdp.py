@@ -150,8 +150,6 @@ def gdp_compose(mu: Array, axis: int = -1) -> Array:
     """
     num_axes = np.ndim(mu)
     axis = check_count("axis", axis, least=-num_axes)
-    if not -num_axes <= axis < num_axes:
-        raise ValueError(f"mu must have axis {axis} to compose along, got shape {np.shape(mu)}")
 
     # One composition at a time where they may be differentiated: each depends on its own mus alone.
     if is_traced(mu) and num_axes > 1:

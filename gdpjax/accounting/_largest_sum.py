@@ -81,8 +81,7 @@ class LargestSums(AccountedCurve):
             laws_of_epoch = _laws_of_epoch(noise_multiplier, steps_per_epoch)
             laws_of_epochs = _power(laws_of_epoch, num_epochs)
             laws = laws_of_epochs if laws is None else _convolved(laws, laws_of_epochs)
-        if laws is None:
-            raise ValueError("expected at least one epoch")
+        assert laws is not None
         self._remove = _Tests(laws.p_low, laws.q_high)
         self._add = _Tests(laws.q_low, laws.p_high)
         self._largest_loss = max(self._remove.largest_loss, self._add.largest_loss)

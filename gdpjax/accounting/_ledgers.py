@@ -41,12 +41,9 @@ def check_form(run: Any, sampling_prob: Any, num_steps: Any, **query: Any) -> bo
     """
     keywords = "".join(f", {name}=..." for name in query)
     if isinstance(run, Ledger | AnyEvent):
-        if sampling_prob is not None or num_steps is not None:
-            named = "".join(f"{name} as a keyword and " for name in query)
-            raise ValueError(f"after a Ledger give {named}nothing else: f(ledger{keywords})")
-        for name, value in query.items():
-            if value is None:
-                raise ValueError(f"{name} is missing: f(ledger{keywords})")
+        is_asked = all(value is not None for value in query.values())
+        if sampling_prob is not None or num_steps is not None or not is_asked:
+            raise ValueError(f"of a Ledger the arguments are exactly f(ledger{keywords})")
         return True
     values = {"noise_multiplier": run, "sampling_prob": sampling_prob, "num_steps": num_steps, **query}
     missing = [name for name, value in values.items() if value is None]
@@ -151,17 +148,14 @@ def group_columns(group_size: int) -> tuple[np.ndarray, ...]:
 
 
 def _check_groups(events: Sequence[AnyEvent]) -> None:
+    """Raise ValueError for an event of which no bound for groups is known."""
     for event in events:
-        if isinstance(event, RandomizedResponseEvent | ApproximateDPEvent):
-            raise ValueError(f"group_size > 1 is available for Gaussian and Laplace events, got {type(event).__name__}")
-        if isinstance(event, UniformEvent):
-            raise ValueError(f"group_size > 1 is available for poisson sampling, got {type(event).__name__}")
-        if replaces_in_poisson(event):
-            raise ValueError("group_size > 1 is available under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, got REPLACE_ONE")
-        if isinstance(event, Event) and event.overflow:
+        is_other = isinstance(event, RandomizedResponseEvent | ApproximateDPEvent | UniformEvent)
+        # The overflow is the probability for a batch with one given example in it.
+        if is_other or replaces_in_poisson(event) or (isinstance(event, Event) and event.overflow):
             raise ValueError(
-                "group_size > 1 is not available with overflow: that probability is for a batch with one given example "
-                f"in it, got overflow={event.overflow}"
+                "group_size > 1 is available for Gaussian and Laplace events, with Poisson batches under "
+                f"ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, without overflow; got {event}"
             )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core import xla
-from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, check_broadcast, is_traced
+from gdpjax._core.arguments import check_choice
+from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced, known
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array
 from gdpjax.accounting import _correlated, _truncated
@@ -26,7 +27,6 @@ from gdpjax.accounting._rdp import (
     CONVERSIONS,
     DEFAULT_ORDERS,
     SAMPLINGS,
-    check_one_of,
     convert,
     moments_epsilon_kernel,
     rdp_subsampled_gaussian,
@@ -94,8 +94,8 @@ def moments_accountant_epsilon(
     >>> print(f"{moments_accountant_epsilon(LaplaceEvent(0.1, num_steps=30), delta=1e-5):.3f}")
     2.193
     """
-    check_one_of("conversion", conversion, CONVERSIONS)
-    check_one_of("sampling", sampling, SAMPLINGS)
+    check_choice("conversion", conversion, CONVERSIONS)
+    check_choice("sampling", sampling, SAMPLINGS)
     if check_form(noise_multiplier, sampling_prob, num_steps, delta=delta):
         check_options(noise_multiplier, sampling, None)  # pyright: ignore[reportArgumentType]
         return _epsilon_of_ledger(noise_multiplier, delta, conversion)  # pyright: ignore[reportArgumentType]
@@ -120,7 +120,6 @@ def _epsilon_of_known_runs(
     run = dict(zip(names, (noise_multiplier, sampling_prob, num_steps, delta), strict=True))
     for (name, value), domain in zip(run.items(), (POSITIVE, UNIT, COUNT, DELTA), strict=True):
         check(name, value, domain)
-    check_broadcast(**run)
     runs = np.stack(np.broadcast_arrays(*(np.asarray(value, np.float64) for value in run.values())))
     epsilon = np.empty(runs.shape[1:])
     columns, flat = runs.reshape(4, -1), epsilon.reshape(-1)
@@ -148,10 +147,7 @@ def _rdp_of_steps(steps: np.ndarray, orders: np.ndarray) -> np.ndarray:
 
 def _epsilon_of_ledger(run: Ledger | AnyEvent, delta: Array, conversion: str) -> np.ndarray:
     """The epsilon of a Ledger, at deltas of any shape."""
-    if is_traced(delta):
-        raise ValueError("the moments accountant of a Ledger is asked outside compiled code, where delta is a number")
-    check("delta", delta, DELTA)
-    delta = np.asarray(delta, np.float64)
+    delta = known("delta", delta, DELTA)
     run = _correlated.from_above(run)
     bound = _epsilon_of_events(events_of(run), delta, conversion)
     if _truncated.has_truncated(run) and delta.size:

@@ -21,12 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_positions
+from gdpjax._core.arguments import check_choice, check_positions
 from gdpjax._core.checks import OPEN_UNIT, WHOLE, Domain, check, is_traced
 from gdpjax._core.keys import bits
 from gdpjax._core.precision import float64_function
 from gdpjax._core.roots import bisect, geometric_midpoint
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 
 DISTRIBUTIONS = ("negative_binomial", "poisson")
@@ -173,8 +172,7 @@ def check_parameters(
     mean: Array | None = None,
 ) -> None:
     """Raise ValueError unless exactly the parameters of the distribution are given."""
-    if distribution not in DISTRIBUTIONS:
-        raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {shown(distribution)}")
+    check_choice("distribution", distribution, DISTRIBUTIONS)
     needed = {"mean"} if distribution == "poisson" else {"eta", "gamma"}
     parameters = {"eta": eta, "gamma": gamma, "mean": mean}
     given = {name for name, value in parameters.items() if value is not None}

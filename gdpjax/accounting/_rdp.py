@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_array
+from gdpjax._core.arguments import check_array, check_choice
 from gdpjax._core.checks import (
     EXTENDED_NONNEGATIVE,
     POSITIVE,
@@ -32,11 +32,9 @@ from gdpjax._core.checks import (
     UNIT,
     Domain,
     check,
-    check_broadcast,
     is_traced,
 )
 from gdpjax._core.precision import float64_function, map_chunks
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._renyi import log_moments
@@ -89,10 +87,7 @@ def rdp_subsampled_gaussian(
     check("noise_multiplier", noise_multiplier, POSITIVE)
     check("sampling_prob", sampling_prob, UNIT)
     check("orders", orders, RENYI_ORDER)
-    check_broadcast(noise_multiplier=noise_multiplier, sampling_prob=sampling_prob)
-    check_one_of("sampling", sampling, SAMPLINGS)
-    if np.ndim(orders) > 1:
-        raise ValueError(f"orders must be a number or have one axis, got shape {np.shape(orders)}")
+    check_choice("sampling", sampling, SAMPLINGS)
     columns = column(noise_multiplier), column(sampling_prob)
     if is_traced(orders):
         result = _rdp_at_traced_orders(*columns, orders[None] if np.ndim(orders) == 0 else orders, sampling)
@@ -130,7 +125,7 @@ def rdp_epsilon(rdp: Array, orders: Array, delta: Array, conversion: str = "tigh
     >>> print(f"{rdp_epsilon([0.5, 1.0], [2.0, 4.0], 1e-5):.4f}")
     4.0879
     """
-    check_one_of("conversion", conversion, CONVERSIONS)
+    check_choice("conversion", conversion, CONVERSIONS)
     check_orders(rdp, orders)
     return _epsilon_per_order(rdp, orders, column(delta), conversion).min(axis=-1)
 
@@ -229,8 +224,3 @@ def check_orders(rdp: Array, orders: Array) -> None:
             f"the last axis of rdp must be that of orders and not empty, got rdp {np.shape(rdp)}, "
             f"orders {np.shape(orders)}"
         )
-
-
-def check_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")

@@ -63,15 +63,10 @@ def rdp_of_events(events: Sequence[AnyEvent], orders: np.ndarray) -> np.ndarray:
 
 
 def _of_event(event: AnyEvent, orders: np.ndarray) -> np.ndarray:
-    if isinstance(event, OutcomesEvent) or (isinstance(event, LaplaceEvent) and 0 < event.sampling_prob < 1):
-        raise ValueError("the moments accountant does not know sampled Laplace noise, nor outcomes: use epsilon_bounds")
-    if isinstance(event, AllocationEvent | ShuffledEvent):
-        raise ValueError(
-            f"the moments accountant does not know {type(event).__name__}: use epsilon_bounds, or GaussianEvent with "
-            f"the epochs as num_steps, which reveals at least as much"
-        )
-    if replaces_in_poisson(event):
-        raise ValueError("the moments accountant does not know Poisson batches under REPLACE_ONE: use epsilon_bounds")
+    is_sampled_laplace = isinstance(event, LaplaceEvent) and 0 < event.sampling_prob < 1
+    is_other = isinstance(event, OutcomesEvent | AllocationEvent | ShuffledEvent)
+    if is_sampled_laplace or is_other or replaces_in_poisson(event):
+        raise ValueError(f"the moments accountant does not know {event}: use epsilon_bounds")
     if isinstance(event, LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent):
         if isinstance(event, LaplaceEvent) and event.sampling_prob == 0:
             return np.zeros(orders.shape)

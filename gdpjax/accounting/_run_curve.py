@@ -47,9 +47,8 @@ from gdpjax._composition import (
     prepare,
     profile_of_phases,
 )
-from gdpjax._core.arguments import check_relation
-from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, check_broadcast, check_scalar, known
-from gdpjax._core.shown import shown
+from gdpjax._core.arguments import check_count, check_relation
+from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, check_scalar, known
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
 from gdpjax.accounting import _correlated, _shuffled
 from gdpjax.accounting._combinators import AccountedCurve, Between, ClosedForm, rising
@@ -82,10 +81,7 @@ _RTOL = Domain("a number from 1e-6 to 1e-2", lambda x: (x >= 1e-6) & (x <= 1e-2)
 
 def checked_group_size(group_size: int) -> int:
     """Return the group size as an int, or raise ValueError."""
-    check("group_size", group_size, COUNT)
-    if np.ndim(group_size) != 0:
-        raise ValueError(f"group_size must be one whole number, got {shown(group_size)}")
-    return int(group_size)  # 2.0 is a whole number, too
+    return check_count("group_size", group_size)
 
 
 def family_of_runs(
@@ -111,10 +107,10 @@ def check_options(
 ) -> None:
     """Raise ValueError where a keyword contradicts the events of a Ledger, which say these things themselves."""
     for event in events_of(ledger):
-        if relation is not None and check_relation(relation) is not event.neighboring_relation:
-            raise ValueError(f"expected neighboring_relation to be that of the events, got {relation}: leave it out")
-        if event_type_of(sampling) is not Event and not isinstance(event, event_type_of(sampling)):
-            raise ValueError(f"expected sampling to be that of the events, got {shown(sampling)}: leave it out")
+        is_other_relation = relation is not None and check_relation(relation) is not event.neighboring_relation
+        is_other_kind = event_type_of(sampling) is not Event and not isinstance(event, event_type_of(sampling))
+        if is_other_relation or is_other_kind:
+            raise ValueError("leave neighboring_relation and sampling out: of a Ledger they are those of its events")
 
 
 class RunCurve(AccountedCurve):
@@ -266,10 +262,8 @@ def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = 
     found = _of_one_example(events)
     if found is not None:
         name, curve_of_kind = found
-        if group_size > 1:
-            raise ValueError(f"group_size > 1 is available for poisson sampling, got {name}")
-        if rtol != RTOL:
-            raise ValueError(f"rtol is available for poisson and uniform sampling, got {name}: leave it out")
+        if group_size > 1 or rtol != RTOL:
+            raise ValueError(f"leave group_size and rtol out: they are for Poisson batches, got {name}")
         return curve_of_kind(run)
     return _curve_of_steps(run, group_size, rtol)
 
@@ -352,7 +346,6 @@ def certified(
         check("noise_multiplier", noise_multiplier, POSITIVE)
         check("sampling_prob", sampling_prob, UNIT)
         check("num_steps", num_steps, COUNT)
-        check_broadcast(noise_multiplier=noise_multiplier, sampling_prob=sampling_prob, num_steps=num_steps)
     return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol)
 
 

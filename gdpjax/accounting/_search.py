@@ -31,7 +31,7 @@ import scipy
 
 from gdpjax._composition import _questions, of_runs
 from gdpjax._core import roots
-from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, Domain, check, check_broadcast, is_traced
+from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, Domain, check, is_traced
 from gdpjax._core.precision import batched, float64_function
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array, Bounds
@@ -304,7 +304,6 @@ def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
 
         for name, domain in domains.items():
             check(name, arguments[name], domain)
-        check_broadcast(**arguments)
         columns = np.broadcast_arrays(*[np.asarray(value, np.float64) for value in values])
         shape = columns[0].shape
         answer = secant_search.on_host(*[column.ravel() for column in columns])

@@ -28,7 +28,6 @@ from gdpjax._core.checks import (
     UNIT,
     Domain,
     check,
-    check_broadcast,
 )
 from gdpjax._core.precision import float64_function, map_chunks
 from gdpjax._core.types import Array
@@ -106,7 +105,6 @@ def _largest_rdp(noise_multiplier: Array, sampling_prob: Array, num_steps: Array
     run = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
     for name, value in run.items():
         check(name, value, _RUN[name])
-    check_broadcast(**run)
     shape = np.broadcast_shapes(*map(np.shape, run.values()))
     axis = check_count("axis", axis, least=-len(shape))
     if axis >= len(shape) or not shape[axis]:

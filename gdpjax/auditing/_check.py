@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core.arguments import check_array
-from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, WHOLE, check, check_scalar, is_traced
+from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, WHOLE, check_scalar, known
 
 STANDING = "empirical lower"
 
@@ -26,12 +26,7 @@ def check_counts(**counts: Any) -> dict[str, np.ndarray]:
     """Return whole numbers >= 0 as int64 arrays; ValueError for anything else, tracers included."""
     checked = {}
     for name, value in counts.items():
-        if is_traced(value):
-            raise ValueError(
-                f"{name} is traced, but audits are computed outside compiled code; return the counts first"
-            )
-        check(name, value, WHOLE)
-        checked[name] = np.asarray(value).astype(np.int64)
+        checked[name] = known(name, value, WHOLE).astype(np.int64)
     return checked
 
 
@@ -41,14 +36,9 @@ def check_scores(scores: Any, included: Any) -> tuple[np.ndarray, np.ndarray]:
     ValueError for NaN scores, for coins that are not 0 or 1 and for unequal lengths. A NaN has no place in a ranking,
     and sorting would put it at one end: that is a guess nobody decided on.
     """
-    if is_traced((scores, included)):
-        raise ValueError("scores and included are traced, but audits are computed outside compiled code")
-    try:
-        numbers = np.asarray(check_array("scores", scores)).astype(np.float64)
-        coins = np.asarray(check_array("included", included, kinds="biuf"))
-        is_coin = bool(np.isin(coins.astype(np.float64), (0.0, 1.0)).all())
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"scores and included must be arrays of numbers: {error}") from error
+    numbers = np.asarray(check_array("scores", scores)).astype(np.float64)
+    coins = np.asarray(check_array("included", included, kinds="biuf"))
+    is_coin = bool(np.isin(coins.astype(np.float64), (0.0, 1.0)).all())
     if numbers.ndim != 1 or numbers.shape != coins.shape or not numbers.size:
         raise ValueError(
             f"scores and included must be two vectors of equal length >= 1, got shapes {numbers.shape}, {coins.shape}"

@@ -19,7 +19,6 @@ import numpy as np
 from gdpjax._core.arguments import keyword_checked
 from gdpjax._core.checks import COUNT, check
 from gdpjax._core.keys import as_key
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.auditing._check import STANDING, check_confidence, check_delta, check_fair, check_scores
 from gdpjax.auditing._right_guesses import RightGuesses
@@ -124,7 +123,4 @@ def _guess_counts(num_guesses: int | Sequence[int] | None, num_canaries: int) ->
     if num_guesses is None:
         return [-(-num_canaries // 10)]
     check("num_guesses", num_guesses, COUNT)
-    counts = np.atleast_1d(np.asarray(num_guesses))
-    if counts.ndim != 1 or not counts.size or np.unique(counts).size < counts.size:
-        raise ValueError(f"num_guesses must be a number or different numbers, got {shown(num_guesses)}")
-    return counts.tolist()
+    return np.atleast_1d(num_guesses).tolist()

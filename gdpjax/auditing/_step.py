@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_callable, check_count
+from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import as_key
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
@@ -204,12 +204,12 @@ def audit_step(
     (True, True)
     """
     num_releases = check_count("num_releases", num_releases)
-    check_callable("release", release)
     key = as_key(key)
     delta = check_delta(delta)
     confidence = check_confidence(confidence)
     if isinstance(claimed, CertifiedCurve):
         claimed = functools.partial(_lower_end, claimed)
+    # Asked before the runs.
     if claimed is not None and not callable(claimed):
         raise ValueError(f"claimed must be a trade-off curve, alpha -> beta, got {shown(claimed)}")
     # Two quarters of the runs choose one test, and the rest judges it.

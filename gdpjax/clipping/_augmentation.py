@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import call_loss, check_callable, check_count, check_positions
+from gdpjax._core.arguments import check_count, check_positions
 from gdpjax._core.types import PyTree
 from gdpjax.clipping._loss_checks import check_keys, check_loss_value, split_aux
 
@@ -72,7 +72,6 @@ def average_augmentations(
     >>> [round(float(v), 3) for v in total]
     [0.6, 1.3]
     """
-    check_callable("loss_fn", loss_fn, "a function of one example")
     multiplicity = check_count("multiplicity", multiplicity)
     augmented_argnums = check_positions("augmented_argnums", augmented_argnums)
     key_argnums = check_positions("key_argnums", key_argnums)
@@ -84,9 +83,6 @@ def average_augmentations(
         )
 
     def mean_loss(*args: Any, **loss_kwargs: Any) -> Any:
-        if len(args) <= max(mapped_argnums):
-            raise ValueError(f"expected at least {max(mapped_argnums) + 1} positional arguments, got {len(args)}")
-
         # Augmented arguments have an axis of copies, and a key gives one key to each copy.
         copies = list(args)
         axes: list[int | None] = [None] * len(args)
@@ -101,7 +97,7 @@ def average_augmentations(
 
         # The loss of each copy, and their mean.
         def loss_of_copy(*copy: Any) -> tuple[Any, Any]:
-            value, aux = split_aux(call_loss(loss_fn, copy, loss_kwargs), has_aux)
+            value, aux = split_aux(loss_fn(*copy, **loss_kwargs), has_aux)
             check_loss_value(value)
             return value, aux
 
@@ -114,10 +110,7 @@ def average_augmentations(
 
 def _check_copies(number: int, argument: PyTree, multiplicity: int) -> None:
     """Refuse an augmented argument without a leading axis of copies."""
-    leaves = jax.tree_util.tree_flatten_with_path(argument)[0]
-    if not leaves:
-        raise ValueError(f"argument {number} is augmented but holds no arrays")
-    for path, leaf in leaves:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
         if jnp.shape(leaf)[:1] != (multiplicity,):
             raise ValueError(
                 f"argument {number}{jax.tree_util.keystr(path)} of one example must have a leading axis of "

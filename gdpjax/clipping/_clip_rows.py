@@ -90,21 +90,19 @@ def _selected(leaves: list, marks: tuple[bool, ...]) -> list:
 def _check_rows(grads: PyTree, params: PyTree | None) -> int:
     """Return the number of rows, after a check of the leading axis and of the parameters' shapes."""
     leaves = jax.tree_util.tree_flatten_with_path(grads)[0]
-    if not leaves:
-        raise ValueError("clip_and_sum got a tree without leaves")
     sizes = {leaf_name(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
     if len(set(sizes.values())) != 1 or () in sizes.values():
         raise ValueError(
             f"clip_and_sum takes per-example gradients: every leaf needs the same leading batch axis, got {sizes}"
         )
     if params is not None:
-        if jax.tree.structure(grads) != jax.tree.structure(params):
-            raise ValueError("the per-example gradients and the parameters must be trees of the same structure")
-        for (path, leaf), param in zip(leaves, jax.tree.leaves(params), strict=True):
-            if jnp.shape(leaf)[1:] != jnp.shape(param):
-                raise ValueError(
-                    f"leaf {leaf_name(path)} of the per-example gradients has shape {jnp.shape(leaf)}; expected a "
-                    f"batch axis followed by its parameter's shape {jnp.shape(param)}"
-                )
+        is_like_params = jax.tree.structure(grads) == jax.tree.structure(params)
+        expected = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+        shapes = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(grads)]
+        if not is_like_params or shapes != expected:
+            raise ValueError(
+                "the per-example gradients must be a tree like the parameters, each leaf with a batch axis before its "
+                f"parameter's shape; expected {expected}, got {shapes} behind the batch axis"
+            )
     (num_rows,) = next(iter(sizes.values()))
     return num_rows

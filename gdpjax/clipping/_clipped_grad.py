@@ -23,15 +23,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_flag, check_static_size
+from gdpjax._core.arguments import check_choice, check_flag, check_static_size
 from gdpjax._core.provenance import Provenance
-from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree
 from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
 from gdpjax.clipping._devices import placement_of, sum_over_devices
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
-from gdpjax.clipping._loss_checks import refuse_call_as_schedule
 from gdpjax.clipping._per_example_grad import zero_padding_rows
 from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
@@ -111,8 +109,7 @@ def clipped_grad(
     >>> grad_fn.sensitivity(NeighboringRelation.REPLACE_ONE)
     2.0
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {STRATEGIES}, got {shown(strategy)}")
+    check_choice("strategy", strategy, STRATEGIES)
     check_static_size("microbatch_size", microbatch_size)
     check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":
@@ -213,7 +210,6 @@ class ClippedGrad:
 
     def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
         """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
-        refuse_call_as_schedule(args, loss_kwargs)
         call = prepare(self.spec, args, loss_kwargs, is_padding)
         if call.batch_size == 0:
             return self._sum_of_no_rows(call)

@@ -100,7 +100,7 @@ def sum_over_devices(
       The sums over all devices, and the per-row values, which stay spread.
 
     Raises:
-      ValueError: the loss closes over an array on the mesh.
+      NotImplementedError: the loss closes over an array on the mesh; pass it as an argument.
     """
     row_spec = PartitionSpec(placement.axes)
     in_specs = tuple(row_spec if batched else PartitionSpec() for batched in is_batched)
@@ -122,11 +122,6 @@ def sum_over_devices(
             out_specs=(PartitionSpec(), row_spec),
             check_vma=False,
         )
-        try:
-            return mapped(*arrays)
-        except NotImplementedError as error:
-            raise ValueError(
-                f"loss_fn closes over an array on the mesh ({error}); pass it as an argument instead"
-            ) from error
+        return mapped(*arrays)
 
     return jax.jit(on_all_devices)(*arrays)

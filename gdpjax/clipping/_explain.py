@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
-from gdpjax._core.arguments import check_instance, check_static_size
-from gdpjax._core.shown import shown
+from gdpjax._core.arguments import check_choice, check_instance, check_static_size
 from gdpjax._core.trees import leaf_name, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_sum import clipped_sum
@@ -80,8 +79,7 @@ def explain(
     32 of 32 rows at a time, whose gradients take 50 KiB
     80 thousand operations in products for each example, 1.00 times those of its ordinary gradient
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {STRATEGIES}, got {shown(strategy)}")
+    check_choice("strategy", strategy, STRATEGIES)
     check_static_size("microbatch_size", microbatch_size)
     spec = LossSpec.create(
         loss_fn,
@@ -95,16 +93,8 @@ def explain(
         shared_argnames=shared_argnames,
     )
     batches = batch if len(spec.batch_argnums) > 1 and isinstance(batch, tuple) else (batch,)
-    try:
-        call = prepare(spec, (params, *batches, *args), loss_kwargs, is_padding)
-        return _explain(call, strategy, microbatch_size, constant_work)
-    except Exception as error:
-        if len(spec.batch_argnums) == 1 and isinstance(batch, tuple) and len(batch) == 1:
-            error.add_note(
-                "batch is a tuple of one, and so is the argument that loss_fn was given; where one argument is batched "
-                "give that itself: explain(loss_fn, params, rows)"
-            )
-        raise
+    call = prepare(spec, (params, *batches, *args), loss_kwargs, is_padding)
+    return _explain(call, strategy, microbatch_size, constant_work)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import call_loss, check_callable, check_flag, check_positions, leaves_of
-from gdpjax._core.shown import shown
+from gdpjax._core.arguments import check_flag, check_positions
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._guesses import (
     WholeArgument,
@@ -89,7 +88,6 @@ class LossSpec:
         Raises:
           ValueError: one of them is not what it should be, or two roles overlap.
         """
-        check_callable("loss_fn", loss_fn, "a function of one example")
         given = {
             "argnums": argnums,
             "batch_argnums": batch_argnums,
@@ -101,15 +99,11 @@ class LossSpec:
             keywords = tuple(shared_argnames)
         else:
             keywords = (shared_argnames,)
-        if not all(isinstance(keyword, str) for keyword in keywords):
-            raise ValueError(f"shared_argnames must be names of keyword arguments, got {shown(shared_argnames)}")
 
         # Every argument has one role.
-        if not roles["argnums"] or not roles["batch_argnums"]:
-            raise ValueError("argnums and batch_argnums must each name at least one argument")
         numbers = [number for role in roles.values() for number in role]
-        if len(set(numbers)) != len(numbers):
-            raise ValueError(f"argument numbers must be distinct, got {roles}")
+        if not roles["argnums"] or not roles["batch_argnums"] or len(set(numbers)) != len(numbers):
+            raise ValueError(f"argnums and batch_argnums must name arguments, and each have one role, got {roles}")
 
         # As with `jax.grad`, one number gives one tree and a tuple gives a tuple of trees.
         is_tuple = isinstance(argnums, tuple | list | range)
@@ -210,14 +204,13 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     Raises:
       ValueError: an argument is wrong in a way that its shape, dtype or type shows.
     """
-    leaves_of("the keyword arguments of the loss", kwargs)
     last = max(spec.param_argnums + spec.batch_argnums + spec.key_argnums)
     if len(args) <= last:
         by_name = f" and {', '.join(kwargs)} by name" if kwargs else ""
         raise ValueError(
             f"expected at least {last + 1} positional arguments, got {len(args)}{by_name}: parameters, batches and "
             f"keys are given by position, as argnums={spec.argnums}, batch_argnums={spec.batch_argnums} and "
-            f"key_argnums={spec.key_argnums} count them"
+            f"key_argnums={spec.key_argnums} count them (and under optax.inject_hyperparams it is a static argument)"
         )
     check_keys(args, spec.key_argnums)
     is_trained = check_parameters(spec.params(args), spec.trainable)
@@ -261,7 +254,7 @@ def example_loss(call: Call, trained: list[Any], rows: list[Any], position: Any)
     for number in spec.key_argnums:
         args[number] = jax.random.fold_in(call.args[number], position)
 
-    return split_aux(call_loss(spec.loss_fn, args, call.kwargs), spec.has_aux)
+    return split_aux(spec.loss_fn(*args, **call.kwargs), spec.has_aux)
 
 
 class TracedLoss(NamedTuple):

@@ -234,15 +234,10 @@ def _check_under_vmap(eqn: Any, is_private: bool, where: str) -> None:
       where: the name of the program in messages.
     """
     name = eqn.primitive.name
-    if name == _PURE_CALLBACK:
+    if name in (_PURE_CALLBACK, "custom_vmap_call"):
         raise ValueError(
-            f"{where} calls the host ({name}), which may be given all examples at once, so that one could reach every "
-            f"gradient; write the computation in jax.numpy, or {_WAY_OUT}"
-        )
-    if name == "custom_vmap_call":
-        raise ValueError(
-            f"{where} uses jax.custom_batching.custom_vmap ({name}), whose rule is given all examples at once, so that "
-            f"one could reach every gradient; write it for one example and leave the batching to JAX, or {_WAY_OUT}"
+            f"{where} calls the host or a custom_vmap ({name}), which is given all examples at once, so that one could "
+            f"reach every gradient; write it for one example in jax.numpy, or {_WAY_OUT}"
         )
     if name == "ffi_call":
         _check_foreign_call(eqn, where)

@@ -52,11 +52,7 @@ def _checked(batches: Iterable[Batch], participation: AbstractParticipation, num
     is_fixed = isinstance(participation, FixedEpochs)
     last_step: dict[int, int] = {}
     num_participations: dict[int, int] = {}
-    try:
-        iterator = iter(batches)
-    except TypeError as error:
-        raise ValueError(f"batches must be what a loader gives, one batch a step, got {shown(batches)}") from error
-    for step, batch in enumerate(iterator):
+    for step, batch in enumerate(batches):
         if step >= num_steps:
             raise ParticipationError(f"there is a batch after the {num_steps} steps that the sensitivity is for")
         examples = _examples_of(batch, step)
@@ -87,11 +83,10 @@ def _examples_of(batch: Any, step: int) -> list[int]:
     """Return the numbers of the examples of a batch, without padding; ValueError where one comes twice."""
     is_padded = hasattr(batch, "is_padding") or (isinstance(batch, tuple) and len(batch) == 2)
     indices, is_padding = batch[:2] if is_padded else (batch, np.zeros(np.shape(batch), bool))
-    is_masked = np.ma.is_masked(indices) or np.ma.is_masked(is_padding)
     indices, is_padding = np.asarray(indices), np.asarray(is_padding)
     is_whole = indices.dtype.kind in "iu" or not indices.size
     is_mask = is_padding.dtype == bool and is_padding.shape == indices.shape
-    if indices.ndim != 1 or is_masked or not is_whole or not is_mask or indices[is_padding].any():
+    if indices.ndim != 1 or not is_whole or not is_mask or indices[is_padding].any():
         raise ValueError(
             f"the batch of step {step} must be whole numbers, or (indices, is_padding) with a mask of truth values and "
             f"row 0 in the slots of padding; got {shown(batch)}. Of a pair such as (ids, labels) give the ids alone"

@@ -119,10 +119,7 @@ class Dense(AbstractNoiseStrategy):
 
     def _checked_steps(self, num_steps: int) -> int:
         """Return ``num_steps``, at most the size of the matrix."""
-        num_steps = check_count("num_steps", num_steps)
-        if num_steps > self.num_rows:
-            raise ValueError(f"num_steps must be at most {self.num_rows}, the size of the matrix, got {num_steps}")
-        return num_steps
+        return check_count("num_steps", num_steps, most=self.num_rows)
 
     def init(self, like: PyTree) -> PyTree:
         """Return (), since all draws are made again."""

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
 from gdpjax.correlated._banded_inverse import BandedInverse
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz
@@ -36,8 +35,6 @@ def to_document(value: AbstractNoiseStrategy | AbstractParticipation) -> dict[st
         raise ValueError(
             f"only strategies and participations of gdpjax.correlated have a JSON form, got {shown(value)}"
         )
-    if is_traced(value):
-        raise ValueError(f"a {type(value).__name__} with traced coefficients has no JSON form")
     document: dict[str, Any] = {"type": type(value).__name__}
     for field in dataclasses.fields(value):  # pyright: ignore[reportArgumentType]
         content = getattr(value, field.name)
@@ -57,7 +54,4 @@ def from_document(document: Any) -> Any:
     if not isinstance(type_name, str) or type_name not in classes:
         raise ValueError(f"expected a dictionary whose type is one of {', '.join(classes)}, got {shown(document)}")
     fields = {name: value for name, value in document.items() if name != "type"}
-    try:
-        return classes[type_name](**fields)
-    except TypeError as error:
-        raise ValueError(f"the fields of a {type_name} could not be read: {error}") from error
+    return classes[type_name](**fields)

@@ -10,7 +10,6 @@ import numpy as np
 
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, check, is_traced
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import toeplitz_attained, toeplitz_sensitivity
@@ -100,13 +99,11 @@ def checked_coefficients(name: str, value: Any) -> Any:
     """Return coefficients as float64, or as they are if traced; the first one must be positive."""
     array = check_array(name, value, ndim=1)
     check(name, array, REAL)
-    if array.shape[0] == 0:
-        raise ValueError(f"{name} must have at least one number, got {shown(value)}")
     if is_traced(array):
         return array
     array = np.array(array, np.float64)
-    if array[0] <= 0:
-        raise ValueError(f"{name} must begin with a number > 0, so that C can be inverted; got {array[0]}")
+    if not (array[:1] > 0).any():
+        raise ValueError(f"{name} must begin with a number > 0, so that C can be inverted; got {array[:1]}")
     refuse_scale(name, array[0], array)
     array.setflags(write=False)
     return array

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, check_flag, check_keywords, check_number, check_relation
-from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check, is_traced
+from gdpjax._core.arguments import check_choice, check_count, check_flag, check_keywords, check_number, check_relation
+from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
@@ -42,13 +42,8 @@ def resolve_relation(
 def _set_numbers(event: Any, **domains: Domain) -> None:
     """Check the fields of a frozen event, and store them as plain numbers."""
     for name, domain in domains.items():
-        value = getattr(event, name)
-        if is_traced(value):
-            raise ValueError(f"an event is made outside compiled code: {name} must be a number, got {shown(value)}")
-        check(name, value, domain)
-        if np.ndim(value) != 0:
-            raise ValueError(f"an event describes one configuration: {name} must be a number, got {shown(value)}")
-        object.__setattr__(event, name, int(value) if domain in (COUNT, _CATEGORIES) else float(value))
+        value = check_number(name, getattr(event, name), domain)
+        object.__setattr__(event, name, int(value) if domain in (COUNT, _CATEGORIES) else value)
 
 
 def _set_checked(event: Any, **domains: Domain) -> None:
@@ -108,7 +103,7 @@ class _Steps:
 
     def batches(self) -> str:
         """Return how batches were drawn, in a few words."""
-        raise NotImplementedError
+        ...
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what `describe` says as cells of a table, each a label and a text."""
@@ -358,10 +353,7 @@ class AllocationEvent(_Epochs):
         counts = dict.fromkeys(("steps_per_epoch", "num_epochs", "num_selected"), COUNT)
         _set_checked(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
         check_choice("bins", self.bins, ("fresh", "fixed"))
-        if self.num_selected > self.steps_per_epoch:
-            raise ValueError(
-                f"num_selected must be at most steps_per_epoch={self.steps_per_epoch}, got {self.num_selected}"
-            )
+        check_count("num_selected", self.num_selected, most=self.steps_per_epoch)
         _set_missing_steps(self)
 
     @property
@@ -499,11 +491,8 @@ class CorrelatedGaussianEvent(_Steps):
         counts = dict.fromkeys(("num_steps", "planned_steps", "max_participations", "min_separation"), COUNT)
         _set_checked(self, noise_multiplier=NONNEGATIVE, **counts)
         assert self.planned_steps is not None
-        if self.num_steps > self.planned_steps:
-            raise ValueError(
-                f"num_steps must be at most planned_steps={self.planned_steps}, the steps that the sensitivity is for, "
-                f"got {self.num_steps}"
-            )
+        # The sensitivity is for so many steps.
+        check_count("num_steps", self.num_steps, most=self.planned_steps)
 
     def of_steps(
         self,
@@ -641,12 +630,8 @@ class CyclicPoissonEvent(_Steps):
 
 def _set_missing_steps(event: AllocationEvent | ShuffledEvent) -> None:
     """Check that the last epoch was begun."""
-    if event.missing_steps != int(event.missing_steps) or event.missing_steps >= event.steps_per_epoch:
-        raise ValueError(
-            f"missing_steps must be a whole number below steps_per_epoch={event.steps_per_epoch}, got "
-            f"{event.missing_steps}"
-        )
-    object.__setattr__(event, "missing_steps", int(event.missing_steps))
+    missing_steps = check_count("missing_steps", event.missing_steps, least=0, most=event.steps_per_epoch - 1)
+    object.__setattr__(event, "missing_steps", missing_steps)
 
 
 class _WholeDataEvent:

@@ -11,12 +11,13 @@ float32 (float64 where x64 is on): two neighbours' values that are rounded to it
 sensitivity, by 1.2e-7 of their size. Large whole numbers, where that is 1 and more, are refused.
 """
 
+import abc
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import NONNEGATIVE, Domain, check, is_traced
+from gdpjax._core.checks import NONNEGATIVE, checked_scalar, is_traced
 from gdpjax._core.keys import bits
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import AnyEvent
@@ -27,12 +28,12 @@ from gdpjax.tradeoff import epsilon as epsilon_of
 ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
-class Mechanism:
+class Mechanism(abc.ABC):
     """Abstract base of all mechanisms: a curve and what follows from it."""
 
+    @abc.abstractmethod
     def tradeoff(self) -> Curve:
         """Return the exact trade-off curve of one release, between neighbours at the stated sensitivity."""
-        raise NotImplementedError
 
     def delta(self, epsilon: Array) -> Array:
         """Return the smallest delta with (epsilon, delta)-DP for one release; exact. See `gdpjax.tradeoff.delta`."""
@@ -45,6 +46,7 @@ class Mechanism:
         """
         return epsilon_of(self.tradeoff(), delta)
 
+    @abc.abstractmethod
     def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> AnyEvent:
         """Return ``num_steps`` releases as an event of a `gdpjax.Ledger`, whose curve is that of this mechanism.
 
@@ -59,30 +61,19 @@ class Mechanism:
         >>> GaussianMechanism(20.0).event(3).num_steps
         3
         """
-        raise NotImplementedError
 
 
 class Additive(Mechanism):
     """Mechanisms that add noise to a value of bounded sensitivity."""
 
+    @abc.abstractmethod
     def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
         """Return ``value`` (a scalar, an array or a pytree of arrays) with noise for ``sensitivity``."""
-        raise NotImplementedError
 
 
 def check_sensitivity(sensitivity: Any) -> Any:
     """Return a sensitivity >= 0, concrete or traced; a traced one that is negative becomes NaN."""
-    return one_number("sensitivity", sensitivity, NONNEGATIVE)
-
-
-def one_number(name: str, value: Any, domain: Domain) -> Any:
-    """Return one number in ``domain``; traced ones outside become NaN, so that a release shows it."""
-    check(name, value, domain)
-    if np.ndim(value):
-        raise ValueError(f"{name} must be one number, for the whole value, got shape {np.shape(value)}")
-    if is_traced(value):
-        return jnp.where(domain.contains(value), value, jnp.nan)
-    return value
+    return checked_scalar("sensitivity", sensitivity, NONNEGATIVE)
 
 
 def floating(leaf: Any) -> Array:

@@ -16,8 +16,8 @@ exactly f_{epsilon, 0}. A polygon holds beta near 1 to 1e-16 only; so delta and 
 with A_i, N_i the masses of the losses above the i-th one, delta = A_i - e^epsilon N_i between two losses.
 """
 
+import abc
 import math
-import numbers
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -26,11 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_array, check_count
-from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, REAL, check_scalar, is_traced
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, REAL, check_scalar
 from gdpjax._core.keys import bits as random_bits
 from gdpjax._core.keys import fold_in
 from gdpjax._core.precision import float64_function
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import ApproximateDPEvent, OutcomesEvent
 from gdpjax.mechanisms._abstract import ADDED, Mechanism
@@ -128,17 +127,15 @@ class _Discrete(Mechanism):
     sensitivity: int
 
     def __init__(self, sensitivity: int) -> None:
-        if not isinstance(sensitivity, numbers.Integral):
-            raise ValueError(f"sensitivity must be a whole number >= 1, got {shown(sensitivity)}")
         self.sensitivity = check_count("sensitivity", sensitivity)
 
+    @abc.abstractmethod
     def _draw(self, uniform: Uniform) -> int:
         """Draw one whole number of noise."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _law(self) -> "_Law":
         """Return the laws of the noise and of the noise shifted by the sensitivity."""
-        raise NotImplementedError
 
     def tradeoff(self) -> Curve:
         """Return the polygon of the tests "x > c", without tails below 1e-300; its beta near 1 is right to 1e-16."""
@@ -175,8 +172,6 @@ class _Discrete(Mechanism):
         Raises:
             ValueError: traced, not integers, or larger than 2^62.
         """
-        if is_traced((key, value)):
-            raise ValueError("exact integer sampling runs on the host: call it outside compiled code")
         integers = np.asarray(check_array("value", value))
         if not np.issubdtype(integers.dtype, np.integer):
             raise ValueError(f"value must hold integers, got {integers.dtype}; round the query, not the answer")

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_tree
-from gdpjax._core.checks import POSITIVE, check, is_traced
+from gdpjax._core.checks import POSITIVE, check, checked_scalar, is_traced
 from gdpjax._core.noise import standard_normals
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import GaussianEvent
-from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating, one_number
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating
 from gdpjax.tradeoff import Curve, Gaussian
 
 
@@ -73,9 +72,8 @@ class GaussianMechanism(Additive):
         Raises:
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
-        noise_multiplier = one_number("noise_multiplier", self.noise_multiplier, POSITIVE)
+        noise_multiplier = checked_scalar("noise_multiplier", self.noise_multiplier, POSITIVE)
         stddev = noise_multiplier * check_sensitivity(sensitivity)
-        check_tree("value", value)
 
         leaves, structure = jax.tree.flatten(jax.tree.map(floating, value))
         keys = jax.tree.leaves(leaf_keys(key, value))

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_tree
-from gdpjax._core.checks import POSITIVE, check
+from gdpjax._core.checks import POSITIVE, check, checked_scalar
 from gdpjax._core.keys import bits
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import LaplaceEvent
-from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating, one_number
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating
 from gdpjax.tradeoff import Curve, Laplace
 
 
@@ -69,8 +68,7 @@ class LaplaceMechanism(Additive):
         Raises:
             ValueError: sensitivity negative, NaN or not one number; complex values.
         """
-        scale = check_sensitivity(sensitivity) / one_number("epsilon", self.privacy_loss, POSITIVE)
-        check_tree("value", value)
+        scale = check_sensitivity(sensitivity) / checked_scalar("epsilon", self.privacy_loss, POSITIVE)
 
         def add_noise(leaf: Any, leaf_key: Array) -> Array:
             array = floating(leaf)

@@ -93,8 +93,6 @@ class RandomizedResponse(Mechanism):
         """
         if self.num_categories == 2:
             return ApproximateDP(self.privacy_loss)
-        if is_traced(self.privacy_loss) or np.ndim(self.privacy_loss):
-            raise ValueError("the curve of more than two categories is made of points: give one concrete epsilon")
         # The probability of one lie, and of any; the latter not as 1 - truth, which cancels.
         lie_prob = 1.0 / (np.exp(np.float64(self.privacy_loss)) + self.num_categories - 1)
         any_lie_prob = (self.num_categories - 1) * lie_prob

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_tree
-from gdpjax._core.checks import UNIT, check, is_traced
+from gdpjax._core.arguments import check_choice, check_instance
+from gdpjax._core.checks import UNIT, check, checked_scalar, is_traced
 from gdpjax._core.keys import split
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import Event, LaplaceEvent
-from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, one_number
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating
 from gdpjax.mechanisms._gaussian import GaussianMechanism
 from gdpjax.mechanisms._laplace import LaplaceMechanism
 from gdpjax.tradeoff import Curve, subsample
@@ -45,10 +44,7 @@ class PoissonSubsampled(Additive):
     sampling_prob: Array
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mechanism, Additive):
-            raise ValueError(
-                f"mechanism must add noise to a sum, such as GaussianMechanism(1.0); got {shown(self.mechanism)}"
-            )
+        check_instance("mechanism", self.mechanism, Additive, "such as GaussianMechanism(1.0)")
         check("sampling_prob", self.sampling_prob, UNIT)
 
     def tradeoff(self, direction: str | None = None) -> Curve:
@@ -62,8 +58,7 @@ class PoissonSubsampled(Additive):
         both = subsample(self.mechanism.tradeoff(), self.sampling_prob)
         if direction is None:
             return both
-        if direction not in ("remove", "add"):
-            raise ValueError(f'direction must be None, "remove" or "add", got {shown(direction)}')
+        check_choice("direction", direction, ("remove", "add", None))
         removing = both.one_direction
         if direction == "remove":
             return removing
@@ -92,7 +87,7 @@ class PoissonSubsampled(Additive):
         Raises:
             ValueError: no leaf or no common leading axis, or what the mechanism refuses.
         """
-        leaves = jax.tree.leaves(check_tree("value", value))
+        leaves = jax.tree.leaves(value)
         sizes = {np.shape(leaf)[:1] for leaf in leaves}
         if len(sizes) != 1 or () in sizes:
             raise ValueError(f"per-example values must share a leading axis of examples, got {sorted(sizes)}")
@@ -100,7 +95,7 @@ class PoissonSubsampled(Additive):
         sampling_key, noise_key = split(key)
 
         # A traced probability out of range is NaN, which must reach the result.
-        sampling_prob = one_number("sampling_prob", self.sampling_prob, UNIT)
+        sampling_prob = checked_scalar("sampling_prob", self.sampling_prob, UNIT)
         if is_traced(sampling_prob):
             sensitivity = jnp.where(sampling_prob >= 0, check_sensitivity(sensitivity), jnp.nan)
 
@@ -118,7 +113,5 @@ class PoissonSubsampled(Additive):
     @property
     def sampled_prob(self) -> Array:
         """The probability that the sampler realises, floor(2^32 p) / 2^32; concrete only."""
-        if is_traced(self.sampling_prob):
-            raise ValueError("sampled_prob is a number of the host: read it outside compiled code")
         threshold = math.floor(float(self.sampling_prob) * 2.0**32)
         return threshold / 2.0**32

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_instance, check_number, check_path
+from gdpjax._core.arguments import check_instance, check_number
 from gdpjax._core.documents import read_document, read_document_lines
 from gdpjax._core.figures import is_percentage, shown_score
 from gdpjax.accounting._gdp import DELTA
@@ -74,7 +75,7 @@ def _log(run: Any, delta: float | None) -> tuple[str | None, float | None, Seque
     run = getattr(run, "out", run)
     if isinstance(run, list | tuple):
         return None, delta, run
-    folder = check_path("a run", run)
+    folder = Path(run)
     plan = read_document(folder / PLAN, dict[str, Any])
     return folder.resolve().name, plan.get("delta"), read_document_lines(folder / LOG, dict[str, Any])
 

@@ -14,11 +14,12 @@ neither pyplot nor a display is needed.
 import contextlib
 import logging
 import os
+import pathlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpjax._core.arguments import check_path, check_target
+from gdpjax._core.arguments import check_target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +86,7 @@ def save_figure(figure: "Figure", path: "str | os.PathLike[str]") -> None:
 
 def check_picture(path: "str | os.PathLike[str]") -> str:
     """Return the suffix of a picture's path; ValueError unless it can be written."""
-    checked = check_path("path", path)
+    checked = pathlib.Path(path)
     suffix = checked.suffix.lower()
     if suffix not in _METADATA:
         raise ValueError(f"{path} must end in one of {', '.join(_METADATA)}")

@@ -276,16 +276,8 @@ class DrawnBatches(AbstractBatches):
     capacity: int = None  # type: ignore[assignment]
 
     def __post_init__(self, epochs: float | None) -> None:
-        if is_traced([getattr(self, field.name) for field in dataclasses.fields(self)]):
-            raise ValueError(
-                f"gdpjax.sampling.{type(self).__name__} is known before compiling, and one of its numbers is traced: "
-                "in a sweep over sampling probabilities give batches=gdpjax.sampling.PoissonNumbers(sampling_prob, "
-                "expected_batch_size, overflow_per_step), and draw with gdpjax.sampling.poisson_sample"
-            )
         self._set("num_examples", check_count("num_examples", self.num_examples))
         size = check_expected_batch_size(self.expected_batch_size, self.num_examples)
-        if size > self.num_examples:
-            raise ValueError(f"expected_batch_size must be at most num_examples={self.num_examples}, got {size}")
         self._set("expected_batch_size", size)
         self._check()
 
@@ -366,9 +358,9 @@ class DrawnBatches(AbstractBatches):
         included, is_valid_count = real_rows(self._included(key, step), num_valid, rows)
         return self._batch_of(included, key, step, is_valid_step & is_valid_count)
 
+    @abc.abstractmethod
     def _included(self, key: Array, step: Array) -> Array:
         """Return which rows are drawn in a step, bool[num_examples]."""
-        raise NotImplementedError
 
     def _batch_of(self, included: Array, key: Array, step: Array, is_valid: Array) -> Batch:
         """Return the batch of the real rows that are drawn; one that never fits where ``is_valid`` is false."""

@@ -24,9 +24,8 @@ import jax
 import numpy as np
 
 from gdpjax._core.arguments import check_count
-from gdpjax._core.checks import at_once, is_traced
+from gdpjax._core.checks import at_once
 from gdpjax._core.keys import check_key
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
 from gdpjax.sampling._batch import Batch, take_rows
 
@@ -89,19 +88,9 @@ class HostBatches:
         return self.scheme.num_steps
 
     def __getitem__(self, step: Any) -> IndexBatch:
-        if is_traced(step):
-            raise ValueError(
-                f"HostBatches draws batches on the host, where the step is a number, got {shown(step)}: in compiled "
-                "code call .sample(key, step) of the scheme"
-            )
-        try:
-            if isinstance(step, bool | np.bool_):
-                raise TypeError("a truth value is no step")
-            number = operator.index(step)
-        except TypeError as error:
-            raise ValueError(f"step must be a whole number, got {shown(step)}") from error
+        number = operator.index(step)
         if not 0 <= number < len(self):
-            raise IndexError(f"step must be from 0 to {len(self) - 1}, got {shown(step)}")
+            raise IndexError(f"step must be from 0 to {len(self) - 1}, got {number}")
         with at_once(), _where_bits_are_drawn(self._impl):
             batch = _draw(self._key_data, number, self._num_valid, self._impl, self.scheme)
             count = int(batch.count)

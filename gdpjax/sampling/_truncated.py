@@ -51,10 +51,6 @@ class TruncatedPoisson(DrawnBatches):
 
     relations = TruncatedPoissonEvent.relations
 
-    def _check(self) -> None:
-        if self.capacity is None:
-            raise ValueError("TruncatedPoisson needs capacity=, the most rows that a batch keeps")
-
     def _largest_size(self) -> None:
         return None
 

@@ -23,6 +23,7 @@ fraction of a sort.
 
 import jax.numpy as jnp
 
+from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import UniformEvent
@@ -55,8 +56,7 @@ class WithoutReplacement(DrawnBatches):
     relations = UniformEvent.relations
 
     def _check(self) -> None:
-        if self.expected_batch_size != int(self.expected_batch_size):
-            raise ValueError(f"batches without replacement have one whole size, got {self.expected_batch_size}")
+        check_count("expected_batch_size", self.expected_batch_size)
 
     def _check_length(self) -> None:
         size = int(self.expected_batch_size)

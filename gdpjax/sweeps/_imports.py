@@ -16,7 +16,7 @@ from typing import Any
 
 import optax
 
-from gdpjax._core.arguments import check_path, did_you_mean
+from gdpjax._core.arguments import did_you_mean
 from gdpjax.sweeps._examples import failure_of
 from gdpjax.sweeps._spec import Source, Spec, read_spec, spec_of_mapping
 from gdpjax.sweeps._task import Task
@@ -118,7 +118,7 @@ def new_project(folder: str | Path) -> list[Path]:
     Raises:
       UserError: the folder holds files whose names do not begin with a dot; nothing is written then.
     """
-    folder = check_path("folder", folder)
+    folder = Path(folder)
     others = sorted(path.name for path in folder.glob("[!.]*"))
     if others:
         raise UserError(f"{folder} holds other files, such as {others[0]}; choose a new folder or an empty one")

@@ -35,7 +35,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import msgspec
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, check_path, did_you_mean
+from gdpjax._core.arguments import check_choice, did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
 from gdpjax._core.grids import values_of
 from gdpjax._core.shown import shown
@@ -186,7 +186,7 @@ def read_spec(path: Path, fields: Iterable[str], task_of: Callable[[Source], Tas
 
     ``fields`` are those that name the task, which ``task_of`` makes of them.
     """
-    path = check_path("path", path)
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from gdpjax._core import xla
-from gdpjax._core.arguments import check_choice, check_count, check_number, check_path
+from gdpjax._core.arguments import check_choice, check_count, check_number
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.figures import rounded
 from gdpjax._core.keys import fresh_key
@@ -132,7 +132,7 @@ def run_sweep(
       RunInterrupted: by Ctrl-C; what was finished is on record, and the message says whether anything was begun.
     """
     console = as_console(console)
-    folder = check_path("out", out)
+    folder = Path(out)
     backend_for = backend_of(backend, width, memory_gb, ray_address)
     # What a folder holds that is not resumed is another sweep.
     holds_another = not resume and folders.has_sweep(folder)
@@ -152,7 +152,7 @@ def run_sweep(
 
 def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:
     """Write the report of what there is of a sweep, also while it runs."""
-    return reported(check_path("folder", folder), folders.read_rows, as_console(console))
+    return reported(Path(folder), folders.read_rows, as_console(console))
 
 
 def reported(folder: Path, rows_of: Callable[[Path, Layout], list[Row]], console: "Console") -> SweepResult:

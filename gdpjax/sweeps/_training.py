@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_path
 from gdpjax._core.figures import rounded, shown_score
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
@@ -103,7 +102,7 @@ def train(
       RunInterrupted: by Ctrl-C; the message says how many steps are on record.
     """
     shown_on = as_console(console)
-    folder = check_path("out", out)
+    folder = Path(out)
     checked = as_spec(task, spec)
     trial = only_trial(checked)
     examples = load_examples(checked.task.load, checked.content.hold_out)

@@ -31,7 +31,7 @@ import numpy as np
 
 from gdpjax._core import xla
 from gdpjax._core.arguments import check_array, check_keywords
-from gdpjax._core.checks import UNIT, Domain, check, check_broadcast, is_traced
+from gdpjax._core.checks import UNIT, Domain, check, is_traced
 from gdpjax._core.precision import as_float64, in_float64
 from gdpjax._core.roots import bisect, middle
 from gdpjax._core.shown import shown
@@ -60,7 +60,6 @@ def curve_function(**domains: Domain) -> Callable[[Callable[..., Any]], Callable
             for name, domain in domains.items():
                 check(name, arguments[name], domain)
                 numbers[name] = arguments[name]
-            _check_broadcast_with_curve(curve, numbers)
 
             # What is traced may be out of range; then the result is NaN.
             leaves, structure = jax.tree.flatten(curve)
@@ -82,14 +81,6 @@ def curve_function(**domains: Domain) -> Callable[[Callable[..., Any]], Callable
         return wrapper
 
     return decorate
-
-
-def _check_broadcast_with_curve(curve: "Curve", numbers: dict[str, Any]) -> None:
-    """Raise ValueError unless the numbers broadcast against each other and against the curve's parameters."""
-    arrays = dict(numbers)
-    for name, value in curve.shapes().items():
-        arrays[f"the curve's {name}"] = value
-    check_broadcast(**arrays)
 
 
 @curve_function(alpha=UNIT)
@@ -196,21 +187,12 @@ def check_curve(name: str, value: Any) -> Curve:
     if isinstance(value, Curve):
         return value
     curve = getattr(value, "exact", value)
-    if not isinstance(curve, Curve) and _is_certified(value):
-        raise ValueError(
-            f"{name} must be a trade-off curve known exactly, such as Gaussian(1.0); a certified curve brackets one, "
-            "and answers by methods of its own: curve.advantage(), curve.tpr(alpha), curve.bayes_success(prior), "
-            "curve.epsilon(delta), curve.delta(epsilon), curve.tradeoff(alpha), curve.mu()"
-        )
     if not isinstance(curve, Curve):
-        raise ValueError(f"{name} must be a trade-off curve such as Gaussian(1.0), got {shown(value)}")
+        raise ValueError(
+            f"{name} must be a trade-off curve such as Gaussian(1.0), known exactly, got {shown(value)}; a certified "
+            "curve has methods of its own, such as curve.tpr(alpha)"
+        )
     return curve
-
-
-def _is_certified(value: Any) -> bool:
-    """Tell whether ``value`` answers like a `CertifiedCurve`, a class that stands above this module."""
-    questions = ("advantage", "bayes_success", "tpr", "tradeoff")
-    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in questions)
 
 
 def check_symmetric(name: str, curve: Curve, what: str) -> Curve:

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from gdpjax._core.checks import EXTENDED_NONNEGATIVE, UNIT, check, check_broadcast
+from gdpjax._core.checks import EXTENDED_NONNEGATIVE, UNIT, check
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, from_positive
@@ -40,7 +40,6 @@ class ApproximateDP(Curve):
     def check(self) -> None:
         check("epsilon", self.epsilon, EXTENDED_NONNEGATIVE)
         check("delta", self.delta, UNIT)
-        check_broadcast(epsilon=self.epsilon, delta=self.delta)
 
     def shapes(self) -> dict:
         return {"epsilon": self.epsilon, "delta": self.delta}

@@ -136,10 +136,7 @@ class CertifiedCurve(abc.ABC):
         >>> print(f"{curve.bayes_success(0.5).upper:.4f} {curve.bayes_success(0.0).upper:.4f}")
         0.6209 1.0000
         """
-        check("prior", prior, UNIT)
-        if is_traced(prior):
-            raise ValueError("bayes_success is computed outside compiled code: prior must be a number")
-        prior = np.asarray(prior, np.float64)
+        prior = known("prior", prior, UNIT)
         # If the prior is below 1e-16, the larger part is rounded to 1. If it is above 1/2, the smaller part is exact.
         larger = np.maximum(prior, 1.0 - prior)
         smaller = np.minimum(prior, 1.0 - prior)

@@ -76,8 +76,6 @@ def compose(*curves: Curve, times: int = 1, num_cells: int = NUM_CELLS) -> Exact
     """
     check_scalar("times", times, COUNT)
     check_scalar("num_cells", num_cells, _NUM_CELLS)
-    if not curves:
-        raise ValueError("compose needs at least one curve, got none")
     times = int(times)
 
     # The identity changes nothing, and Gaussians are merged into one.
@@ -144,16 +142,12 @@ def _rounding_of_mu(num_curves: int, times: int) -> float:
 def _check_numeric(curves: list[Curve]) -> None:
     """Raise ValueError unless each curve is concrete and single."""
     for curve in curves:
-        if is_traced(curve):
-            raise ValueError(
-                f"composing {type(curve).__name__} is numeric and runs on the host: give concrete parameters"
-            )
         is_batch = any(np.ndim(value) for value in curve.shapes().values())
         if isinstance(curve, PiecewiseLinear) and np.ndim(curve.alpha) > 1:
             is_batch = True
-        if is_batch:
+        if is_batch or is_traced(curve):
             raise ValueError(
-                f"composing {type(curve).__name__} is numeric: give one curve at a time, not an array of them"
+                f"composing {type(curve).__name__} is numeric: give one curve at a time, known before compiling"
             )
 
 

@@ -98,8 +98,6 @@ def central_limit(*curves: Curve, times: int = 1) -> NormalApproximation:
     0.9832 0.0569 0.3133
     """
     check_scalar("times", times, COUNT)
-    if not curves:
-        raise ValueError("a limit theorem needs at least one curve, got none")
     rows = []
     for i, curve in enumerate(curves):
         kl, kappa2, kappa3bar = _moments(f"curve {i}", curve)
@@ -119,10 +117,8 @@ def central_limit(*curves: Curve, times: int = 1) -> NormalApproximation:
 def _moments(name: str, curve: Curve) -> Moments:
     """Return the moments of one symmetric curve, known and finite; else raise ValueError."""
     curve = check_symmetric(name, curve, "a limit theorem")
-    if is_traced(curve):
-        raise ValueError("a limit theorem is computed on the host: call it outside compiled code")
-    if any(np.ndim(value) for value in curve.shapes().values()):
-        raise ValueError("a limit theorem takes one curve at a time, and these are many")
+    if is_traced(curve) or any(np.ndim(value) for value in curve.shapes().values()):
+        raise ValueError("a limit theorem takes one curve at a time, known before compiling")
     found = moments(loss_law(curve))
     if not np.isfinite(found).all():
         raise ValueError("a curve with f(0) < 1 has infinite moments: no limit theorem; compose it numerically")

@@ -10,9 +10,9 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import UNIT, check, is_traced
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve
 
@@ -76,8 +76,6 @@ class PiecewiseLinear(Curve):
         """
         null = _checked_law("null", null)
         alternative = _checked_law("alternative", alternative)
-        if null.shape != alternative.shape:
-            raise ValueError(f"null and alternative must have equal shapes, got {null.shape} and {alternative.shape}")
 
         # Possible outcomes, by decreasing ratio of the two probabilities.
         is_possible = (null > 0) | (alternative > 0)
@@ -94,8 +92,7 @@ class PiecewiseLinear(Curve):
         return from_vertices(alpha, np.minimum(beta, 1.0))
 
     def check(self) -> None:
-        if self.rounding not in ("nearest", "down", "up"):
-            raise ValueError(f"rounding must be 'nearest', 'down' or 'up', got {shown(self.rounding)}")
+        check_choice("rounding", self.rounding, ("nearest", "down", "up"))
         if is_traced((self.alpha, self.beta)):
             return
         check("alpha", self.alpha, UNIT)
@@ -114,11 +111,6 @@ class PiecewiseLinear(Curve):
         object.__setattr__(self, "beta", beta)
 
     def is_symmetric(self) -> bool:
-        if is_traced((self.alpha, self.beta)):
-            raise ValueError(
-                "whether a piecewise-linear curve is symmetric depends on its points, which are traced here; "
-                "symmetrize it outside compiled code"
-            )
         if np.ndim(self.alpha) != 1:
             raise ValueError("whether curves are symmetric is decided one by one; index the batch of curves first")
 
@@ -171,10 +163,6 @@ class PiecewiseLinear(Curve):
         return jnp.maximum(of_vertices, at_end)
 
     def inverse(self) -> "PiecewiseLinear":
-        if is_traced((self.alpha, self.beta)):
-            raise ValueError(
-                "the inverse of a piecewise-linear curve has points of its own: take it outside compiled code"
-            )
         alpha = np.asarray(self.beta, np.float64)[::-1]
         beta = np.asarray(self.alpha, np.float64)[::-1]
         # Only the leftmost point of a flat piece of f counts.
@@ -278,8 +266,6 @@ def from_vertices(alpha: np.ndarray, beta: np.ndarray, rounding: str = "nearest"
 
 def _checked_law(name: str, law: Array) -> np.ndarray:
     """Return concrete probabilities as one vector; else raise ValueError."""
-    if is_traced(law):
-        raise ValueError(f"{name} must be concrete: the outcomes are sorted on the host")
     check(name, law, UNIT)
     law = np.asarray(law, np.float64)
     if law.ndim != 1 or abs(law.sum() - 1.0) > 1e-9:

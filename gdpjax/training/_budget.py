@@ -40,7 +40,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from gdpjax._core.arguments import check_number, check_path, check_relation, check_text
+from gdpjax._core.arguments import check_number, check_relation, check_text
 from gdpjax._core.checks import OPEN_UNIT, POSITIVE
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.figures import rounded
@@ -215,7 +215,7 @@ class Budget:
         )
         self._spent = Ledger()
         self._guard = threading.Lock()
-        self._path = None if path is None else check_path("path", path).resolve()
+        self._path = None if path is None else Path(path).resolve()
         if self._path is not None:
             with self._locked():
                 if not self._path.exists():
@@ -229,7 +229,7 @@ class Budget:
         Raises:
           ValueError: a file that is not there, or is damaged.
         """
-        path = check_path("path", path).resolve()
+        path = Path(path).resolve()
         terms = _terms_of(path)
         budget = cls(terms.epsilon, terms.delta, terms.unit, neighboring_relation=terms.neighboring_relation)
         # Given to the constructor, a file that vanishes meanwhile would be made anew.
@@ -365,10 +365,7 @@ def _terms_of(path: Path) -> Rest:
     content = msgspec.to_builtins(file)
     if content.pop("sha256") != _checksum(content):
         raise DocumentError(str(path), "the checksum is not that of this budget", "sha256")
-    try:
-        spent = Ledger.from_json(json.dumps(file.spent))
-    except ValueError as error:
-        raise DocumentError(str(path), str(error), "spent") from error
+    spent = Ledger.from_json(json.dumps(file.spent))
     return Rest(file.epsilon, file.delta, file.unit, file.neighboring_relation, spent)
 
 

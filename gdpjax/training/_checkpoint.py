@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import msgspec
 
 from gdpjax._core.documents import DocumentError, convert_document, read_document
-from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_names
 from gdpjax._core.types import PyTree
 from gdpjax.training._files import CheckpointError, make_private_folder, sync_private_tree, write_json
@@ -245,22 +244,11 @@ def read_index(folder: Path) -> Index:
                 f"version {FORMAT_VERSION}: resume it with the gdpjax that wrote it"
             )
         index = convert_document(content, Index, str(path))
-        _check_key_impl(index.key_impl, str(path))
         if index.arrays != _name_of(index.step, index.saves):
             raise DocumentError(str(path), "expected the folder of its own step and saves, got another", "arrays")
     except DocumentError as error:
         raise CheckpointError(f"the checkpoint's index is damaged: {error}; restore it from a copy") from error
     return index
-
-
-def _check_key_impl(name: str, source: str) -> None:
-    """Raise DocumentError unless JAX has keys of this implementation."""
-    try:
-        jax.random.key(0, impl=name)
-    except ValueError as error:
-        raise DocumentError(
-            source, f"expected the name of a key's implementation, got {shown(name)}", "key_impl"
-        ) from error
 
 
 def refuse_other_arrays(folder: Path, index: Index, template: PyTree) -> None:

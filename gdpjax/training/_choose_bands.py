@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdpjax._core.arguments import check_choice, check_count, check_keywords
-from gdpjax._core.shown import shown
 from gdpjax.correlated import optimize_banded_toeplitz
 from gdpjax.sampling import CyclicPoisson
 from gdpjax.training._make_plan import make_plan
@@ -84,8 +83,6 @@ def choose_bands(
 def _candidates(num_bands: Sequence[int] | None, arguments: dict[str, Any]) -> list[int]:
     """Return the numbers of bands to try, ascending."""
     if num_bands is not None:
-        if not isinstance(num_bands, Sequence) or not num_bands:
-            raise ValueError(f"num_bands must be a few whole numbers, got {shown(num_bands)}")
         return sorted({check_count("num_bands", bands) for bands in num_bands})
     batch_size = arguments.get("expected_batch_size", math.inf)
     max_examples = arguments.get("max_examples", 0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 
 from gdpjax._core import xla
-from gdpjax._core.arguments import check_callable, check_instance, check_number, check_tree
+from gdpjax._core.arguments import check_instance, check_number, check_tree
 from gdpjax._core.checks import POSITIVE
 from gdpjax._core.types import PyTree
 from gdpjax.training._data import Data
@@ -62,7 +62,6 @@ def choose_microbatch(
     >>> rows == plan.capacity
     True
     """
-    check_callable("build", build)
     check_instance("data", data, Data, "made by training.place")
     memory_bytes = check_number("memory_bytes", memory_bytes, POSITIVE)
 

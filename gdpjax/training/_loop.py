@@ -33,7 +33,6 @@ import optax
 
 from gdpjax._core.arguments import (
     check_array,
-    check_callable,
     check_count,
     check_flag,
     check_instance,
@@ -216,7 +215,6 @@ def private_training(
     (True, 3)
     """
     check_instance("plan", plan, Plan, "made by gdpjax.make_plan")
-    check_callable("loss_fn", loss_fn)
     check_transformation("optimizer", optimizer, "optax.adam(1e-3)")
     num_arrays = check_count("num_arrays", num_arrays)
     example_key = check_flag("example_key", example_key)
@@ -227,7 +225,6 @@ def private_training(
         loss_of_one = loss_fn
         first_array = 1
     else:
-        check_callable("scale", scale)
         loss_of_one = in_scaled_space(loss_fn, trainable)
         first_array = 3
     after_arrays = first_array + num_arrays
@@ -465,13 +462,7 @@ class _Compiled:
         # Zeros that are made inside another program are traced, even if no argument is.
         if self._at_once is not None and not is_traced((state, args, jnp.zeros(()))):
             function = self._at_once
-        try:
-            return function(state, *args, **kwargs)
-        except (TypeError, ValueError):
-            # Explain an argument that could not have been compiled for.
-            check_tree("state", state)
-            check_tree("the data or the batch", (args, kwargs))
-            raise
+        return function(state, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_compiled"), name)

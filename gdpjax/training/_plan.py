@@ -197,8 +197,6 @@ class Plan:
 
     def without_privacy(self) -> str | None:
         """Return why this plan guarantees nothing, as the end of a sentence; None where it guarantees something."""
-        if is_traced(self.noise_multiplier):
-            raise ValueError("whether a plan is private is asked of one with a concrete noise_multiplier")
         if self.noise_multiplier == 0:
             return "noise_multiplier = 0 adds no noise at all"
         beyond = self._beyond(self.group_size / self.noise_multiplier)
@@ -225,10 +223,6 @@ class Plan:
 
     def event_of(self, num_steps: int) -> StepEvent:
         """Return what so many steps of this plan release."""
-        if is_traced(self.noise_multiplier):
-            raise ValueError(
-                "a plan whose noise_multiplier is traced has no event; use plan.event outside compiled code"
-            )
         overflow = self.overflow * (num_steps / self.num_steps)
         prob = self.release.sampling_prob
         return self.release.step.of_steps(self.noise_multiplier, prob, num_steps, overflow=overflow)

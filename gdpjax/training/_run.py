@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.arguments import check_count, check_flag, check_instance, check_path, keyword_checked
+from gdpjax._core.arguments import check_count, check_flag, check_instance, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import write_atomically
 from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
@@ -340,10 +340,9 @@ class Run:
         # The journal must be the one that the checkpoint belongs to.
         chunks = self._records.chunks
         covered = index.journal
-        if len(chunks) < covered:
-            raise CheckpointError(f"{self.journal} is damaged: it lacks lines that the checkpoint covers")
-        paid = chunks[covered - 1].end if covered else 0
-        if self._records.checksum(covered) != index.journal_sha256 or paid != index.step:
+        paid = chunks[covered - 1].end if 0 < covered <= len(chunks) else 0
+        is_whole = covered <= len(chunks) and self._records.checksum(covered) == index.journal_sha256
+        if not is_whole or paid != index.step:
             raise CheckpointError(f"{self.journal} is damaged: it is not the journal that the checkpoint belongs to")
 
         # Repeat the chunks whose outcome was lost where they are certain to have the same bits.
@@ -650,7 +649,7 @@ def _checked(folder: Any, training: Any, data: Any) -> Path:
 
 def _path(folder: Any) -> Path:
     """Return the path of a run's folder."""
-    return Path(os.path.expanduser(check_path("folder", folder)))
+    return Path(os.path.expanduser(folder))
 
 
 @contextlib.contextmanager

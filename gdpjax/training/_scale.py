@@ -146,10 +146,7 @@ def factors_of(
       ValueError: the factors are no such tree, or a leaf is not real or does not broadcast to its parameter.
     """
     given = scale(optimizer_state)
-    try:
-        whole = _filled_in(given, params)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"scale must return factors as a tree (prefix) like the parameters: {error}") from error
+    whole = _filled_in(given, params)
 
     def checked(path: Any, param: Any, factor: Any, trained: bool) -> Array:
         # Leaves that are not trained have no gradient to scale.
@@ -188,20 +185,13 @@ def _filled_in(given: PyTree, params: PyTree) -> PyTree:
 
 def _checked_factor(name: str, param: Any, factor: Any) -> Array:
     """Return the factor of one trained leaf in the dtype of its sum."""
-    is_number = isinstance(factor, jax.Array | np.ndarray | np.generic | int | float)
-    if not is_number or not jnp.issubdtype(jnp.result_type(factor), jnp.floating):
-        raise ValueError(f"scale must return positive floating-point numbers, got {shown(factor)} for parameter {name}")
-
     # Broadcasting must not make the gradient larger.
     shape = jnp.shape(param)
-    try:
-        broadcast = np.broadcast_shapes(jnp.shape(factor), shape)
-    except ValueError:
-        broadcast = None
-    if broadcast != shape:
+    is_floating_factor = jnp.issubdtype(jnp.result_type(factor), jnp.floating)
+    if not is_floating_factor or np.broadcast_shapes(jnp.shape(factor), shape) != shape:
         raise ValueError(
-            f"scale must return factors that broadcast to the parameters, got shape {jnp.shape(factor)} for parameter "
-            f"{name} of shape {shape}"
+            f"scale must return positive floating-point factors that broadcast to the parameters, got {shown(factor)} "
+            f"for parameter {name} of shape {shape}"
         )
     return jnp.asarray(factor).astype(wide_dtype(param))
 

@@ -125,8 +125,6 @@ def on_steps_made(plan: Any, steps_made: int) -> str:
 
 def statement_of(plan: Any, made: str) -> str:
     """Return the statement of a plan, with sentences on the steps that were made; see `Plan.statement`."""
-    if is_traced(plan.noise_multiplier):
-        raise ValueError("a plan with a traced noise_multiplier states nothing; ask one configuration's plan")
     rounding = (
         "Accountant: gdpjax, certified composition by contour integration, lower and upper bounds. Noise: inverse "
         "normal tail at 63 random bits from jax.random, in float32 or wider, a new key for every step and parameter; "

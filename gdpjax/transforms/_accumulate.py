@@ -38,9 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_instance, check_static_size, check_transformation
-from gdpjax._core.checks import Domain, check, is_traced
-from gdpjax._core.shown import shown
+from gdpjax._core.arguments import check_instance, check_number, check_static_size, check_transformation
+from gdpjax._core.checks import Domain
 from gdpjax._core.trees import compensated_add, is_floating, leaf_name, two_sum, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping import AccumulationCharge
@@ -113,15 +112,9 @@ def accumulate_clipped(
     False 0
     True 1
     """
-    if is_traced(num_microbatches) or np.ndim(num_microbatches):
-        raise ValueError(
-            f"num_microbatches must be a static whole number, got {shown(num_microbatches)}; under "
-            "optax.inject_hyperparams list it in static_args"
-        )
-    check("num_microbatches", num_microbatches, _MICROBATCHES)
+    num_sums = int(check_number("num_microbatches", num_microbatches, _MICROBATCHES))
     check_static_size("microbatch_rows", microbatch_rows)
     check_transformation("tx", tx, "gdpjax.dpsgd(...)")
-    num_sums = int(num_microbatches)
     private = optax.with_extra_args_support(tx)
 
     def init(params: PyTree) -> AccumulateState:

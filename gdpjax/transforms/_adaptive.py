@@ -381,8 +381,6 @@ def _joint_noise_multiplier(noise_multiplier: Array, count_stddev: Array, relati
 
 def _float32_range(bounds: Any) -> tuple[Array, Array]:
     """Return the ends of the public range of clip norms, rounded inward."""
-    if is_traced(bounds) or np.shape(bounds) != (2,):
-        raise ValueError(f"l2_clip_norm_range must be two static numbers (smallest, largest), got {shown(bounds)}")
     check("l2_clip_norm_range", bounds, CLIP_NORM)
 
     # Where the nearest float32 is outside, take its neighbour within.

@@ -32,7 +32,6 @@ from gdpjax._core.trees import (
     broadcast_trainable,
     is_floating,
     leaf_keys,
-    leaf_name,
     leaf_names,
     nodes_of,
     refuse_complex,
@@ -177,17 +176,11 @@ def scheduled(name: str, value: Any, count: Array, domain: Any) -> Array:
 
 
 def check_params(params: PyTree) -> None:
-    """Raise ValueError unless ``params`` are arrays, real and unmasked, as `check_leaves` will want them."""
+    """Raise ValueError unless ``params`` are arrays, real and unmasked."""
     if params is None:
-        raise ValueError("the private transform needs the parameters: call init(params)")
+        raise ValueError("the private transform needs the parameters: call init(params), update(sums, state, params)")
     _refuse_masks(params)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    for path, leaf in leaves:
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
-            raise ValueError(
-                f"parameter {leaf_name(path)} is not an array but {type(leaf).__name__}; give the array part of the "
-                "model only (flax.nnx.split, equinox.partition)"
-            )
+    check_tree("params", params)
     refuse_complex(params, "parameter")
 
 
@@ -202,23 +195,18 @@ def _refuse_masks(tree: PyTree) -> None:
 
 def check_leaves(updates: PyTree, params: PyTree) -> None:
     """Raise ValueError unless ``updates`` is one whole sum: a tree like the parameters, unmasked, not per-example."""
-    if params is None:
-        raise ValueError("the private transform needs the parameters: call update(updates, state, params)")
+    check_params(params)
+    _refuse_masks(updates)
     check_tree("updates", updates)
-    check_tree("params", params)
-    refuse_complex(params, "parameter")
-    _refuse_masks((updates, params))
-    if jax.tree.structure(updates) != jax.tree.structure(params):
-        raise ValueError("the clipped sum and the parameters must be trees of the same structure")
 
-    # Leaf by leaf, a gradient of each example has one axis more than its parameter.
-    leaves, _ = jax.tree_util.tree_flatten_with_path(updates)
-    for (path, update), param in zip(leaves, jax.tree.leaves(params), strict=True):
-        if jnp.shape(update) != jnp.shape(param):
-            raise ValueError(
-                f"leaf {leaf_name(path)} of the clipped sum has shape {jnp.shape(update)} but its parameter has "
-                f"{jnp.shape(param)}; per-example gradients must go through gdpjax.clip_and_sum first"
-            )
+    # A leaf of the gradients of each example has one axis more than its parameter.
+    is_like_params = jax.tree.structure(updates) == jax.tree.structure(params)
+    shapes, expected = ([jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (updates, params))
+    if not is_like_params or shapes != expected:
+        raise ValueError(
+            f"the clipped sum must be a tree like the parameters, with shapes {expected}, got {shapes}; per-example "
+            "gradients must go through gdpjax.clip_and_sum first"
+        )
 
 
 def check_clip(clip: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gdpjax._core.arguments import check_flag
+from gdpjax._core.arguments import check_flag, check_instance
 from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import fold_in
 from gdpjax._core.noise import standard_normals
@@ -83,20 +83,16 @@ def release_of(
             "expected_batch_size=256, num_steps=3516), or gdpjax.sampling.PoissonNumbers(sampling_prob, "
             f"expected_batch_size) of batches that are drawn elsewhere; got {shown(batches)}"
         )
+    check_instance("noise", noise, IndependentGaussian | AbstractNoiseStrategy, "such as gdpjax.correlated.bisr(16)")
     strategy = promise = None
     sensitivity = 1.0
     if isinstance(noise, IndependentGaussian):
         step = batches.checked_step_event(neighboring_relation)
-    elif isinstance(noise, AbstractNoiseStrategy):
+    else:
         strategy = noise
         promise, step = batches.correlated_event(strategy, neighboring_relation)
         _refuse_unstable(strategy, batches.num_steps)
         sensitivity = strategy.sensitivity(batches.num_steps, promise)
-    else:
-        raise ValueError(
-            "noise must be gdpjax.IndependentGaussian() or a strategy of gdpjax.correlated, such as "
-            f"gdpjax.correlated.bisr(16), got {shown(noise)}"
-        )
 
     # Whatever the event cannot hold would not be accounted for. Correlated noise assumes nothing of the draws, or under
     # ADD_OR_REMOVE_ONE a secret order: that it is not uniform is far less likely than what noise of floats may show.

@@ -102,7 +102,7 @@ def test_compose():
     np.testing.assert_allclose(gdp_compose(mu[:1], axis=0), [3.0, 4.0])
     assert gdp_compose(np.zeros(0)) == 0
     assert np.isfinite(jax.jit(jax.grad(gdp_compose))(np.zeros(2, np.float32))).all()
-    with pytest.raises(ValueError, match=r"axis 1 .* shape \(2,\)"):
+    with pytest.raises(ValueError, match="axis 1"):
         gdp_compose([1.0, 2.0], axis=1)
 
 

@@ -57,7 +57,7 @@ def test_coordinates_are_all_different():
         draw = jax.jit(lambda key, num=num: auditing.gradient_canaries(key, num, PARAMS, 0.5, coordinates=True))
         rows = flat(draw(KEY))
         np.testing.assert_array_equal(rows @ rows.T, 0.25 * np.eye(num))
-    with pytest.raises(ValueError, match="at most the 22 parameters"):
+    with pytest.raises(ValueError, match="at most 22"):
         auditing.gradient_canaries(KEY, 23, PARAMS, 1.0, coordinates=True)
 
 
@@ -77,7 +77,7 @@ def test_wrong_labels_are_uniform_over_the_others():
     many = mislabel(KEY, np.full(1000, 199, np.uint8), 200)
     assert (np.asarray(many) < 199).all()
     for labels, num_classes in ((np.zeros(3), 3), (np.zeros(3, int), 1)):
-        with pytest.raises(ValueError, match="integer labels and num_classes >= 2"):
+        with pytest.raises(ValueError, match="must be"):
             auditing.mislabel(KEY, labels, num_classes)
 
 

@@ -44,7 +44,7 @@ def test_several_releases_under_another_relation(mechanism, event):
 
 
 def test_a_traced_parameter_has_no_event():
-    with pytest.raises(ValueError, match="an event is made outside compiled code"):
+    with pytest.raises(ValueError, match="known before compiling"):
         jax.jit(lambda noise: GaussianMechanism(noise).event().noise_multiplier)(2.0)
 
 

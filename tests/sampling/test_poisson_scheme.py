@@ -202,5 +202,5 @@ def test_bad_input_is_refused(case):
 def test_traced_numbers_are_refused_with_what_to_do(name):
     """The numbers of a scheme decide shapes."""
     options = dict(num_examples=500, expected_batch_size=40.0, num_steps=6)
-    with pytest.raises(ValueError, match=r"give batches=gdpjax\.sampling\.PoissonNumbers\(sampling_prob"):
+    with pytest.raises(ValueError, match="known before compiling"):
         jax.jit(lambda value: Poisson(**(options | {name: value})).sampling_prob)(options.get(name, 0.5))

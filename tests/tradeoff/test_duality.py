@@ -193,7 +193,7 @@ def test_groups_claim_no_epsilon_where_their_curve_is_rounding():
     [
         (lambda: epsilon(Gaussian(1.0), 1.0), r"delta must be a number in \[0, 1\)"),
         (lambda: delta(None, 0.0), "f must be a trade-off curve"),
-        (lambda: delta(CERTIFIED, 0.0), r"methods of its own: curve\.advantage\(\)"),
+        (lambda: delta(CERTIFIED, 0.0), "methods of its own"),
         (lambda: epsilon(CERTIFIED, 0.1), r"curve\.tpr\(alpha\)"),
         (lambda: Gaussian(1.0).replaced(nu=2.0), "replaced has no argument 'nu'; it takes mu"),
     ],

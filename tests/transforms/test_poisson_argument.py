@@ -134,7 +134,7 @@ def test_a_sweep_over_probabilities_gives_their_numbers():
 
     probs = np.float32([0.25, 0.5])
     np.testing.assert_array_equal(jax.jit(jax.vmap(one_run))(probs, jax.random.split(KEY, 2)), probs)
-    with pytest.raises(ValueError, match=r"in a sweep over sampling probabilities give .*PoissonNumbers"):
+    with pytest.raises(ValueError, match="known before compiling"):
         jax.vmap(lambda size: Poisson(1000, size, 10).sampling_prob)(jnp.array([64.0, 128.0]))
 
 

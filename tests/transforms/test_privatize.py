@@ -340,9 +340,9 @@ def test_unclipped_or_per_example_gradients_are_refused():
     state = tx.init(params)
     with pytest.raises(ValueError, match="needs the parameters"):
         tx.update(params, state)
-    with pytest.raises(ValueError, match=r"\['w'\].*clip_and_sum"):
+    with pytest.raises(ValueError, match="clip_and_sum"):
         tx.update({"w": jnp.zeros((8, 3))}, state, params)
-    with pytest.raises(ValueError, match="same structure"):
+    with pytest.raises(ValueError, match="a tree like the parameters"):
         tx.update({"v": jnp.zeros(3)}, state, params)
 
 
@@ -364,7 +364,7 @@ def test_two_ledgers_in_one_state_are_refused():
     tx = optax.chain(make(), make(key=jax.random.key(1)))
     with pytest.raises(ValueError, match="joint"):
         gdpjax.ledger_of(tx.init({"w": jnp.zeros(3)}))
-    with pytest.raises(ValueError, match="no ledger"):
+    with pytest.raises(ValueError, match="got 0 ledgers"):
         gdpjax.ledger_of(optax.adam(1e-3).init({"w": jnp.zeros(3)}))
 
 
@@ -437,7 +437,7 @@ def test_clip_and_sum_refuses_what_is_not_per_example():
         clip.update({"a": jnp.ones((3, 2)), "b": jnp.ones((4, 2))}, clip.init(None))
     with pytest.raises(ValueError, match="same leading batch axis"):
         clip.update({"a": jnp.ones(())}, clip.init(None))
-    with pytest.raises(ValueError, match="batch axis followed by"):
+    with pytest.raises(ValueError, match="a tree like the parameters"):
         clip.update({"a": jnp.ones((3, 2))}, clip.init(None), {"a": jnp.ones(5)})
     with pytest.raises(ValueError, match="no trainable floating"):
         clip.update({"a": jnp.ones((3, 2), int)}, clip.init(None))

@@ -66,11 +66,10 @@ class AbstractFactor(abc.ABC):
         """
 
     @abc.abstractmethod
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the shape of the weight that this is a gradient of; ``shape`` where the factor does not say it.
 
-        Raises:
-          ValueError: the arrays do not fit together.
+        It is None where the arrays do not fit together.
         """
 
     def joined(self, others: Sequence["AbstractFactor"]) -> "AbstractFactor | None":

@@ -52,17 +52,14 @@ class Outer(AbstractFactor):
     axes: tuple[Axis, ...] = dataclasses.field(metadata=dict(static=True))
     method: ClassVar[str] = "outer product"
 
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         blocks, left, right = (self.of_kind(kind) for kind in ("b", "l", "r"))
         first_own = 1 + len(blocks)
         num_axes = len(blocks) + len(left) + len(right)
         ranks = first_own + len(left), first_own + len(right)
         has_ranks = num_axes == len(self.axes) and ranks == (self.left.ndim, self.right.ndim)
         if not has_ranks or self.left.shape[:first_own] != self.right.shape[:first_own]:
-            raise ValueError(
-                f"left {list(self.left.shape)} and right {list(self.right.shape)}, not [T, *blocks, *own axes] for the "
-                f"axes {self.axes}"
-            )
+            return None
 
         # Each axis of the weight is an axis of one of the factors, or of both.
         sizes = {}

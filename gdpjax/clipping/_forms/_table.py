@@ -40,9 +40,9 @@ class Sparse(AbstractFactor):
     values: Array
     method: ClassVar[str] = "table rows"
 
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         if self.rows.ndim != 1 or self.values.shape[:1] != self.rows.shape:
-            raise ValueError(f"rows {list(self.rows.shape)} and values {list(self.values.shape)}, not [T] and [T, ...]")
+            return None
         return (*shape[:1], *self.values.shape[1:])
 
     def formed(self, shape: tuple[int, ...]) -> Array:
@@ -88,8 +88,7 @@ class Sparse(AbstractFactor):
         return Sparse(jnp.concatenate(rows), jnp.concatenate(values))
 
     def leave_scan(self, is_scanned: bool) -> "Sparse":
-        if is_scanned:
-            raise NotImplementedError("a table that is scanned over is not tapped")  # pragma: no cover
+        assert not is_scanned, "a table that is scanned over is not tapped"
         # The look-ups of all iterations are look-ups in one table.
         rows = self.rows.reshape(-1)
         values = self.values.reshape(-1, *self.values.shape[2:])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_relation, leaves_of
+from gdpjax._core.arguments import check_flag, check_relation
 from gdpjax._core.checks import CLIP_NORM, POSITIVE, Domain, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
@@ -102,12 +102,10 @@ class PerGroup(AbstractClipRule):
     l2_clip_norms: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.l2_clip_norms, Mapping) or not self.l2_clip_norms:
-            raise ValueError(f"l2_clip_norms must map group names to bounds, got {shown(self.l2_clip_norms)}")
         object.__setattr__(self, "l2_clip_norms", dict(self.l2_clip_norms))
         for name, bound in self.l2_clip_norms.items():
             check_scalar(f"l2_clip_norms[{name!r}]", bound, CLIP_NORM)
-        for _, name in leaves_of("groups_of", self.groups_of):
+        for _, name in jax.tree_util.tree_leaves_with_path(self.groups_of):
             if not isinstance(name, str) or name not in self.l2_clip_norms:
                 raise ValueError(
                     f"the name of a group must be a text with a bound in l2_clip_norms, which has "
@@ -122,9 +120,9 @@ class PerGroup(AbstractClipRule):
     def groups(self, is_trained: PyTree) -> Groups:
         """Return the groups by name, in the order of ``l2_clip_norms``."""
         # The place of a parameter begins with the place of its group's name, in a dict as in any other container.
-        places = leaves_of("groups_of", self.groups_of)
+        places = jax.tree_util.tree_leaves_with_path(self.groups_of)
         found = []
-        for path, _ in leaves_of("the parameters", is_trained):
+        for path, _ in jax.tree_util.tree_leaves_with_path(is_trained):
             names_here = [name for place, name in places if path[: len(place)] == place]
             if not names_here:
                 raise ValueError(
@@ -212,11 +210,6 @@ def as_rule(clip: Any) -> AbstractClipRule:
         rule = own_copy(clip)
         check_scalar(f"the l2_norm_bound of the clipping rule {rule.rule_name}", rule.l2_norm_bound, POSITIVE)
         return rule
-    if clip is None or isinstance(clip, (str, bytes, dict, list, tuple)) or callable(clip):
-        raise ValueError(
-            "clip must be a positive l2 clip norm or a rule such as Flat(1.0); for a norm of each group of parameters "
-            f"PerGroup(groups_of, l2_clip_norms); got {shown(clip)}"
-        )
     return own_copy(Flat(clip))
 
 
@@ -253,7 +246,7 @@ class Sensitivity:
         if isinstance(self.value, np.ndarray):
             # A copy, which the caller cannot change.
             object.__setattr__(self, "value", self.value.copy())
-        for _, mark in leaves_of("trainable", self.trainable):
+        for mark in jax.tree.leaves(self.trainable):
             check_flag("every leaf of trainable", mark)
 
     def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:

@@ -96,15 +96,10 @@ def _check_factor(factor: Any, shape: tuple[int, ...], primitive: str) -> Abstra
     Raises:
       ValueError: it is no factor of a weight of this shape.
     """
-    expected = f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}"
-    if not isinstance(factor, AbstractFactor):
-        raise ValueError(f"{expected}, got {shown(factor)}")
-    try:
-        found = factor.shape_of_weight(shape)
-    except ValueError as error:
-        raise ValueError(f"{expected}, got {error}") from None
+    found = factor.shape_of_weight(shape) if isinstance(factor, AbstractFactor) else None
     if found != shape:
-        raise ValueError(f"{expected}, got one for a weight {list(found)}: see its axes")
+        expected = f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}"
+        raise ValueError(f"{expected}, got {shown(factor)} for one of {found}: see the axes of its arrays")
     return factor
 
 

@@ -54,5 +54,5 @@ def test_it_is_the_default_where_nothing_else_is_known():
     """A scheme without brackets of other widths refuses them."""
     event = AllocationEvent(1.0, 10, 2)
     assert epsilon_bounds(event, delta=1e-5) == epsilon_bounds(event, delta=1e-5, rtol=1e-3)
-    with pytest.raises(ValueError, match="rtol is available"):
+    with pytest.raises(ValueError, match="leave group_size and rtol out"):
         epsilon_bounds(event, delta=1e-5, rtol=1e-4)
