@@ -7,7 +7,6 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from experiments.config import CorrelatedFigureConfig
 from gdpjax.correlated import BandedInverse, BandedToeplitz, MinSep, bisr, lambda_cgd, optimize_banded_toeplitz
@@ -81,11 +80,11 @@ def draw() -> Figure:
     steps = np.arange(1, NUM_STEPS + 1)
     for axes, (name, strategy) in zip(images, strategies().items(), strict=True):
         of_noise = covariance(strategy)
-        image = _draw_correlations(axes, name, of_noise)
+        _draw_correlations(axes, name, of_noise)
         sums.plot(steps, deviations_of_sums(of_noise), label=name)
 
     # What the colours mean, and what the lines are.
-    bar = upper_half.colorbar(image, ax=images, extend="max", shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
+    bar = upper_half.colorbar(images[0].images[0], ax=images, extend="max", shrink=0.8, aspect=14, ticks=(-0.5, 0, 0.5))
     bar.set_label("correlation\n(diagonal: 1)")
     sums.set(xlim=(0, NUM_STEPS), ylim=(0, None), xlabel="step", ylabel="stddev of the running sum")
     sums.legend(loc="center right", bbox_to_anchor=(1.0, 0.55))
@@ -93,14 +92,13 @@ def draw() -> Figure:
     return figure
 
 
-def _draw_correlations(axes: Axes, name: str, of_noise: Float[np.ndarray, "steps steps"]) -> AxesImage:
+def _draw_correlations(axes: Axes, name: str, of_noise: Float[np.ndarray, "steps steps"]) -> None:
     """Draw the correlations of the first steps, and say how much noise one step has."""
     deviations = np.sqrt(of_noise.diagonal())
     correlations = of_noise / np.outer(deviations, deviations)
     shown = correlations[:NUM_SHOWN, :NUM_SHOWN]
-    image = axes.imshow(shown, cmap=SIGNED, vmin=-LARGEST_CORRELATION, vmax=LARGEST_CORRELATION)
+    axes.imshow(shown, cmap=SIGNED, vmin=-LARGEST_CORRELATION, vmax=LARGEST_CORRELATION)
     axes.set_title(name)
     axes.set_xlabel(f"stddev of one step: {deviations[-1]:.1f}")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    return image

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from gdpjax import accounting
 from gdpjax.sweeps import records
@@ -96,7 +95,7 @@ def draw(table: Table) -> Figure:
     for column, (accountant, error) in enumerate(errors.items()):
         percent = 100 * error.reshape(len(NOISE), len(PROB), len(EPOCHS))
         for row in range(len(PROB)):
-            image = _draw_map(axes[row, column], percent[:, row])
+            _draw_map(axes[row, column], percent[:, row])
         axes[0, column].set_title(accountant)
 
     # Labels at the left and at the bottom, and one bar of colours.
@@ -104,12 +103,13 @@ def draw(table: Table) -> Figure:
         left.set_ylabel(f"sampling probability {prob:.3g}\n" + r"noise multiplier $\sigma$")
     for lowest in axes[-1]:
         lowest.set_xlabel("epochs")
-    bar = figure.colorbar(image, ax=axes, extend="both", location="bottom", pad=0.02, shrink=0.7, aspect=40)
+    colours = axes[0, 0].images[0]
+    bar = figure.colorbar(colours, ax=axes, extend="both", location="bottom", pad=0.02, shrink=0.7, aspect=40)
     bar.set_label(r"$\varepsilon$ said / certified $\varepsilon$ - 1 (%); below 0 it is understated")
     return figure
 
 
-def _draw_map(axes: Axes, percent: Float[np.ndarray, "noise epochs"]) -> AxesImage:
+def _draw_map(axes: Axes, percent: Float[np.ndarray, "noise epochs"]) -> None:
     """Draw one heat map, each cell with its number."""
     norm = TwoSlopeNorm(0, -LARGEST_ERROR, LARGEST_ERROR)
     image = axes.imshow(percent, cmap="PuOr_r", norm=norm, aspect="auto", origin="lower")
@@ -119,7 +119,6 @@ def _draw_map(axes: Axes, percent: Float[np.ndarray, "noise epochs"]) -> AxesIma
     axes.set_xticks(range(len(EPOCHS)), [str(epochs) for epochs in EPOCHS])
     axes.set_yticks(range(len(NOISE)), [f"{noise:g}" for noise in NOISE])
     axes.grid(visible=False)
-    return image
 
 
 def _is_dark(color: Any) -> bool:

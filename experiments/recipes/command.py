@@ -21,6 +21,7 @@ def run(config: RecipesConfig) -> None:
 
 def reproduce(names: list[str], runs: Path, results: Path, console: Console) -> Path:
     """Run every sweep of these recipes, finished ones from their folders, and return the result file."""
+    path = results
     for name in names:
         # Each is written at once: what is done is on record.
         record = _record(RECIPES[name], runs)

@@ -230,6 +230,7 @@ def rising_root(
     """
     x = np.minimum(np.maximum(start, low), high)
     lows, highs = low, high
+    step: Array = np.zeros_like(x)
     for i in range(_MAX_EVALUATIONS):
         theta = np.exp(x)
         value, slope = function(theta)

@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._negative_number_matcher = _NEGATIVE
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse after the refusal of unknown options; argparse calls this for each subcommand, which has its own."""
         if self._subparsers is None and not {"-h", "--help"} & set(args):
             self._refuse_unknown_options(args)

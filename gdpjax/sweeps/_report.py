@@ -142,26 +142,26 @@ def save_varied(rows: Sequence[Row], layout: Layout, path: Path) -> bool:
     with figure(num_lines, num_columns, size=size, path=path, sharey=True, squeeze=False) as (drawing, grid):
         used = list(grid.flat[: len(names)])
         for axes, name in zip(used, names, strict=True):
-            dots = _draw_trials(axes, name, good, layout, c=epsilons, cmap="cividis", norm="log")
+            _draw_trials(axes, name, good, layout, c=epsilons, cmap="cividis", norm="log")
             axes.set(xlabel=layout.label(name))
         for axes in grid.flat[len(names) :]:
             axes.remove()
         drawing.supylabel(label(layout.score), fontsize="medium")
-        bar = drawing.colorbar(dots, ax=used, label=r"certified $\varepsilon$", aspect=25)
+        bar = drawing.colorbar(used[0].collections[0], ax=used, label=r"certified $\varepsilon$", aspect=25)
         number_ticks(bar.ax)
         drawing.legend(*grid[0, 0].get_legend_handles_labels(), loc=BELOW)
     return True
 
 
-def _draw_trials(axes: Any, name: str, rows: Sequence[Row], layout: Layout, **options: Any) -> Any:
-    """Draw a dot for each training, and return the dots.
+def _draw_trials(axes: Any, name: str, rows: Sequence[Row], layout: Layout, **options: Any) -> None:
+    """Draw a dot for each training.
 
     A few bad ones would flatten the rest: a triangle on the edge of the axes is at the place of each, and the legend
     has their number.
     """
     values = np.array([row[name] for row in rows], np.float64)
     scores = np.array([shown_score(layout.score, row[layout.score]) for row in rows])
-    dots = axes.scatter(values, scores, s=12, linewidths=0, **options)
+    axes.scatter(values, scores, s=12, linewidths=0, **options)
 
     # The axis reaches from the best score to 3.5 times the distance of the median.
     merit = -scores if layout.minimize else scores
@@ -179,4 +179,3 @@ def _draw_trials(axes: Any, name: str, rows: Sequence[Row], layout: Layout, **op
         )
     scale_x(axes, values)
     axes.grid()
-    return dots
