@@ -10,8 +10,8 @@ Whatever the bytes are, the answer is a value of the type that was asked for, or
 file, the line of a file of lines, and the field. The type may be a `msgspec.Struct`, a `TypedDict`, a dataclass or
 whatever else msgspec converts to; ``Any`` and ``dict[str, Any]`` take any JSON.
 
-Text that is not UTF-8, NaN, infinities and endless nesting are no JSON. A name that is there twice is refused, since the
-second value would hide the first: the noise, or the events, of a ledger.
+Text that is not UTF-8, NaN, infinities and endless nesting are no JSON. A name that is there twice is refused: its
+second value would hide the first, such as the noise or the events of a ledger.
 """
 
 import collections

@@ -204,7 +204,7 @@ def group_by_user(
     # Rows of a user who is not known may be those of several, or of another one.
     if ids.shape != (num_rows,) or ids.dtype.kind not in "biuUS" or np.ma.is_masked(user_ids):
         raise ValueError(
-            f"user_ids must be whole numbers or texts, one for each of {num_rows} rows and none masked, got {shown(ids)}"
+            f"user_ids must be whole numbers or texts, none masked, one for each of {num_rows} rows, got {shown(ids)}"
         )
     max_per_user = arguments.check_count("max_per_user", max_per_user)
 
