@@ -94,6 +94,7 @@ def test_joint_event_is_the_one_of_the_combined_noise():
         '{"gdpjax_ledger": 1, "events": [{"a": 1}]}',
         '{"gdpjax_ledger": 1, "events": [], "more events": [1]}',
         '{"gdpjax_ledger": 1, "events": [{"a": 1}], "events": []}',
+        Ledger([Event(1.0, 0.1, 10)]).to_json().replace('"num_steps": 10', '"num_steps": 10, "num_steps": 1'),
     ],
 )
 def test_bad_json(text):

@@ -177,7 +177,8 @@ def check_array(name: str, value: Any, *, ndim: int | None = None, kinds: str = 
     array = value
     if not hasattr(value, "dtype"):
         array = jnp.asarray(value) if is_traced(value) else np.asarray(value)
-    if number_kind(array.dtype) not in kinds or ndim not in (None, array.ndim):
+    # NumPy would compute with the numbers under a mask.
+    if np.ma.is_masked(value) or number_kind(array.dtype) not in kinds or ndim not in (None, array.ndim):
         raise ValueError(f"{name} must be {expected}, got {shown(value)}")
     return array
 

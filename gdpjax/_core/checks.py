@@ -115,6 +115,9 @@ def number_kind(dtype: Any) -> str:
 
 def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
     """Return the real numbers in ``value``; ValueError for texts, None, truth values and complex numbers."""
+    # NumPy would compute with the numbers under a mask.
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must be {text}, got an array with masked elements")
     array = np.asarray(value)
     # Python integers beyond 64 bits are objects.
     is_real = number_kind(array.dtype) in NUMBER_KINDS or all(type(item) is int for item in array.flat)

@@ -10,14 +10,19 @@ Whatever the bytes are, the answer is a value of the type that was asked for, or
 file, the line of a file of lines, and the field. The type may be a `msgspec.Struct`, a `TypedDict`, a dataclass or
 whatever else msgspec converts to; ``Any`` and ``dict[str, Any]`` take any JSON.
 
-Text that is not UTF-8, NaN, infinities and endless nesting are no JSON.
+Text that is not UTF-8, NaN, infinities and endless nesting are no JSON. A name that is there twice is refused: its
+second value would hide the first, such as the noise or the events of a ledger.
 """
 
+import collections
+import json
 import re
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from gdpjax._core.shown import shown
 
 T = TypeVar("T")
 
@@ -61,9 +66,18 @@ def parse_document(text: bytes | str, kind: type[T], source: str) -> T:
     """
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        json.loads(text, object_pairs_hook=_refuse_repeated_names)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise DocumentError(source, f"expected JSON text: {error}") from error
     return convert_document(value, kind, source)
+
+
+def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> None:
+    """Raise ValueError if an object has a name twice."""
+    names = [name for name, _ in pairs]
+    for name, count in collections.Counter(names).items():
+        if count > 1:
+            raise ValueError(f"every name once in an object, got {shown(name)} twice")
 
 
 def convert_document(value: Any, kind: type[T], source: str) -> T:

@@ -242,9 +242,13 @@ def white_box_scores(released: PyTree, canaries: PyTree) -> Array:
     >>> white_box_scores(jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.eye(2)).tolist()
     [1.0, 3.0]
     """
+    # A tree of other names is refused here.
+    of_leaves = jax.tree.map(
+        lambda value, rows: _leaf_scores(jnp.asarray(value), jnp.asarray(rows)), released, canaries
+    )
     scores: Array = 0
-    for value, rows in zip(jax.tree.leaves(released), jax.tree.leaves(canaries), strict=True):
-        scores = scores + _leaf_scores(jnp.asarray(value), jnp.asarray(rows))
+    for of_leaf in jax.tree.leaves(of_leaves):
+        scores = scores + of_leaf
     return scores
 
 

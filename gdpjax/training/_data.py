@@ -191,7 +191,7 @@ def group_by_user(
       order of their ids; the loss of a user is usually the mean over the rows that are not padding.
 
     Raises:
-      ValueError: unequal lengths, max_per_user < 1, what is no key.
+      ValueError: unequal lengths, masked ids, max_per_user < 1, what is no key.
 
     >>> (x,), is_padding = group_by_user([7, 9, 7], np.array([1.0, 2.0, 3.0]), max_per_user=2, key=jax.random.key(0))
     >>> x.shape, is_padding.tolist()
@@ -201,8 +201,11 @@ def group_by_user(
     arrays, num_rows = check_rows(arrays)
     key_data, _ = check_key(key)
     key_words = np.asarray(key_data).ravel().tolist()
-    if ids.shape != (num_rows,) or ids.dtype.kind not in "biuUS":
-        raise ValueError(f"user_ids must be whole numbers or texts, one for each of {num_rows} rows, got {shown(ids)}")
+    # Rows of a user who is not known may be those of several, or of another one.
+    if ids.shape != (num_rows,) or ids.dtype.kind not in "biuUS" or np.ma.is_masked(user_ids):
+        raise ValueError(
+            f"user_ids must be whole numbers or texts, none masked, one for each of {num_rows} rows, got {shown(ids)}"
+        )
     max_per_user = arguments.check_count("max_per_user", max_per_user)
 
     # The rows of each user stand together in this order.

@@ -100,6 +100,9 @@ def test_white_box_scores_are_inner_products_over_steps(canaries):
     cut_release = {name: leaf[..., :2] for name, leaf in first_release.items()}
     with pytest.raises(ValueError, match="expected a release of shape"):
         auditing.white_box_scores(cut_release, canaries)
+    renamed = {f"{name} of another model": leaf for name, leaf in first_release.items()}
+    with pytest.raises(ValueError, match="key"):
+        auditing.white_box_scores(renamed, canaries)
 
 
 def test_canaries_pass_through_clipping_among_examples(canaries):

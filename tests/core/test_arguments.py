@@ -29,7 +29,7 @@ class _Name(enum.Enum):
 
 NO_NUMBERS = [
     None, True, np.True_, "1", b"1", ["1"], 1j, np.ones(2, complex), object(), {"a": 1}, [True], [None], lambda: 1, int,
-    np.array(["x"]), _Name.A,
+    np.array(["x"]), _Name.A, np.ma.masked, np.ma.array([1.0, 2.0], mask=[True, False]),
 ]  # fmt: skip
 
 

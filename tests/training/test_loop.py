@@ -381,6 +381,9 @@ def train_statistics(training):
     training.init({"params": PARAMS, "batch_stats": {"mean": jnp.zeros(3)}}, KEY)
 
 
+MASKED = np.ma.array([1, 1, 2], mask=[True, False, False])
+
+
 def group(ids, x, max_per_user):
     return group_by_user(ids, np.array(x), max_per_user=max_per_user, key=KEY)
 
@@ -395,7 +398,9 @@ def group(ids, x, max_per_user):
         (lambda t: t.init(PARAMS, 0), "PRNG key"),
         (train_statistics, "GroupNorm"),
         (lambda t: batch_source(t.plan, t.init(PARAMS, KEY), 61), "max_examples = 60"),
-        (lambda t: group([1, 2], [0.0, 0.0, 0.0], 1), "one entry for each of the 3 rows"),
+        (lambda t: group([1, 2], [0.0, 0.0, 0.0], 1), "one for each of 3 rows"),
+        (lambda t: group(MASKED, [0.0, 0.0, 0.0], 1), "none masked"),
+        (lambda t: t.place(np.zeros((60, D)), np.ma.array(np.zeros(60), mask=np.eye(60)[0])), "array of numbers"),
     ],
 )
 def test_bad_input(training, act, message):
