@@ -60,7 +60,6 @@ def test_what_cannot_be_expressed_is_refused(form):
 @pytest.mark.parametrize(
     ("history", "message"),
     [
-        ([(1.0, 0.1)], r"\(noise_multiplier, sampling_prob, num_steps\), got \(float, float\) at index 0"),
         ([(1.0, 0.1, 2.5)], "num_steps must be a whole number"),
         ({"history": [(1.0, 0.1, 2)], "mechanism": "laplace"}, "the mechanism rdp, prv or gdp"),
     ],

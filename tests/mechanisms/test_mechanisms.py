@@ -330,7 +330,7 @@ def test_subsampling_sums_pytrees():
         (lambda: RandomizedResponse(1.0).sample(jax.random.key(0), jnp.array([2])), "categories from 0 to 1"),
         (lambda: RandomizedResponse(1.0).sample(jax.random.key(0), jnp.array([0.5])), "categories as integers"),
         (lambda: GaussianMechanism([1.0, 2.0]).sample(jax.random.key(0), jnp.ones(2), 1.0), "must be one number"),
-        (lambda: PoissonSubsampled(RandomizedResponse(1.0), 0.5), "mechanism must add noise"),
+        (lambda: PoissonSubsampled(RandomizedResponse(1.0), 0.5), "mechanism must be an Additive"),
         (lambda: PoissonSubsampled(GaussianMechanism(1.0), 0.5).sample(jax.random.key(0), 1.0, 1.0), "leading axis"),
         (lambda: GaussianMechanism(1.0).sample(jax.random.key(0), 1.0, -1.0), "sensitivity must be"),
         (lambda: DiscreteLaplaceMechanism(1.0).sample(jax.random.key(0), 1.5), "value must hold integers"),
