@@ -341,14 +341,12 @@ def draw(result: dict[str, Any], path: pathlib.Path) -> None:
 
 
 BENCHMARK = harness.Benchmark(
-    about=__doc__,
     module="benchmarks.bench_sweeps",
     what="training steps of one configuration per second, three ways to train the same configurations",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "optax", "flax"),
     settings=Settings,
     measure=measure,
     report="benchmarks.bench_sweeps",
-    targets=targets,
 )
 
 if __name__ == "__main__":

@@ -41,22 +41,13 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
         yield {"noise": noise, **part}
 
 
-def targets(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what was aimed at, beside what was measured."""
-    from benchmarks.training import race
-
-    return race.targets(result)
-
-
 BENCHMARK = harness.Benchmark(
-    about=__doc__,
     module="benchmarks.bench_training",
     what="private training: its bookkeeping, its noise, and steps per second beside other libraries",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "optax", "jax-privacy", "dp-accounting", "torch", "opacus"),
     settings=Settings,
     measure=measure,
     report="benchmarks.training.report",
-    targets=targets,
     cases=("cases", "benchmarks.training.cases"),
     keeps_memory=True,
 )
