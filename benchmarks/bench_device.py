@@ -16,11 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks import turns
-from benchmarks.accelerators.device_report import markdown
+from benchmarks import harness, turns
+from benchmarks.accelerators import device_report
 from benchmarks.accelerators.programs import Program, programs
 from benchmarks.accelerators.target import Target
-from benchmarks.harness import command
 from benchmarks.machine import describe
 
 PACKAGES = ("gdpjax", "jax", "jaxlib", "optax", "flax", "numpy", "jax_privacy")
@@ -44,13 +43,16 @@ def main(arguments: list[str] | None = None) -> None:
 
     device = jax.devices()[0]
     target = Target(device.platform, [device])
-    results = {"command": command("benchmarks.bench_device", arguments), "machine": describe(PACKAGES), "cases": {}}
+    results = {
+        "command": harness.command("benchmarks.bench_device", arguments),
+        "machine": describe(PACKAGES),
+        "cases": {},
+    }
     wanted = [each for each in programs().values() if any(part in each.name for part in options.programs)]
     for name, group in itertools.groupby(wanted, lambda program: program.name.rpartition(".")[0]):
         if "eight devices" not in name:
             results["cases"].update(_figures(name, list(group), target, options.rounds))
-            options.output.write_text(json.dumps(results, indent=1) + "\n")
-            options.output.with_suffix(".md").write_text(markdown(results))
+            harness.write(results, options.output, device_report)
 
 
 def _figures(case: str, group: list[Program], target: Target, rounds: int) -> dict[str, Any]:

@@ -164,7 +164,6 @@ def markdown(results: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="the file of results; its page beside it")
-    parser.add_argument("--cases", nargs="*", default=(), help="only those whose names contain one of these")
     parser.add_argument("--target", choices=("here", "tpu", "gpu"), default="here")
     parser.add_argument("--libtpu", type=pathlib.Path, help="the folder of the wheel of TPUs")
     parser.add_argument("--repetitions", type=int, default=7)
@@ -183,8 +182,6 @@ def main(arguments: list[str] | None = None) -> None:
     of_target["machine"] = machine.describe(PACKAGES)
     for special in SPECIALS:
         name = f"{special.case}: {special.model}"
-        if options.cases and not any(part in name for part in options.cases):
-            continue
         here = options.target == "here"
         figures = timed(special, options.repetitions) if here else compiled(special, target)
         of_target["cases"][name] = figures

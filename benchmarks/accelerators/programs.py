@@ -54,9 +54,9 @@ class Program(NamedTuple):
     checked: bool = False
 
 
-def numbers(*shape: int, dtype: Any = jnp.float32) -> Shape:
+def numbers(*shape: int) -> Shape:
     """Return the shape of an array of numbers."""
-    return Shape(shape, dtype)
+    return Shape(shape, jnp.float32)
 
 
 def _key() -> Any:
@@ -67,7 +67,7 @@ def _key() -> Any:
 
 
 def _accounting() -> Iterator[Program]:
-    of_accounting = {
+    counts = {
         "gdp_delta": 2,
         "gdp_log_delta": 2,
         "gdp_epsilon": 2,
@@ -77,15 +77,14 @@ def _accounting() -> Iterator[Program]:
         "clt_epsilon": 4,
         "moments_accountant_epsilon": 4,
     }
-    for name, count in of_accounting.items():
-        yield _elementwise(name, getattr(accounting, name), *[numbers(1000)] * count)
-    others: dict[str, tuple[Callable[..., Any], int]] = {
+    functions: dict[str, tuple[Callable[..., Any], int]] = {
+        **{name: (getattr(accounting, name), count) for name, count in counts.items()},
         "clt_epsilon_uniform": (functools.partial(accounting.clt_epsilon, sampling="uniform"), 4),
         "Gaussian": (lambda mu, alpha: tradeoff.Gaussian(mu)(alpha), 2),
         "subsample": (lambda mu, p, alpha: tradeoff.subsample(tradeoff.Gaussian(mu), p)(alpha), 3),
         "delta": (lambda mu, epsilon: tradeoff.delta(tradeoff.Gaussian(mu), epsilon), 2),
     }
-    for name, (function, count) in others.items():
+    for name, (function, count) in functions.items():
         yield _elementwise(name, function, *[numbers(1000)] * count)
 
     def swept(sigma: Any) -> Any:
@@ -259,31 +258,27 @@ def _rows(example: np.ndarray, target: Target) -> Any:
 
 
 def _language() -> Iterator[Program]:
-    contenders = {
-        PLAIN: language.NO_PRIVACY,
-        OURS: language.AUTO,
-        PEER: language.PEER,
-    }
-    for preset, lora, size in (("124M", None, 1), ("355M", None, 1), ("1B", LoraConfig(rank=8), 1)):
+    contenders = {PLAIN: language.NO_PRIVACY, OURS: language.AUTO, PEER: language.PEER}
+    for preset, lora in (("124M", None), ("355M", None), ("1B", LoraConfig(rank=8))):
         name = preset if lora is None else f"{preset} adapters"
         for contender, theirs in contenders.items():
-            build = functools.partial(_language_step, preset, lora, size, theirs, None)
+            build = functools.partial(_language_step, preset, lora, theirs, None)
             yield Program(f"language.{name}.{contender}", build)
     for preset in ("124M", "1B"):
         for mesh in ("fsdp", "data"):
             for contender in (PLAIN, OURS):
-                build = functools.partial(_language_step, preset, None, 1, contenders[contender], mesh)
+                build = functools.partial(_language_step, preset, None, contenders[contender], mesh)
                 yield Program(f"eight devices.{preset} {mesh}.{contender}", build)
 
 
-def _language_step(preset: str, lora: Any, size: int, contender: str, form: str | None, target: Target) -> Built:
+def _language_step(preset: str, lora: Any, contender: str, form: str | None, target: Target) -> Built:
     num_units = 8 if form else 4
-    case = language_cases.Case(preset, preset, PRESETS[preset], lora, num_units, 1, 512, (size,))
+    case = language_cases.Case(preset, preset, PRESETS[preset], lora, num_units, 1, 512, (1,))
     build = next(each.build for each in language.CONTENDERS if each.name == contender)
     made: list[Any] = []
 
     def arguments() -> Any:
-        function, arguments = build(language.Task(case), num_units if form else size)
+        function, arguments = build(language.Task(case), num_units if form else 1)
         made.append(function)
         return arguments
 
