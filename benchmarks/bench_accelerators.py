@@ -5,7 +5,7 @@
 
 One process compiles for one target, the first of ``--targets`` that can be described after the other. A program that
 fails, or takes longer than ``--limit`` seconds, is reported by its name, and the others go on. What a file of results
-has already is kept, unless ``--again`` says otherwise.
+has already is kept.
 """
 
 import argparse
@@ -30,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--programs", nargs="*", default=[], help="only those whose names contain one of these")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one program")
-    parser.add_argument("--again", action="store_true", help="compile what the results have already, too")
     parser.add_argument("--check", type=Path, help="compare the checked programs with this file of expectations")
     parser.add_argument("--remake", action="store_true", help="with --check: write the file instead")
     parser.add_argument("--output", type=Path, help="write all programs to this file of results, and its page")
@@ -45,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not _has_compiler(target, options.libtpu):
             print(f"{TITLES[target]}: left out, its compiler is not installed (libtpu, jax[cuda12])")
             continue
-        skipped = set() if options.check or options.again else set(known.get("figures", {}).get(target, {}))
+        skipped = set() if options.check else set(known.get("figures", {}).get(target, {}))
         figures = compiled(target, options, skipped)
         measured[target] = figures
         if options.output:

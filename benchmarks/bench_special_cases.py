@@ -12,7 +12,6 @@ import contextlib
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -91,14 +90,6 @@ def _recommender() -> Any:
     return loss, 5.0, (params, pairs, rng.integers(5, size=10_000, dtype=np.int32))
 
 
-@contextlib.contextmanager
-def _patched(patches: tuple[tuple[str, Any], ...]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for path, value in patches:
-            stack.enter_context(mock.patch(path, value))
-        yield
-
-
 def _functions(special: Special) -> Any:
     """Return the functions by name, and their arguments."""
     from benchmarks.clipping.cases import AUTO, NO_PRIVACY
@@ -108,7 +99,9 @@ def _functions(special: Special) -> Any:
     builds: dict[str, Any] = {contender.name: contender.build for contender in CONTENDERS}
 
     def without(*arguments: Any) -> Any:
-        with _patched(special.patches):
+        with contextlib.ExitStack() as stack:
+            for path, value in special.patches:
+                stack.enter_context(mock.patch(path, value))
             return builds[AUTO](loss, clip_norm, None)(*arguments)
 
     plain, ours = (builds[name](loss, clip_norm, None) for name in (NO_PRIVACY, AUTO))

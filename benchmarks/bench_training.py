@@ -30,7 +30,6 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield what there is after each case; the noise comes first."""
     from benchmarks.training import cases, parts, race, trainers
 
-    harness.chosen(settings.cases, BENCHMARK.preset(settings.preset), "case")
     size = cases.NUM_COORDINATES[settings.preset]
     noise = {"num_coordinates": size, "contenders": parts.measure_noise(size, settings.repetitions)}
 
