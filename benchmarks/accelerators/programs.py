@@ -35,6 +35,7 @@ OURS = "gdpjax"
 PEER = "jax_privacy"
 PEER_32 = "jax_privacy, 32 rows at a time"
 
+CASES = {case.name: case for case in clipping_cases.CPU}
 Shape = jax.ShapeDtypeStruct
 _MLP_SHAPES = ((784, 1024), (1024,), (1024, 1024), (1024,), (1024, 10), (10,))
 _NUM_EXAMPLES = 60_000
@@ -165,15 +166,11 @@ def _noise() -> Iterator[Program]:
 
 
 def _clipped() -> Iterator[Program]:
-    checked = ("mlp", "cnn")
-    for case in clipping_cases.CPU:
-        if case.name not in ("mlp", "cnn", "resnet", "flax_transformer", "imdb"):
-            continue
+    for name in ("mlp", "cnn", "flax_transformer", "imdb", "resnet"):
         for contender in (PLAIN, OURS, PEER, PEER_32):
-            build = functools.partial(_clipped_gradient, case, contender)
-            yield Program(
-                f"clipped.{case.name}.{contender}", build, case.name in checked and contender in (PLAIN, OURS)
-            )
+            build = functools.partial(_clipped_gradient, CASES[name], contender)
+            checked = name in ("mlp", "cnn") and contender in (PLAIN, OURS)
+            yield Program(f"clipped.{name}.{contender}", build, checked)
 
 
 def _clipped_gradient(case: Any, contender: str, target: Target) -> Built:
@@ -201,11 +198,10 @@ def _shapes_of(tree: Any) -> Any:
 
 def _steps() -> Iterator[Program]:
     for name in ("mlp", "cnn"):
-        case = next(case for case in clipping_cases.CPU if case.name == name)
         for contender in (PLAIN, OURS):
-            build = functools.partial(_step, case, contender, "step")
+            build = functools.partial(_step, CASES[name], contender, "step")
             yield Program(f"step.{name}.{contender}", build, checked=True)
-    mlp = clipping_cases.CPU[0]
+    mlp = CASES["mlp"]
     yield Program(f"step.mlp in a loop of 10.{OURS}", functools.partial(_step, mlp, OURS, "loop"), checked=True)
     yield Program(f"step.mlp, four trainings of 10.{OURS}", functools.partial(_step, mlp, OURS, "four"))
 
