@@ -30,14 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--programs", nargs="*", default=[], help="only those whose names contain one of these")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one program")
-    parser.add_argument("--check", type=Path, help="compare the checked programs with this file of expectations")
+    files = parser.add_mutually_exclusive_group(required=True)
+    files.add_argument("--check", type=Path, help="compare the checked programs with this file of expectations")
+    files.add_argument("--output", type=Path, help="write all programs to this file of results, and its page")
     parser.add_argument("--remake", action="store_true", help="with --check: write the file instead")
-    parser.add_argument("--output", type=Path, help="write all programs to this file of results, and its page")
     options = parser.parse_args(arguments)
 
     path = options.check or options.output
-    if path is None:
-        parser.error("give --check or --output")
     known = json.loads(path.read_text()) if path.exists() else {}
     measured: dict[str, Any] = {}
     for target in options.targets:
