@@ -5,21 +5,23 @@
 
 One process compiles for one target, the first of ``--targets`` that can be described after the other. A program that
 fails, or takes longer than ``--limit`` seconds, is reported by its name, and the others go on. What a file of results
-has already is kept, unless ``--again`` says otherwise.
+has already is kept.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import multiprocessing
-import queue
+import signal
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accelerators import counts
-from benchmarks.accelerators.report import markdown
+from benchmarks import harness
+from benchmarks.accelerators import counts, report
 from benchmarks.accelerators.target import TARGETS, TITLES, describe
-from benchmarks.harness import command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,29 +29,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--libtpu", type=Path, help="the folder into which pip put the wheel of TPUs")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--programs", nargs="*", default=[], help="only those whose names contain one of these")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for one program")
-    parser.add_argument("--again", action="store_true", help="compile what the results have already, too")
-    parser.add_argument("--check", type=Path, help="compare the checked programs with this file of expectations")
+    parser.add_argument("--limit", type=int, default=600, help="seconds for one program")
+    files = parser.add_mutually_exclusive_group(required=True)
+    files.add_argument("--check", type=Path, help="compare the checked programs with this file of expectations")
+    files.add_argument("--output", type=Path, help="write all programs to this file of results, and its page")
     parser.add_argument("--remake", action="store_true", help="with --check: write the file instead")
-    parser.add_argument("--output", type=Path, help="write all programs to this file of results, and its page")
     options = parser.parse_args(arguments)
 
     path = options.check or options.output
-    if path is None:
-        parser.error("give --check or --output")
     known = json.loads(path.read_text()) if path.exists() else {}
     measured: dict[str, Any] = {}
     for target in options.targets:
         if not _has_compiler(target, options.libtpu):
             print(f"{TITLES[target]}: left out, its compiler is not installed (libtpu, jax[cuda12])")
             continue
-        skipped = set() if options.check or options.again else set(known.get("figures", {}).get(target, {}))
+        skipped = set() if options.check else set(known.get("figures", {}).get(target, {}))
         figures = compiled(target, options, skipped)
         measured[target] = figures
         if options.output:
-            known = counts.merged(known, target, figures, command("benchmarks.bench_accelerators", arguments))
-            path.write_text(json.dumps(known, indent=1) + "\n")
-            path.with_suffix(".md").write_text(markdown(known))
+            known = counts.merged(known, target, figures, harness.command("benchmarks.bench_accelerators", arguments))
+            harness.write(known, path, report)
     if not measured:
         return 1
     if not options.check:
@@ -68,65 +67,50 @@ def _has_compiler(target: str, libtpu: Path | None) -> bool:
     return any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 
 
+_described = functools.cache(describe)
+
+
 def compiled(target: str, options: Any, skipped: set[str]) -> dict[str, Any]:
     """Return the figures of each program, by its name."""
     figures: dict[str, Any] = {}
-    todo: list[str] | None = None
-    context = multiprocessing.get_context("spawn")
-    while todo is None or todo:
-        results = context.Queue()
-        # A program that hangs takes its process with it, and the next process goes on after it.
-        worker = context.Process(target=_work, args=(target, options, skipped | set(figures), results), daemon=True)
-        worker.start()
-        try:
-            todo = _next(results, worker, 120.0)
-            while todo:
-                name = todo[0]
-                figures[name] = _next(results, worker, options.limit)
-                todo = todo[1:]
+    spawn = multiprocessing.get_context("spawn")
+    while True:
+        # A program that fails badly, or hangs, takes its process with it, and the next process goes on after it.
+        with futures.ProcessPoolExecutor(1, spawn) as worker:
+            for name in worker.submit(_names, target, options, skipped | set(figures)).result():
+                work = worker.submit(_figures, target, options, name)
+                error = work.exception()
+                figures[name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"} if error else work.result()
                 print(json.dumps({"target": target, "name": name, **figures[name]}), flush=True)
-        except TimeoutError as error:
-            if todo is None:
-                raise
-            figures[todo[0]] = {"failed": str(error)}
-            print(json.dumps({"target": target, "name": todo[0], **figures[todo[0]]}), flush=True)
-            todo = todo[1:]
-        finally:
-            worker.kill()
-            worker.join()
-    return figures
+                if isinstance(error, BrokenProcessPool):
+                    break
+            else:
+                return figures
 
 
-def _next(results: Any, worker: Any, seconds: float) -> Any:
-    """Return what a worker sends next; TimeoutError if it takes too long or ends."""
-    waited = 0.0
-    while waited < seconds:
-        try:
-            return results.get(timeout=1.0)
-        except queue.Empty:
-            waited += 1.0
-            if not worker.is_alive() and results.empty():
-                raise TimeoutError("its process ended") from None
-    raise TimeoutError(f"more than {seconds:.0f} seconds")
-
-
-def _work(name: str, options: Any, skipped: set[str], results: Any) -> None:
-    """Send the names of the programs, and then the figures of each."""
-    target = describe(name, options.libtpu)
+def _names(target: str, options: Any, skipped: set[str]) -> list[str]:
+    """Return the names of the programs that are wanted."""
+    _described(target, options.libtpu)
     from benchmarks.accelerators.programs import programs
 
     wanted = []
     for program in programs().values():
         is_named = not options.programs or any(part in program.name for part in options.programs)
         if is_named and program.name not in skipped and (program.checked or not options.check):
-            wanted.append(program)
-    results.put([program.name for program in wanted])
-    for program in wanted:
-        try:
-            function, shapes, settings = program.build(target)
-            results.put(target.compile(function, shapes, **settings))
-        except Exception as error:
-            results.put({"failed": f"{type(error).__name__}: {str(error)[:300]}"})
+            wanted.append(program.name)
+    return wanted
+
+
+def _figures(target: str, options: Any, name: str) -> dict[str, Any]:
+    """Return the figures of a program; the process ends with its time, whatever the compiler does."""
+    from benchmarks.accelerators.programs import programs
+
+    signal.alarm(options.limit)
+    described = _described(target, options.libtpu)
+    function, shapes, settings = programs()[name].build(described)
+    figures = described.compile(function, shapes, **settings)
+    signal.alarm(0)
+    return figures
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     size = settings.configurations
     runs = grid.make_grid(size)
     compilations = comparison.count_compilations(runs)
-    lower, upper = ours.FUNCTIONS["epsilon_bounds"].call(*runs.columns())
-    moments = ours.FUNCTIONS["moments_accountant_epsilon"].call(*runs.columns())
+    lower, upper = ours.FUNCTIONS["epsilon_bounds"].call(*runs)
+    moments = ours.FUNCTIONS["moments_accountant_epsilon"].call(*runs)
     accuracy = comparison.accuracy_of_ours(lower, upper, moments)
     raced = comparison.race(runs, settings.subset, settings.repetitions, settings.patience, settings.sweep_seconds)
     yield {
@@ -70,32 +70,7 @@ def _fresh(settings: Settings) -> dict[str, Any]:
     return results
 
 
-def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what was aimed at, beside what was measured."""
-    from benchmarks.accounting import ours
-
-    found = {}
-    rates = {name: measured["per_second"]["gdpjax"] for name, measured in result["gaussian"].items()}
-    rates |= result["batched"]["per_second"]
-    for name, function in ours.FUNCTIONS.items():
-        if function.target is not None:
-            found[f"{name}, per second"] = harness.at_least(float(function.target), rates[name]["median"])
-
-    accuracy = result["accuracy"]["epsilon_bounds"]
-    widest, num_wider = accuracy["relative_width"]["max_size"], accuracy["wider_than_target"]
-    found["epsilon_bounds, largest relative width"] = harness.at_most(ours.WIDTH_TARGET, widest)
-    found["epsilon_bounds, configurations wider than that"] = harness.at_most(0, num_wider)
-
-    for name, measured in result["fresh"].items():
-        seconds = measured["first_call"]["first_call_seconds"]
-        peak = float(measured["memory"]["peak_bytes"])
-        found[f"{name}, first call, seconds"] = harness.at_most(ours.FIRST_CALL_TARGET, seconds)
-        found[f"{name}, peak memory, bytes"] = harness.at_most(ours.MEMORY_TARGET, peak)
-    return found
-
-
 BENCHMARK = harness.Benchmark(
-    about=__doc__,
     module="benchmarks.bench_accounting",
     what="certified epsilon, moments accountant and exact Gaussian functions beside other libraries",
     packages=(
@@ -105,7 +80,6 @@ BENCHMARK = harness.Benchmark(
     settings=Settings,
     measure=measure,
     report="benchmarks.accounting.report",
-    targets=targets,
 )
 
 if __name__ == "__main__":

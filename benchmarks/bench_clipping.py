@@ -36,22 +36,13 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     yield from harness.case_by_case(BENCHMARK, settings, contenders.CONTENDERS, of_case)
 
 
-def targets(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what was aimed at, beside what was measured."""
-    from benchmarks.clipping import compare
-
-    return compare.targets(result)
-
-
 BENCHMARK = harness.Benchmark(
-    about=__doc__,
     module="benchmarks.bench_clipping",
     what="gradient steps with per-example clipping beside other libraries and beside no privacy",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "optax", "jax-privacy", "torch", "opacus"),
     settings=Settings,
     measure=measure,
     report="benchmarks.clipping.report",
-    targets=targets,
     cases=("models", "benchmarks.clipping.cases"),
 )
 

@@ -50,25 +50,13 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     }
 
 
-def targets(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what was aimed at, beside what was measured."""
-    from benchmarks.correlated import costs, optimizers
-
-    found = {}
-    for size, measured in result["costs"].items():
-        found |= costs.targets(int(size), measured)
-    return found | optimizers.targets(result["optimizers"])
-
-
 BENCHMARK = harness.Benchmark(
-    about=__doc__,
     module="benchmarks.bench_correlated",
     what="correlated noise: errors by family, the cost of a step's noise, and optimisers",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "scipy", "optax", "jax-privacy"),
     settings=Settings,
     measure=measure,
     report="benchmarks.correlated.report",
-    targets=targets,
     keeps_memory=True,
 )
 

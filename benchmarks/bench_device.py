@@ -16,15 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks import turns
-from benchmarks.accelerators.device_report import markdown
+from benchmarks import harness, turns
+from benchmarks.accelerators import device_report
 from benchmarks.accelerators.programs import Program, programs
 from benchmarks.accelerators.target import Target
-from benchmarks.harness import command
 from benchmarks.machine import describe
 
 PACKAGES = ("gdpjax", "jax", "jaxlib", "optax", "flax", "numpy", "jax_privacy")
-DEFAULT = (
+ROUNDS = 15
+MEASURED = (
     "noise.2M",
     "noise.1B float32",
     "noise.MLP's leaves and Adam.",
@@ -33,27 +33,29 @@ DEFAULT = (
     "step.",
     "language.",
 )
+"""The beginnings of the names of what is measured."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Run the programs on the device that is here.")
     parser.add_argument("--output", type=Path, required=True, help="the file of results; its page lies beside it")
-    parser.add_argument("--programs", nargs="*", default=DEFAULT, help="those whose names contain one of these")
-    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args(arguments)
 
     device = jax.devices()[0]
     target = Target(device.platform, [device])
-    results = {"command": command("benchmarks.bench_device", arguments), "machine": describe(PACKAGES), "cases": {}}
-    wanted = [each for each in programs().values() if any(part in each.name for part in options.programs)]
-    for name, group in itertools.groupby(wanted, lambda program: program.name.rpartition(".")[0]):
-        if "eight devices" not in name:
-            results["cases"].update(_figures(name, list(group), target, options.rounds))
-            options.output.write_text(json.dumps(results, indent=1) + "\n")
-            options.output.with_suffix(".md").write_text(markdown(results))
+    results = {
+        "command": harness.command("benchmarks.bench_device", arguments),
+        "machine": describe(PACKAGES),
+        "cases": {},
+    }
+    wanted = [each for each in programs().values() if each.name.startswith(MEASURED)]
+    for _, group in itertools.groupby(wanted, lambda program: program.name.rpartition(".")[0]):
+        results["cases"].update(_figures(list(group), target))
+        harness.write_json(results, options.output)
+    harness.write(results, options.output, device_report)
 
 
-def _figures(case: str, group: list[Program], target: Target, rounds: int) -> dict[str, Any]:
+def _figures(group: list[Program], target: Target) -> dict[str, Any]:
     """Return the figures of the contenders of a case, by their names."""
     figures: dict[str, Any] = {}
     entries = []
@@ -63,7 +65,7 @@ def _figures(case: str, group: list[Program], target: Target, rounds: int) -> di
             entries.append(turns.compiled(program.name, function, *_made(shapes))[0])
         except Exception as error:
             figures[program.name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    turns.take_turns(entries, rounds)
+    turns.take_turns(entries, ROUNDS)
     for entry in entries:
         figures[entry.name] = {**entry.facts, "median_seconds": entry.median}
         print(json.dumps({"name": entry.name, **figures[entry.name]}), flush=True)

@@ -4,9 +4,9 @@
     python -m benchmarks.bench_language --preset 1B --device-flops 989e12 --output benchmarks/results/language_1B.json
 
 writes the JSON, and tables beside it. ``tiny`` and ``small`` are for a processor; ``124M``, ``355M`` and ``1B`` are for
-one GPU, whose dense bfloat16 operations a second are ``--device-flops``. ``--cases`` (full, lora), ``--contenders`` and
-``--sizes`` choose some; ``--merge`` keeps the other cases that the output already has, so that a long run can be made
-in parts. The peer is jax_privacy (the ``benchmarks-clipping`` extra); a missing one is reported.
+one GPU, whose dense bfloat16 operations a second are ``--device-flops``. ``--cases`` (full, lora) and
+``--contenders`` choose some; ``--merge`` keeps the other cases that the output already has, so that a long run can be
+made in parts. The peer is jax_privacy (the ``benchmarks-clipping`` extra); a missing one is reported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ from benchmarks import harness
 class Settings(NamedTuple):
     """Settings of a run: the preset is smallest, tiny, small, 124M, 355M or 1B.
 
-    No names: all of the preset's cases, all contenders; no microbatch sizes: those of each case. With the operations
-    that the device can do in a second there is model flops utilisation.
+    No names: all of the preset's cases, all contenders. With the operations that the device can do in a second there is
+    model flops utilisation.
     """
 
     preset: str = "tiny"
@@ -27,7 +27,6 @@ class Settings(NamedTuple):
     repetitions: int = 7
     cases: Sequence[str] = ()
     contenders: Sequence[str] = ()
-    sizes: Sequence[int] = ()
     device_flops: float | None = None
 
 
@@ -36,14 +35,12 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     from benchmarks.language import race, steps
 
     def of_case(case: Any, present: list[Any]) -> dict[str, Any]:
-        sizes = tuple(settings.sizes) or case.sizes
-        return race.run(case, present, sizes, settings.repetitions, settings.device_flops)
+        return race.run(case, present, settings.repetitions, settings.device_flops)
 
     yield from harness.case_by_case(BENCHMARK, settings, steps.CONTENDERS, of_case)
 
 
 BENCHMARK = harness.Benchmark(
-    about=__doc__,
     module="benchmarks.bench_language",
     what="language models: private steps beside the step without privacy on the same rows",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "optax", "flax", "jax-privacy"),

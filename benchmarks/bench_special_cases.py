@@ -12,7 +12,6 @@ import contextlib
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -91,14 +90,6 @@ def _recommender() -> Any:
     return loss, 5.0, (params, pairs, rng.integers(5, size=10_000, dtype=np.int32))
 
 
-@contextlib.contextmanager
-def _patched(patches: tuple[tuple[str, Any], ...]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for path, value in patches:
-            stack.enter_context(mock.patch(path, value))
-        yield
-
-
 def _functions(special: Special) -> Any:
     """Return the functions by name, and their arguments."""
     from benchmarks.clipping.cases import AUTO, NO_PRIVACY
@@ -108,7 +99,9 @@ def _functions(special: Special) -> Any:
     builds: dict[str, Any] = {contender.name: contender.build for contender in CONTENDERS}
 
     def without(*arguments: Any) -> Any:
-        with _patched(special.patches):
+        with contextlib.ExitStack() as stack:
+            for path, value in special.patches:
+                stack.enter_context(mock.patch(path, value))
             return builds[AUTO](loss, clip_norm, None)(*arguments)
 
     plain, ours = (builds[name](loss, clip_norm, None) for name in (NO_PRIVACY, AUTO))
@@ -164,7 +157,6 @@ def markdown(results: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="the file of results; its page beside it")
-    parser.add_argument("--cases", nargs="*", default=(), help="only those whose names contain one of these")
     parser.add_argument("--target", choices=("here", "tpu", "gpu"), default="here")
     parser.add_argument("--libtpu", type=pathlib.Path, help="the folder of the wheel of TPUs")
     parser.add_argument("--repetitions", type=int, default=7)
@@ -183,8 +175,6 @@ def main(arguments: list[str] | None = None) -> None:
     of_target["machine"] = machine.describe(PACKAGES)
     for special in SPECIALS:
         name = f"{special.case}: {special.model}"
-        if options.cases and not any(part in name for part in options.cases):
-            continue
         here = options.target == "here"
         figures = timed(special, options.repetitions) if here else compiled(special, target)
         of_target["cases"][name] = figures

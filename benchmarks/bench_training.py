@@ -30,7 +30,6 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield what there is after each case; the noise comes first."""
     from benchmarks.training import cases, parts, race, trainers
 
-    harness.chosen(settings.cases, BENCHMARK.preset(settings.preset), "case")
     size = cases.NUM_COORDINATES[settings.preset]
     noise = {"num_coordinates": size, "contenders": parts.measure_noise(size, settings.repetitions)}
 
@@ -41,22 +40,13 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
         yield {"noise": noise, **part}
 
 
-def targets(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what was aimed at, beside what was measured."""
-    from benchmarks.training import race
-
-    return race.targets(result)
-
-
 BENCHMARK = harness.Benchmark(
-    about=__doc__,
     module="benchmarks.bench_training",
     what="private training: its bookkeeping, its noise, and steps per second beside other libraries",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "optax", "jax-privacy", "dp-accounting", "torch", "opacus"),
     settings=Settings,
     measure=measure,
     report="benchmarks.training.report",
-    targets=targets,
     cases=("cases", "benchmarks.training.cases"),
     keeps_memory=True,
 )

@@ -3,6 +3,7 @@
 import argparse
 import collections.abc
 import importlib
+import inspect
 import json
 import pathlib
 import shlex
@@ -22,27 +23,23 @@ class Benchmark(NamedTuple):
     """What a program measures.
 
     Args:
-      about: the program's docstring.
       module: its name after ``python -m``.
-      what: the same for the JSON, in a line.
+      what: it measures, for the JSON, in a line.
       packages: whose versions are written down.
       settings: a named tuple with defaults, of which the command line is made.
       measure: yields what there is after each part of the run. It imports JAX, once the cores are chosen.
-      report: the module whose ``markdown(result)`` gives the tables, and ``draw(result, path)``, if it has it, a
-        picture.
-      targets: gives what was aimed at beside what was measured, if anything was.
+      report: the module whose ``markdown(result)`` gives the tables; if it has them, ``draw(result, path)`` gives a
+        picture and ``targets(result)`` what was aimed at beside what was measured.
       cases: the key of the result that may be measured in several runs, and the module with their ``PRESETS``.
       keeps_memory: whether `machine.keep_memory` is called.
     """
 
-    about: str | None
     module: str
     what: str
     packages: Sequence[str]
     settings: Any
     measure: Callable[[Any], Iterator[Result]]
     report: str
-    targets: Callable[[Result], dict[str, Any]] | None = None
     cases: tuple[str, str] | None = None
     keeps_memory: bool = False
 
@@ -71,7 +68,8 @@ def run(benchmark: Benchmark, settings: Any, save: Callable[[Result], None] = la
 
 
 def _targets(benchmark: Benchmark, result: Result) -> Result:
-    return {"targets": benchmark.targets(result)} if benchmark.targets else {}
+    report: Any = importlib.import_module(benchmark.report)
+    return {"targets": report.targets(result)} if hasattr(report, "targets") else {}
 
 
 def case_by_case(
@@ -132,14 +130,8 @@ def merge(benchmark: Benchmark, previous: Result, result: Result) -> Result:
     """
     assert benchmark.cases is not None
     key = benchmark.cases[0]
-    if previous["machine"] != result["machine"]:
-        raise ValueError(
-            f"cannot merge results of different machines: {previous['machine']!r} and {result['machine']!r}"
-        )
-    for name in ("preset", "threads", "repetitions"):
-        before, now = previous["settings"][name], result["settings"][name]
-        if before != now:
-            raise ValueError(f"cannot merge: the earlier part was made with {name} {before!r}, this one with {now!r}")
+    if _made_on(previous) != _made_on(result):
+        raise ValueError("cannot merge: the earlier part has another machine, version, preset, threads or repetitions")
 
     # What was measured again counts as it is now.
     measured = previous[key] | result[key]
@@ -155,13 +147,17 @@ def merge(benchmark: Benchmark, previous: Result, result: Result) -> Result:
     return merged | _targets(benchmark, merged)
 
 
+def _made_on(result: Result) -> list[Any]:
+    return [result["machine"], *(result["settings"][name] for name in ("preset", "threads", "repetitions"))]
+
+
 # ---- The command line ----
 
 
 def main(benchmark: Benchmark, arguments: list[str] | None = None) -> None:
     """Run, print the tables, write the JSON, and the tables and a picture beside it."""
     parser = argparse.ArgumentParser(
-        description=f"{benchmark.about}\n{benchmark.settings.__doc__}",
+        description=f"{inspect.getmodule(benchmark.measure).__doc__}\n{benchmark.settings.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=pathlib.Path, required=True, help="the JSON to write; the rest goes beside it")

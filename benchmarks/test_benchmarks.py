@@ -21,7 +21,7 @@ TINY: dict[str, dict[str, Any]] = {
     "accounting_cpu": dict(
         configurations=12, subset=2, repetitions=1, points=1000, patience=0.0, sweep_seconds=0.5, processes=False
     ),
-    "allocation_cpu": dict(configurations=2, repetitions=1, patience=0.0),
+    "allocation_cpu": dict(configurations=2, repetitions=1),
     "clipping_cpu": dict(
         preset="cpu-tiny",
         repetitions=1,
@@ -67,7 +67,7 @@ def tiny(name: str) -> dict[str, Any]:
 def test_a_tiny_run_writes_what_the_committed_one_wrote(name, tmp_path, capsys):
     result, committed = tiny(name), summary.read(name)
     assert committed is not None
-    assert set(result) >= set(committed)
+    assert set(result) >= set(committed) - {"missing"}
     for target in result.get("targets", {}).values():
         assert {"target", "measured", "met", "at_least"} <= set(target)
 
@@ -199,7 +199,7 @@ def test_parts_of_a_run_are_merged_in_the_preset_s_order():
     assert list(merged["cases"]) == merged["settings"]["cases"] == ["full", "lora"]
     assert merged["total_seconds"] == 4.0
     assert merged["command"] == "measure lora; measure full"
-    with pytest.raises(ValueError, match="threads 2, this one with 1"):
+    with pytest.raises(ValueError, match="preset, threads or repetitions"):
         harness.merge(LANGUAGE, part("lora", threads=2), part("full"))
 
 
@@ -209,7 +209,6 @@ def test_parts_of_a_run_are_merged_in_the_preset_s_order():
         ({"cases": ("none",)}, "unknown case 'none'"),
         ({"preset": "7B"}, "unknown preset '7B'"),
         ({"contenders": ("none",)}, "unknown contender 'none'"),
-        ({"sizes": (3,)}, "divide the 4 units"),
     ],
 )
 def test_what_is_not_there_is_refused(settings, message):

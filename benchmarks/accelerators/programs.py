@@ -35,6 +35,7 @@ OURS = "gdpjax"
 PEER = "jax_privacy"
 PEER_32 = "jax_privacy, 32 rows at a time"
 
+CASES = {case.name: case for case in clipping_cases.CPU}
 Shape = jax.ShapeDtypeStruct
 _MLP_SHAPES = ((784, 1024), (1024,), (1024, 1024), (1024,), (1024, 10), (10,))
 _NUM_EXAMPLES = 60_000
@@ -54,9 +55,9 @@ class Program(NamedTuple):
     checked: bool = False
 
 
-def numbers(*shape: int, dtype: Any = jnp.float32) -> Shape:
+def numbers(*shape: int) -> Shape:
     """Return the shape of an array of numbers."""
-    return Shape(shape, dtype)
+    return Shape(shape, jnp.float32)
 
 
 def _key() -> Any:
@@ -67,7 +68,7 @@ def _key() -> Any:
 
 
 def _accounting() -> Iterator[Program]:
-    of_accounting = {
+    counts = {
         "gdp_delta": 2,
         "gdp_log_delta": 2,
         "gdp_epsilon": 2,
@@ -77,15 +78,14 @@ def _accounting() -> Iterator[Program]:
         "clt_epsilon": 4,
         "moments_accountant_epsilon": 4,
     }
-    for name, count in of_accounting.items():
-        yield _elementwise(name, getattr(accounting, name), *[numbers(1000)] * count)
-    others: dict[str, tuple[Callable[..., Any], int]] = {
+    functions: dict[str, tuple[Callable[..., Any], int]] = {
+        **{name: (getattr(accounting, name), count) for name, count in counts.items()},
         "clt_epsilon_uniform": (functools.partial(accounting.clt_epsilon, sampling="uniform"), 4),
         "Gaussian": (lambda mu, alpha: tradeoff.Gaussian(mu)(alpha), 2),
         "subsample": (lambda mu, p, alpha: tradeoff.subsample(tradeoff.Gaussian(mu), p)(alpha), 3),
         "delta": (lambda mu, epsilon: tradeoff.delta(tradeoff.Gaussian(mu), epsilon), 2),
     }
-    for name, (function, count) in others.items():
+    for name, (function, count) in functions.items():
         yield _elementwise(name, function, *[numbers(1000)] * count)
 
     def swept(sigma: Any) -> Any:
@@ -166,15 +166,11 @@ def _noise() -> Iterator[Program]:
 
 
 def _clipped() -> Iterator[Program]:
-    checked = ("mlp", "cnn")
-    for case in clipping_cases.CPU:
-        if case.name not in ("mlp", "cnn", "resnet", "flax_transformer", "imdb"):
-            continue
+    for name in ("mlp", "cnn", "flax_transformer", "imdb", "resnet"):
         for contender in (PLAIN, OURS, PEER, PEER_32):
-            build = functools.partial(_clipped_gradient, case, contender)
-            yield Program(
-                f"clipped.{case.name}.{contender}", build, case.name in checked and contender in (PLAIN, OURS)
-            )
+            build = functools.partial(_clipped_gradient, CASES[name], contender)
+            checked = name in ("mlp", "cnn") and contender in (PLAIN, OURS)
+            yield Program(f"clipped.{name}.{contender}", build, checked)
 
 
 def _clipped_gradient(case: Any, contender: str, target: Target) -> Built:
@@ -202,11 +198,10 @@ def _shapes_of(tree: Any) -> Any:
 
 def _steps() -> Iterator[Program]:
     for name in ("mlp", "cnn"):
-        case = next(case for case in clipping_cases.CPU if case.name == name)
         for contender in (PLAIN, OURS):
-            build = functools.partial(_step, case, contender, "step")
+            build = functools.partial(_step, CASES[name], contender, "step")
             yield Program(f"step.{name}.{contender}", build, checked=True)
-    mlp = clipping_cases.CPU[0]
+    mlp = CASES["mlp"]
     yield Program(f"step.mlp in a loop of 10.{OURS}", functools.partial(_step, mlp, OURS, "loop"), checked=True)
     yield Program(f"step.mlp, four trainings of 10.{OURS}", functools.partial(_step, mlp, OURS, "four"))
 
@@ -259,31 +254,27 @@ def _rows(example: np.ndarray, target: Target) -> Any:
 
 
 def _language() -> Iterator[Program]:
-    contenders = {
-        PLAIN: language.NO_PRIVACY,
-        OURS: language.AUTO,
-        PEER: language.PEER,
-    }
-    for preset, lora, size in (("124M", None, 1), ("355M", None, 1), ("1B", LoraConfig(rank=8), 1)):
+    contenders = {PLAIN: language.NO_PRIVACY, OURS: language.AUTO, PEER: language.PEER}
+    for preset, lora in (("124M", None), ("355M", None), ("1B", LoraConfig(rank=8))):
         name = preset if lora is None else f"{preset} adapters"
         for contender, theirs in contenders.items():
-            build = functools.partial(_language_step, preset, lora, size, theirs, None)
+            build = functools.partial(_language_step, preset, lora, theirs, None)
             yield Program(f"language.{name}.{contender}", build)
     for preset in ("124M", "1B"):
         for mesh in ("fsdp", "data"):
             for contender in (PLAIN, OURS):
-                build = functools.partial(_language_step, preset, None, 1, contenders[contender], mesh)
+                build = functools.partial(_language_step, preset, None, contenders[contender], mesh)
                 yield Program(f"eight devices.{preset} {mesh}.{contender}", build)
 
 
-def _language_step(preset: str, lora: Any, size: int, contender: str, form: str | None, target: Target) -> Built:
+def _language_step(preset: str, lora: Any, contender: str, form: str | None, target: Target) -> Built:
     num_units = 8 if form else 4
-    case = language_cases.Case(preset, preset, PRESETS[preset], lora, num_units, 1, 512, (size,))
+    case = language_cases.Case(preset, preset, PRESETS[preset], lora, num_units, 1, 512, (1,))
     build = next(each.build for each in language.CONTENDERS if each.name == contender)
     made: list[Any] = []
 
     def arguments() -> Any:
-        function, arguments = build(language.Task(case), num_units if form else size)
+        function, arguments = build(language.Task(case), num_units if form else 1)
         made.append(function)
         return arguments
 

@@ -61,10 +61,6 @@ def judge(libraries: dict[str, Any]) -> None:
     for measured in libraries.values():
         contradictions += measured["wrong_side"]
     for wrong in contradictions[:MOST_JUDGED]:
-        run = (
-            wrong["noise_multiplier"],
-            wrong["sampling_prob"],
-            wrong["num_steps"],
-            wrong["delta"],
-        )
+        noise_multiplier, sampling_prob, num_steps, delta, *_ = wrong.values()
+        run = (noise_multiplier, sampling_prob, num_steps, delta)
         wrong["false"] = verdict(run, wrong["side"], wrong["claimed"], wrong["certified"])

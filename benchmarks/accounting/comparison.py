@@ -81,7 +81,7 @@ def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_secon
 
         # Our batched calls, then everybody's calls for one configuration after the other.
         for name, times in batched.items():
-            on_grid = functools.partial(ours.FUNCTIONS[name].call, *grid.columns())
+            on_grid = functools.partial(ours.FUNCTIONS[name].call, *grid)
             times.append(clocks.time_call(on_grid))
         for i in range(subset):
             for peer in taking_part:
@@ -130,7 +130,7 @@ def centre(value: Epsilon) -> float | None:
 
 def reference(grid: Grid) -> tuple[Column, Column]:
     """Return the narrow certified brackets of the grid, with which everybody is compared."""
-    return accounting.epsilon_bounds(*grid.columns(), rtol=REFERENCE_RTOL)
+    return accounting.epsilon_bounds(*grid, rtol=REFERENCE_RTOL)
 
 
 def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: Column, upper: Column) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | No
         gdpnum_mu(*grid.run(0)[:3])
     except ImportError:
         return None
-    columns = [column[:subset] for column in grid.columns()[:3]]
+    columns = [column[:subset] for column in grid[:3]]
     bounds = accounting.mu_bounds(*columns)
 
     def their_mus() -> list[float | None]:
@@ -260,8 +260,6 @@ def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | No
     times = turns.in_turn(calls, repetitions)
     pairs = zip(their_mus(), bounds.upper, strict=True)
     ratios = [mu / float(upper) for mu, upper in pairs if mu is not None]
-    if not ratios:
-        return None
     widths = (bounds.upper - bounds.lower) / bounds.upper
     return {
         "per_second": {name: clocks.rates(subset, of_call) for name, of_call in times.items()},
@@ -272,10 +270,9 @@ def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | No
 
 def count_compilations(grid: Grid) -> dict[str, dict[str, int]]:
     """Count how often our functions compile for the grid in one call, again, and for one configuration, and others."""
-    columns = grid.columns()
     calls: dict[str, list[Any]] = {
-        "first_call": [columns],
-        "other_values": [[column[::-1] for column in columns]],
+        "first_call": [grid],
+        "other_values": [[column[::-1] for column in grid]],
         "one_alone": [grid.run(0)],
         "others_alone": [grid.run(i) for i in range(1, 10)],
     }

@@ -41,7 +41,6 @@ def measure(name: str, size: int) -> dict[str, Any]:
         "first_call_seconds": called - begun,
         "peak_bytes_before": before,
         "peak_bytes": peak_memory(),
-        "device_peak_bytes": device_peak_memory(),
         **(compiled(name, size) if size > 1 else {}),
     }
 
@@ -53,13 +52,6 @@ def peak_memory() -> int:
         (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def device_peak_memory() -> int | None:
-    """Bytes on an accelerator; None on a CPU."""
-    import jax
-
-    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
 def compiled(name: str, size: int) -> dict[str, Any]:
@@ -76,7 +68,6 @@ def compiled(name: str, size: int) -> dict[str, Any]:
     memory, cost = program.memory_analysis(), program.cost_analysis()
     return {
         "compiled_temp_bytes": getattr(memory, "temp_size_in_bytes", None),
-        "compiled_output_bytes": getattr(memory, "output_size_in_bytes", None),
         "compiled_flops_loops_once": (cost or {}).get("flops"),
     }
 

@@ -28,12 +28,6 @@ class Grid(NamedTuple):
     num_steps: np.ndarray
     delta: np.ndarray
 
-    def __getitem__(self, index):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Grid(*(column[index] for column in self.columns()))
-
-    def columns(self) -> tuple[np.ndarray, ...]:
-        return tuple(self)
-
     def run(self, i: int) -> tuple[float, float, int, float]:
         """Return configuration i as Python numbers."""
         noise_multiplier = self.noise_multiplier[i].item()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from benchmarks import harness
+from benchmarks.accounting import ours
 from benchmarks.accounting.figure import draw as draw
 from benchmarks.tables import bullets, document, named, paragraphs, table_of
 
@@ -79,6 +81,28 @@ LIBRARY_NOTE = (
     "or a lower end above our upper end."
 )
 WRONG_SIDE_NOTE = "Whose end is false is decided by the discretised bracket of the tests, which is neither's method."
+
+
+def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what was aimed at, beside what was measured."""
+    found = {}
+    rates = {name: measured["per_second"]["gdpjax"] for name, measured in result["gaussian"].items()}
+    rates |= result["batched"]["per_second"]
+    for name, function in ours.FUNCTIONS.items():
+        if function.target is not None:
+            found[f"{name}, per second"] = harness.at_least(float(function.target), rates[name]["median"])
+
+    accuracy = result["accuracy"]["epsilon_bounds"]
+    widest, num_wider = accuracy["relative_width"]["max_size"], accuracy["wider_than_target"]
+    found["epsilon_bounds, largest relative width"] = harness.at_most(ours.WIDTH_TARGET, widest)
+    found["epsilon_bounds, configurations wider than that"] = harness.at_most(0, num_wider)
+
+    for name, measured in result["fresh"].items():
+        seconds = measured["first_call"]["first_call_seconds"]
+        peak = float(measured["memory"]["peak_bytes"])
+        found[f"{name}, first call, seconds"] = harness.at_most(ours.FIRST_CALL_TARGET, seconds)
+        found[f"{name}, peak memory, bytes"] = harness.at_most(ours.MEMORY_TARGET, peak)
+    return found
 
 
 def markdown(result: dict[str, Any]) -> str:

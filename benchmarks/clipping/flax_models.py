@@ -25,13 +25,7 @@ class FlaxTransformer:
 
     def module(self) -> "Decoder":
         """Return the flax module of these sizes."""
-        return Decoder(
-            depth=self.depth,
-            width=self.width,
-            heads=self.heads,
-            vocabulary=self.vocabulary,
-            length=self.length,
-        )
+        return Decoder(**dataclasses.asdict(self))
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
         """Return flax's own initial parameters, and no frozen arguments."""
@@ -62,21 +56,15 @@ class DecoderBlock(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         # Attention.
-        normed = self._norm("norm0")(x)
+        normed = linen.LayerNorm(name="norm0")(x)
         attention = linen.MultiHeadDotProductAttention(self.heads, name="attention")
         x = x + attention(normed, mask=mask)
 
         # The gelu network.
-        normed = self._norm("norm1")(x)
-        hidden = self._dense("up", 4 * self.width)(normed)
+        normed = linen.LayerNorm(name="norm1")(x)
+        hidden = linen.Dense(4 * self.width, name="up")(normed)
         hidden = linen.gelu(hidden)
-        return x + self._dense("down", self.width)(hidden)
-
-    def _norm(self, name: str) -> linen.LayerNorm:
-        return linen.LayerNorm(name=name)
-
-    def _dense(self, name: str, outputs: int) -> linen.Dense:
-        return linen.Dense(outputs, name=name)
+        return x + linen.Dense(self.width, name="down")(hidden)
 
 
 class Decoder(linen.Module):

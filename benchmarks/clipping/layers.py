@@ -93,10 +93,8 @@ def attention(
     head_width = width // heads
 
     # Each of the three gets an axis of heads.
-    queries, keys, values = jnp.split(qkv, 3, axis=-1)
-    queries = queries.reshape(length, heads, head_width)
-    keys = keys.reshape(length, heads, head_width)
-    values = values.reshape(length, heads, head_width)
+    parts = jnp.split(qkv, 3, axis=-1)
+    queries, keys, values = (part.reshape(length, heads, head_width) for part in parts)
 
     # How much each position looks at each other one, and at none that follows it.
     scores = jnp.einsum("qhd,khd->hqk", queries, keys) * head_width**-0.5

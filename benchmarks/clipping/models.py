@@ -22,10 +22,8 @@ class MLP:
     widths: tuple[int, ...] = (784, 1024, 1024, 10)
 
     def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
-        layers = []
-        for inputs, outputs in zip(self.widths[:-1], self.widths[1:], strict=True):
-            layers.append(nn.dense_params(rng, inputs, outputs))
-        return {"layers": layers}, ()
+        pairs = zip(self.widths[:-1], self.widths[1:], strict=True)
+        return {"layers": [nn.dense_params(rng, *pair) for pair in pairs]}, ()
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         *hidden, last = params["layers"]
@@ -118,14 +116,9 @@ class Transformer:
             x = block(layer, x, self.heads, lora)
         x = nn.layer_norm(base["norm"], x)
 
-        logits = self._logits(base, x)
+        # The logits of each position's next token.
+        logits = x @ base["tokens"]["embedding"].T if self.tied else nn.dense(base["head"], x)
         return nn.cross_entropy(logits, y)
-
-    def _logits(self, base: Any, x: jax.Array) -> jax.Array:
-        """Return the logits of each position's next token."""
-        if self.tied:
-            return x @ base["tokens"]["embedding"].T
-        return nn.dense(base["head"], x)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
         text = _labels(rng, (size, self.length + 1), self.vocabulary)
@@ -178,8 +171,7 @@ class ResNet:
             for number in range(self.blocks):
                 # The first block of each stage but the first one halves the image.
                 halves = stage > 0 and number == 0
-                stride = 2 if halves else 1
-                sizes_of_blocks.append((inputs, width, stride))
+                sizes_of_blocks.append((inputs, width, 2 if halves else 1))
                 inputs = width
         return sizes_of_blocks
 

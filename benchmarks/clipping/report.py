@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks.clipping.compare import targets as targets
 from benchmarks.clipping.figure import draw as draw
 from benchmarks.tables import bullets, document, named, paragraphs, refusals, setting, table_of, targets_table
 

@@ -75,10 +75,8 @@ def attend(queries, keys, values, heads: int):
     in_heads = (batch_size, length, heads, -1)
 
     # Torch wants the axis of heads before that of positions.
-    queries = queries.reshape(in_heads).transpose(1, 2)
-    keys = keys.reshape(in_heads).transpose(1, 2)
-    values = values.reshape(in_heads).transpose(1, 2)
-    mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    parts = (part.reshape(in_heads).transpose(1, 2) for part in (queries, keys, values))
+    mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
     return mixed.transpose(1, 2).reshape(batch_size, length, width)
 
 
@@ -147,10 +145,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x):
-        queries = self.query(x)
-        keys = self.key(x)
-        values = self.value(x)
-        mixed = attend(queries, keys, values, self.heads)
+        mixed = attend(self.query(x), self.key(x), self.value(x), self.heads)
         return self.out(mixed)
 
 

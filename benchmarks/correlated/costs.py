@@ -46,14 +46,15 @@ MOST_TIMES = {
 
 def strategies() -> dict[str, AbstractNoiseStrategy | None]:
     """Return ours by name, None for independent noise."""
-    four, eight = bisr(4).noising_coefficients, bisr(8).noising_coefficients
+    banded = {}
+    for num_bands in (4, 8):
+        coefficients = bisr(num_bands).noising_coefficients
+        banded[f"gdpjax BISR {num_bands}, drawn again"] = BandedInverse(coefficients, memory="regenerate")
+        banded[f"gdpjax BISR {num_bands}, ring buffer"] = BandedInverse(coefficients, memory="buffer")
     return {
         INDEPENDENT: None,
         "gdpjax lambda-CGD": lambda_cgd(0.9),
-        "gdpjax BISR 4, drawn again": BandedInverse(four, memory="regenerate"),
-        "gdpjax BISR 4, ring buffer": BandedInverse(four, memory="buffer"),
-        "gdpjax BISR 8, drawn again": BandedInverse(eight, memory="regenerate"),
-        "gdpjax BISR 8, ring buffer": BandedInverse(eight, memory="buffer"),
+        **banded,
         "gdpjax BandMF 8, ring buffer": optimize_banded_toeplitz(NUM_STEPS, NUM_BANDS),
         "gdpjax BLT 3": BufferedToeplitz(DECAY, SCALE),
     }
@@ -82,7 +83,7 @@ def measure(num_coordinates: int, repetitions: int, with_peer: bool) -> dict[str
     by_name = {entry.name: entry for entry in entries}
     results: dict[str, Any] = {}
     for entry in entries:
-        base = by_name[_base(entry.name)]
+        base = by_name[PEER_INDEPENDENT if entry.name in PEERS else INDEPENDENT]
         over = entry.over(base)
         results[entry.name] = {
             "over_independent": over["processor"],
@@ -91,10 +92,6 @@ def measure(num_coordinates: int, repetitions: int, with_peer: bool) -> dict[str
             **entry.result(),
         }
     return results
-
-
-def _base(name: str) -> str:
-    return PEER_INDEPENDENT if name in PEERS else INDEPENDENT
 
 
 def _ours(strategy: AbstractNoiseStrategy | None) -> Any:

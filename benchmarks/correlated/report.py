@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks.correlated import costs, optimizers
 from benchmarks.tables import bullets, document, named, paragraphs, setting, table_of, targets_table
 
 ERRORS = (
@@ -53,6 +54,14 @@ seconds | seconds
 peer's seconds | peer.seconds
 times faster | times_faster
 """
+
+
+def targets(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what was aimed at, beside what was measured."""
+    found = {}
+    for size, measured in result["costs"].items():
+        found |= costs.targets(int(size), measured)
+    return found | optimizers.targets(result["optimizers"])
 
 
 def markdown(result: dict[str, Any]) -> str:

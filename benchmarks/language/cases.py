@@ -51,16 +51,7 @@ def _cases(
     """Return the two trainings of one model: of all weights, and of adapters."""
     lora = LoraConfig(rank=8)
     rows = f"{num_units} units of {num_sequences} x {length:,} tokens, {config.compute_dtype}"
-    full = Case(
-        name=FULL,
-        title=f"{name}, all weights, {rows}",
-        config=config,
-        lora=None,
-        num_units=num_units,
-        num_sequences=num_sequences,
-        length=length,
-        sizes=sizes,
-    )
+    full = Case(FULL, f"{name}, all weights, {rows}", config, None, num_units, num_sequences, length, sizes)
     adapters = full._replace(name=LORA, title=f"{name}, adapters of rank {lora.rank}, {rows}", lora=lora)
     return full, adapters
 

@@ -16,19 +16,15 @@ from gdpjax.clipping import product_flops
 def run(
     case: Case,
     chosen: Sequence[Contender],
-    sizes: Sequence[int],
     repetitions: int,
     device_flops: float | None,
 ) -> dict[str, Any]:
     """Return what the case is, each contender's results by microbatch size, and why there is none for others."""
-    for size in sizes:
-        if size < 1 or case.num_units % size:
-            raise ValueError(f"expected microbatch sizes that divide the {case.num_units} units of a step, got {size}")
     task = Task(case)
     entries: list[turns.Entry] = []
     results: dict[str, Any] = {}
     for contender in chosen:
-        ready, refused = turns.try_sizes(sizes, functools.partial(_prepare, task, contender))
+        ready, refused = turns.try_sizes(case.sizes, functools.partial(_prepare, task, contender))
         entries += ready
         results[contender.name] = {"sizes": {}, "refused": refused}
     turns.take_turns(entries, repetitions)
