@@ -6,6 +6,7 @@ writes the JSON, and tables beside it; ``--quick`` makes everything small. The p
 ``benchmarks-clipping`` extra); without it our figures stand alone.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     reason = machine.why_missing("jax_privacy") if settings.peer else "left out"
     measured_errors = []
     for promise in errors.QUICK if settings.quick else errors.PROMISES:
-        measured_errors.append({"promise": promise._asdict(), "families": errors.measure(promise)})
+        measured_errors.append({"promise": dataclasses.asdict(promise), "families": errors.measure(promise)})
         harness.say(f"errors of {promise}")
     records = optimizers.recorded()
     optimized = [

@@ -5,9 +5,10 @@ multiplier times the clip norm. Families are compared at the same promise: an ex
 any two of its steps are at least b apart.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import clocks
 from gdpjax.correlated import (
@@ -27,7 +28,8 @@ LARGEST_DENSE = 512
 """Steps up to which the dense optimum is found within seconds."""
 
 
-class Promise(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Promise:
     """A run of ``num_steps`` steps in which an example takes part ``count`` times, ``separation`` apart."""
 
     num_steps: int
