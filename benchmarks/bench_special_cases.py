@@ -162,6 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args(arguments)
 
+    target = None
     if options.target == "here":
         machine.use_cores(1)
     else:

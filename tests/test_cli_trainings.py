@@ -115,7 +115,7 @@ def test_a_sweep_of_which_a_trial_failed_ends_with_status_1(failing, project, tm
 
 def test_what_is_there_is_not_overwritten(project, capsys):
     assert main(["new", str(project)]) == 2
-    assert "my_task.py is there already" in capsys.readouterr().err
+    assert "holds other files" in capsys.readouterr().err
 
 
 def test_a_folder_with_other_files_is_not_written_into(tmp_path, capsys):
@@ -140,7 +140,7 @@ WRONG = {
     'optimizer = "sdg"': r"line 4: optimizer must be one of sgd, adam, adamw, or \"module:function\", got 'sdg'",
     "epochs = 0": r"line 12: epochs must be a whole number from 1",
     "epochs = [1, 2]": r"line 12: train takes one value of epochs; for several there is sweep-trainings",
-    "batch_size = 2000": r"line 11: expected_batch_size must be at most num_examples=1000, got 2000",
+    "batch_size = 2000": r"line 11: expected_batch_size must be at least 1 and at most num_examples=1000, got 2000",
 }
 
 

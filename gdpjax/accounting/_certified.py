@@ -115,7 +115,7 @@ def delta_bounds(
     Reference: Dong, Roth and Su, arXiv:1905.02383 (definitions); Gopi, Lee and Wutschitz, arXiv:2106.02848 (numerical
     composition).
 
-    >>> bounds = delta_bounds(1.0, 0.01, 1000, 1.82824)
+    >>> bounds = delta_bounds(1.0, 0.01, 1000, 1.828237)
     >>> bool(bounds.lower <= 1e-5 <= bounds.upper)
     True
     """

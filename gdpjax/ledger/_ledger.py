@@ -173,8 +173,8 @@ class Ledger(Sequence[AnyEvent]):
 
         >>> print(Ledger([Event(2.0, 0.01, 100)]).statement(unit="patient", delta=1e-6))  # doctest: +ELLIPSIS
         Released: Gaussian steps on Poisson batches: noise multiplier 2, sampling probability 0.01, 100 steps. All of it
-        together is (epsilon, delta)-differentially private with delta = 1e-06 and epsilon <= 0.228... (the best
-        epsilon lies in [0.227..., 0.228...]), where neighbouring data sets differ by adding or removing one patient
+        together is (epsilon, delta)-differentially private with delta = 1e-06 and epsilon <= 0.227... (the best
+        epsilon lies in [0.227..., 0.227...]), where neighbouring data sets differ by adding or removing one patient
         (ADD_OR_REMOVE_ONE). Accountant: gdpjax ..., certified composition, lower and upper bounds, for real arithmetic.
         """
         check_text("unit", unit, "what one row is, in the singular")

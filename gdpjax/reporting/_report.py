@@ -94,7 +94,7 @@ class Report:
         steps & 50 & 50 & given \\
         neighbours & add or remove & add or remove & given \\
         unit & not stated & not stated & given \\
-        epsilon at delta 1e-05 & 0.28925 & 1.1452 & certified, upper \\
+        epsilon at delta 1e-05 & 0.28917 & 1.1448 & certified, upper \\
         \bottomrule
         \end{tabular}
         """
@@ -178,7 +178,7 @@ def report(*runs: Any, deltas: Any = None, names: Any = None, unit: str | None =
 
     >>> card = report((2.0, 0.02, 50), deltas=[1e-5])
     >>> [line for line in card.to_text(figures="mu").splitlines() if line.startswith("mu")]
-    ['mu, failure 1e-10     [0.094252, 0.094311]  certified']
+    ['mu, failure 1e-10     [0.094255, 0.094307]  certified']
     """
     if not runs:
         raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")

@@ -81,7 +81,7 @@ RUN = {"sampling_prob": 0.01, "num_steps": 1000}
     ("arguments", "message"),
     [
         ({"epsilon": 1.0, "accountant": "rdp"}, "complete target"),
-        ({"mu": 1.0, "epsilon": 1.0, "delta": 1e-5, "accountant": "clt"}, "not mu together"),
+        ({"mu": 1.0, "epsilon": 1.0, "delta": 1e-5, "accountant": "clt"}, "give one complete target"),
         ({"mu": 1.0, "accountant": "rdp"}, 'accountant "rdp" bounds epsilon, not mu'),
         ({"epsilon": 1e-4, "delta": 1e-100, "accountant": "rdp"}, "cannot be met: even noise_multiplier = 1.153e"),
         ({"epsilon": 1e12, "delta": 1e-5, "accountant": "rdp"}, "asks for nothing: even noise_multiplier = 0.0009766"),

@@ -53,8 +53,8 @@ def test_overflow_is_paid_and_the_bracket_contains_both_extremes():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: epsilon_bounds(ledger(), 1e-5), "as a keyword"),
-        (lambda: epsilon_bounds(ledger()), "delta is missing"),
+        (lambda: epsilon_bounds(ledger(), 1e-5), "exactly f.ledger, delta="),
+        (lambda: epsilon_bounds(ledger()), "exactly f.ledger, delta="),
         (lambda: epsilon_bounds(*RUN, 1e-5, sampling="shuffle"), "sampling must be one of"),
         (
             lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", neighboring_relation="replace_special"),

@@ -62,7 +62,7 @@ CURVES = {
     "ApproximateDP": lambda mu: tradeoff.ApproximateDP(mu, 1e-5),
     "subsample": subsampled,
     "one direction": lambda mu: subsampled(mu).one_direction,
-    "inverse": lambda mu: tradeoff.inverse(subsampled(mu).one_direction),
+    "inverse": lambda mu: subsampled(mu).one_direction.inverse(),
     "symmetrize": lambda mu: tradeoff.symmetrize(subsampled(mu).one_direction),
     "group": lambda mu: tradeoff.group(tradeoff.Laplace(mu), 2),
 }

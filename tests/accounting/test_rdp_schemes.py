@@ -171,7 +171,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="must share one neighboring relation"):
         moments_accountant_epsilon(mixed, delta=1e-5)
     event = Event(1.0, 0.1, 5)
-    with pytest.raises(ValueError, match="expected sampling to be that of the events"):
+    with pytest.raises(ValueError, match="leave neighboring_relation and sampling out"):
         moments_accountant_epsilon(event, delta=1e-5, sampling="uniform")
 
 

@@ -264,7 +264,6 @@ OPTIONS = {"key": jax.random.key(0), "delta": 1e-5}
         (np.zeros(100), np.where(COINS, 1.0, np.nan), {}, "True or False"),
         (np.zeros(100), np.ones(100), {}, "fair coins"),
         (np.zeros(100), COINS, {"num_guesses": 101}, "num_guesses"),
-        (np.zeros(100), COINS, {"num_guesses": (10, 10)}, "different numbers"),
     ],
 )
 def test_bad_input(scores, included, options, message):

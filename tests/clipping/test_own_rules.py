@@ -165,7 +165,7 @@ def test_a_plan_is_saved_and_loaded_with_it():
     assert "gradients scaled by the rule Smooth, to l2 norm at most 0.5, with" in plan.statement()
     with pytest.raises(ValueError, match=r"must be one of .*Flat.*Smooth.*, got 'Other'; import the module that defi"):
         gdpjax.Plan.from_json(text.replace("Smooth", "Other"))
-    with pytest.raises(ValueError, match="fields of the clipping rule Smooth do not fit"):
+    with pytest.raises(ValueError, match=r"Smooth.* unexpected keyword argument"):
         gdpjax.Plan.from_json(text.replace("l2_clip_norm", "l2"))
 
 

@@ -74,7 +74,7 @@ def test_it_goes_on_where_it_was(tiny, tmp_path, capsys, monkeypatch):
     # Other settings have a folder of their own, or are refused.
     monkeypatch.setitem(TASKS, "adult", dataclasses.replace(TASK, clip=2.0))
     assert compare(tmp_path) == 2
-    assert "not the configuration" in capsys.readouterr().err
+    assert "was begun with another configuration" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -254,7 +254,7 @@ def stepping_with(update):
 REFUSED = {
     "scores must return numbers by name": with_model(scores=lambda params, x, y: jnp.mean(y)),
     "a score needs a name of its own": with_model(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
-    "must return a scalar for ONE example, got shape (1,)": with_model(loss=lambda params, x, y: params @ x),
+    "must return a scalar for ONE example": with_model(loss=lambda params, x, y: params @ x),
     "loss failed: ZeroDivisionError": with_model(loss=lambda params, x, y: 1 / 0),
     "two arrays of the parameters are called a/b/w": with_model(
         init=lambda key: {"a": {"b": {"w": jnp.zeros(3)}}, "a/b": {"w": jnp.ones(3)}},

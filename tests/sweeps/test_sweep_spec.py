@@ -138,7 +138,9 @@ def test_settings_without_a_plan_are_refused_together(line, message):
 def test_a_batch_above_the_data_names_the_line():
     spec = spec_of(TABLE + "batch_size = [8, 65]\n")
     x = np.zeros((64, 2), np.float32)
-    with pytest.raises(UserError, match="line 3: expected_batch_size must be at most num_examples=64, got 65"):
+    with pytest.raises(
+        UserError, match="line 3: expected_batch_size must be at least 1 and at most num_examples=64, got 65"
+    ):
         _trials.check_programs(spec, list_trials(spec)[1:], Examples((x, x), (x, x)))
 
 

@@ -163,7 +163,7 @@ def test_cyclic_poisson_is_recorded_with_its_groups():
     ("changes", "message"),
     [
         ({"participation": None}, "participation must be"),
-        ({"noise": "bisr"}, "noise must be gdpjax.IndependentGaussian"),
+        ({"noise": "bisr"}, "noise must be an IndependentGaussian"),
         ({"noise": gdpjax.IndependentGaussian()}, "only correlated noise is accounted for"),
         ({"batches": Poisson(100, 10, 20)}, "correlated noise goes with batches that promise how often"),
         ({"noise_multiplier": lambda step: 1.0 + step}, "one noise_multiplier"),
