@@ -87,11 +87,12 @@ def replacements(name: str, value: Any) -> list[Bad]:
 
 
 # (entry, argument) that may be anything: a text is a filter of nnx, and what is printed is not looked at.
-ANYTHING = {("train", "how_to_resume")} | {(f"nnx.{name}", "wrt") for name in ("clipped_grad", "explain", "private_training")}
-    ("train", "how_to_resume"),
+ANYTHING = {
     ("nnx.clipped_grad", "wrt"),
     ("nnx.explain", "wrt"),
     ("nnx.private_training", "wrt"),
+    ("report", "unit"),
+    ("train", "how_to_resume"),
 }
 
 
