@@ -157,16 +157,16 @@ def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, mo
     """A training that is cut and resumed has the figures of one that is not."""
     from gdpjax.sweeps import _training as training
 
-    record, calls = training._Recorder.epoch, []
+    record, calls = training.Recorder._epoch, []
 
-    def interrupted(self, run, observer):
+    def interrupted(self, run, progress):
         calls.append(self.out.name)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return record(self, run, observer)
+        return record(self, run, progress)
 
     assert reproduce(tmp_path / "whole", "--seeds", "1") == 0
-    monkeypatch.setattr(training._Recorder, "epoch", interrupted)
+    monkeypatch.setattr(training.Recorder, "_epoch", interrupted)
     assert reproduce(tmp_path / "cut", "--seeds", "1") == 130
     assert reproduce(tmp_path / "cut", "--seeds", "1") == 0
     whole, cut = (
