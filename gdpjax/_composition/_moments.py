@@ -325,7 +325,9 @@ def log_variation(steps: Steps, windows: Windows, theta: Array) -> Array:
     fall = u + 1.0 / steps.noise_multiplier
     highest = np.maximum(rise[:, 1:], rise[:, :-1]) - fall[:, :-1]
     lowest = np.minimum(rise[:, 1:], rise[:, :-1]) - fall[:, 1:]
-    rounding = 1e-12 * (np.abs(rise) + np.abs(fall))
+    # The mean is the exponential of u / sigma, 1 / (2 sigma^2) and smaller terms, each rounded at its own size.
+    largest_exponent = (np.abs(u) + 1.0 / steps.noise_multiplier) / steps.noise_multiplier
+    rounding = (1e-12 + 1e-14 * largest_exponent) * (np.abs(rise) + np.abs(fall))
     steepest = np.maximum(highest, -lowest) + np.maximum(rounding[:, 1:], rounding[:, :-1])
     change = steepest * np.diff(u, axis=1)
 
