@@ -23,7 +23,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from benchmarks import figures, harness, sweep_report
+from benchmarks import harness, sweep_report
 from benchmarks.tables import document, named, setting, table, table_of
 
 SPEC = """
@@ -313,17 +313,6 @@ def markdown(result: dict[str, Any]) -> str:
         ("Opening results", f"{opened}\n\n{table(('what', 'seconds'), seconds)}"),
     ]
     return document("Sweeps of trainings", [setting(result), what], sections)
-
-
-def draw(result: dict[str, Any], path: pathlib.Path) -> None:
-    """Draw the steps per second of the three ways, compiled and with compilation."""
-    once_compiled = {name: way["steps_per_second"]["median"] for name, way in result["ways"].items()}
-    with_compilation = {name: way["with_compilation"] for name, way in result["ways"].items()}
-    with figures.picture(path, size=(4.8, 2.2)) as (_, axes):
-        figures.bars(axes, once_compiled, -0.2, 0.38, color=figures.OURS[0], label="once compiled")
-        figures.bars(axes, with_compilation, 0.2, 0.38, color=figures.PEERS[2], label="with compilation")
-        axes.set(xlabel="training steps of one configuration per second")
-        axes.legend(loc="lower right")
 
 
 BENCHMARK = harness.Benchmark(

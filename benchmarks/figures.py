@@ -25,17 +25,3 @@ def name_rows(axes: Any, names: Sequence[str]) -> None:
     num_rows = len(names)
     axes.set(yticks=range(num_rows), yticklabels=names, ylim=(num_rows - 0.5, -0.5))
     axes.tick_params(axis="y", length=0)
-
-
-def bars(axes: Any, values: dict[str, float], offset: float = 0.0, height: float = 0.5, **style: Any) -> None:
-    """Draw a bar for each value, with its number beside it."""
-    places = [row + offset for row in range(len(values))]
-    drawn = axes.barh(places, list(values.values()), height=height, **style)
-    axes.bar_label(drawn, [number(value) for value in values.values()], padding=3, fontsize=8)
-    name_rows(axes, list(values))
-    axes.margins(x=0.2)
-
-
-def number(value: float) -> str:
-    """Return a number as it stands beside its mark."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -3,7 +3,6 @@
 from typing import Any
 
 from benchmarks.tables import bullets, cell, document, named, paragraphs, refusals, setting, table_of, targets_table
-from benchmarks.training.figure import draw as draw
 from benchmarks.training.parts import CLIPPED, JAX_NORMAL, PRIVATE
 from benchmarks.training.race import targets as targets
 from gdpjax import Bounds
