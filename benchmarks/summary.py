@@ -125,12 +125,6 @@ def _matrix(corner: str, lines: dict[str, dict[str, Any]]) -> str:
 # ---- Accounting ----
 
 
-def _libraries(result: Result) -> dict[str, Any]:
-    """Return the accountants that did not fail on every run."""
-    libraries = result["comparison"]["libraries"].items()
-    return {name: at for name, at in libraries if sum(at["failures"].values()) < at["configurations"]}
-
-
 def _accounting_rates(result: Result) -> tuple[float, float]:
     """Return our runs a second: one in a call, and many."""
     alone = result["comparison"]["libraries"]["gdpjax epsilon_bounds"]["per_second"]
@@ -140,7 +134,7 @@ def _accounting_rates(result: Result) -> tuple[float, float]:
 def _accounting_rows(result: Result) -> list[Row]:
     """Certified epsilons a second, beside the fastest peer whose median relative error is below 1e-3."""
     tight = {}
-    for name, at in _libraries(result).items():
+    for name, at in result["comparison"]["libraries"].items():
         if not name.startswith("gdpjax") and at["relative_error"]["median_size"] < 1e-3:
             tight[name] = at["per_second"]
     best = max(tight, key=tight.__getitem__)
@@ -164,19 +158,16 @@ ends on the wrong side | wrong
 def _accounting_body(results: dict[str, Result]) -> str:
     (result,) = results.values()
     alone, batched = _accounting_rates(result)
-    working = _libraries(result)
-    rows = named(working)
+    rows = named(result["comparison"]["libraries"])
     for at in rows:
         at["alone"], at["batched"] = alone / at["per_second"], batched / at["per_second"]
         at["wrong"] = f"{len(at['wrong_side'])} of {at['configurations']}"
-    broken = [name for name in result["comparison"]["libraries"] if name not in working]
     return paragraphs(
         f"{result['grid']['size']:,} runs: {result['grid']['text']}.",
         "The best of the others is the fastest whose median error is below 1e-3. Errors are against the middle of our "
         "certified bracket, so ours is half its width or less.",
         _picture("accounting_cpu", "configurations per second against relative width or error"),
         table_of(LIBRARIES, rows),
-        f"Failed on every run with these versions: {', '.join(broken)}." if broken else "",
         _missed(result),
     )
 

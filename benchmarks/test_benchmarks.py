@@ -18,9 +18,7 @@ from gdpjax import accounting
 
 # What needs no package of the extra: torch and jax_privacy stay out of a suite in which warnings are errors.
 TINY: dict[str, dict[str, Any]] = {
-    "accounting_cpu": dict(
-        configurations=12, subset=2, repetitions=1, points=1000, patience=0.0, sweep_seconds=0.5, processes=False
-    ),
+    "accounting_cpu": dict(configurations=12, subset=2, repetitions=1, patience=0.0, sweep_seconds=0.5),
     "allocation_cpu": dict(configurations=2, repetitions=1),
     "clipping_cpu": dict(
         preset="cpu-tiny",
@@ -79,15 +77,11 @@ def test_a_tiny_run_writes_what_the_committed_one_wrote(name, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_nobody_s_bracket_contradicts_ours_and_nothing_compiles_per_configuration():
+def test_nobody_s_bracket_contradicts_ours():
     result = tiny("accounting_cpu")
     assert result["accuracy"]["moments_accountant_epsilon"]["below_certified_lower"] == 0
     for name, library in result["comparison"]["libraries"].items():
         assert library["wrong_side"] == [], name
-    for counts in result["batched"]["compilations"].values():
-        assert counts["other_values"] == counts["others_alone"] == 0
-    for measured in result["gaussian"].values():
-        assert measured["compilations"]["other_values"] == 0
 
 
 def test_the_arbiter_tells_a_false_end_from_a_true_one():

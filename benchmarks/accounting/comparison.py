@@ -17,19 +17,23 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from benchmarks import clocks, machine, turns
-from benchmarks.accounting import arbiter, ours
+from benchmarks import clocks, machine
+from benchmarks.accounting import arbiter
 from benchmarks.accounting.grid import Grid
-from benchmarks.accounting.peers import PEERS, Epsilon, Peer, gdpnum_mu
+from benchmarks.accounting.peers import PEERS, Epsilon, Peer
 from gdpjax import accounting
 
 CALL_LIMIT = 30.0
 """Seconds after which a call is given up."""
 RTOLS = (1e-2, 1e-4, 3e-5, 1e-6)
 REFERENCE_RTOL = 1e-5
-PRV = "prv_accountant"
-GRID_FUNCTIONS = tuple(name for name, function in ours.FUNCTIONS.items() if not function.elementwise)
-"""Our functions that take whole runs."""
+WIDTH_TARGET = 1e-3
+BATCHED: dict[str, Callable[..., Any]] = {
+    "epsilon_bounds": accounting.epsilon_bounds,
+    "moments_accountant_epsilon": accounting.moments_accountant_epsilon,
+    "clt_epsilon": accounting.clt_epsilon,
+}
+"""Our functions that take the whole grid in one call."""
 
 Outcomes = list[list[clocks.Outcome]]
 """For each configuration what each repetition took and gave."""
@@ -71,7 +75,7 @@ def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_secon
     for peer in present:
         clocks.attempt(_call(peer, grid, 0), CALL_LIMIT)
 
-    batched: dict[str, list[clocks.Times]] = {name: [] for name in GRID_FUNCTIONS}
+    batched: dict[str, list[clocks.Times]] = {name: [] for name in BATCHED}
     outcomes: dict[str, Outcomes] = {peer.name: [[] for _ in range(subset)] for peer in present}
     for repetition in range(repetitions):
         # The slowest are not repeated: their first times alone are longer than any disturbance.
@@ -81,8 +85,7 @@ def race(grid: Grid, subset: int, repetitions: int, patience: float, sweep_secon
 
         # Our batched calls, then everybody's calls for one configuration after the other.
         for name, times in batched.items():
-            on_grid = functools.partial(ours.FUNCTIONS[name].call, *grid)
-            times.append(clocks.time_call(on_grid))
+            times.append(clocks.time_call(functools.partial(BATCHED[name], *grid)))
         for i in range(subset):
             for peer in taking_part:
                 outcomes[peer.name][i].append(clocks.attempt(_call(peer, grid, i), CALL_LIMIT))
@@ -138,10 +141,8 @@ def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: Column, upp
     outcomes: dict[str, Outcomes] = raced["outcomes"]
     values = {name: [value_of(repeated) for repeated in each] for name, each in outcomes.items()}
 
-    # What everybody's numbers are compared with.
+    # The middle is what everybody's numbers are compared with.
     certified = [float(middle) for middle in 0.5 * (lower + upper)]
-    by_prv = [value.estimate for value in values.get(PRV, [])]
-
     libraries = {}
     for peer in raced["present"]:
         own = values[peer.name]
@@ -152,40 +153,17 @@ def summarize(grid: Grid, subset: int, raced: dict[str, Any], lower: Column, upp
             "failures": _failures(outcomes[peer.name], own),
             "relative_width": _quantiles([_width(value) for value in own]),
             "relative_error": _quantiles(_errors(own, certified)),
-            "relative_error_against_prv": _quantiles(_errors(own, by_prv)),
             "wrong_side": _wrong_sides(grid, own, lower, upper),
         }
     arbiter.judge(libraries)
-
-    # What everybody says of each configuration of the subset.
-    subset_rows = []
-    for i in range(subset):
-        said = {name: own[i]._asdict() for name, own in values.items()}
-        subset_rows.append({**grid.describe(i), "certified": [lower[i], upper[i]], "values": said})
-    return {"libraries": libraries, "missing": raced["missing"], "subset": subset_rows}
+    return {"libraries": libraries, "missing": raced["missing"]}
 
 
-def _speed(outcomes: Outcomes) -> dict[str, Any]:
+def _speed(outcomes: Outcomes) -> dict[str, float]:
     """Return configurations/s from the median time of each configuration; failures count as time spent."""
-    # By configuration: the seconds of each repetition, their median, and that of the processor's.
-    seconds = [[outcome.times.wall for outcome in repeated] for repeated in outcomes]
-    medians = [statistics.median(each) for each in seconds]
+    seconds = [statistics.median(outcome.times.wall for outcome in repeated) for repeated in outcomes]
     processor = [statistics.median(outcome.times.cpu for outcome in repeated) for repeated in outcomes]
-
-    # By repetition: the seconds of all configurations.
-    of_repetitions = [sum(of_repetition) for of_repetition in zip(*seconds, strict=True)]
-    count = len(outcomes)
-    return {
-        "per_second": count / sum(medians),
-        "per_cpu_second": count / sum(processor),
-        "per_second_range": [count / max(of_repetitions), count / min(of_repetitions)],
-        "repetitions": len(of_repetitions),
-        "seconds": _extent(medians),
-    }
-
-
-def _extent(numbers: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(numbers), "min": min(numbers), "max": max(numbers)}
+    return {"per_second": len(outcomes) / sum(seconds), "per_cpu_second": len(outcomes) / sum(processor)}
 
 
 def _failures(outcomes: Outcomes, values: list[Epsilon]) -> dict[str, int]:
@@ -219,10 +197,10 @@ def _width(value: Epsilon) -> float | None:
     return (value.upper - value.lower) / value.upper
 
 
-def _errors(values: list[Epsilon], truths: Sequence[float | None]) -> list[float | None]:
-    """Return the relative errors as far as there are truths, None where either says nothing."""
+def _errors(values: list[Epsilon], truths: Sequence[float]) -> list[float | None]:
+    """Return the relative errors, None where a library says nothing."""
     pairs = zip(map(centre, values), truths, strict=False)
-    return [number / truth - 1 if number is not None and truth else None for number, truth in pairs]
+    return [None if number is None else number / truth - 1 for number, truth in pairs]
 
 
 def _quantiles(values: Sequence[float | None]) -> dict[str, float] | None:
@@ -240,65 +218,23 @@ def _quantiles(values: Sequence[float | None]) -> dict[str, float] | None:
     }
 
 
-# ---- Ours alone, and mu ----
+# ---- Ours alone ----
 
 
-def compare_mu(grid: Grid, subset: int, repetitions: int) -> dict[str, Any] | None:
-    """Return gdpnum's mu beside `mu_bounds`. The statements differ, so that only speed and ratio are given."""
-    try:
-        gdpnum_mu(*grid.run(0)[:3])
-    except ImportError:
-        return None
-    columns = [column[:subset] for column in grid[:3]]
-    bounds = accounting.mu_bounds(*columns)
-
-    def their_mus() -> list[float | None]:
-        calls = [functools.partial(gdpnum_mu, *grid.run(i)[:3]) for i in range(subset)]
-        return [clocks.attempt(call, CALL_LIMIT).value for call in calls]
-
-    calls = {"gdpjax mu_bounds": functools.partial(accounting.mu_bounds, *columns), "gdpnum": their_mus}
-    times = turns.in_turn(calls, repetitions)
-    pairs = zip(their_mus(), bounds.upper, strict=True)
-    ratios = [mu / float(upper) for mu, upper in pairs if mu is not None]
-    widths = (bounds.upper - bounds.lower) / bounds.upper
-    return {
-        "per_second": {name: clocks.rates(subset, of_call) for name, of_call in times.items()},
-        "relative_width": _quantiles([float(width) for width in widths]),
-        "gdpnum_over_certified_upper": _extent(ratios),
-    }
-
-
-def count_compilations(grid: Grid) -> dict[str, dict[str, int]]:
-    """Count how often our functions compile for the grid in one call, again, and for one configuration, and others."""
-    calls: dict[str, list[Any]] = {
-        "first_call": [grid],
-        "other_values": [[column[::-1] for column in grid]],
-        "one_alone": [grid.run(0)],
-        "others_alone": [grid.run(i) for i in range(1, 10)],
-    }
-    counts: dict[str, dict[str, int]] = {name: {} for name in GRID_FUNCTIONS}
-    for name, of_function in counts.items():
-        for what, arguments in calls.items():
-            before = clocks.compilations()
-            for each in arguments:
-                ours.FUNCTIONS[name].call(*each)
-            of_function[what] = clocks.compilations() - before
-    return counts
-
-
-def accuracy_of_ours(lower: Column, upper: Column, moments: Column) -> dict[str, Any]:
+def accuracy_of_ours(grid: Grid) -> dict[str, Any]:
     """Return relative widths and errors of our numbers over the whole grid."""
+    lower, upper = accounting.epsilon_bounds(*grid)
+    moments = accounting.moments_accountant_epsilon(*grid)
     middle = 0.5 * (lower + upper)
     widths = (upper - lower) / upper
-    errors = moments / middle - 1
     return {
-        "epsilon": _extent([float(each) for each in middle]),
+        "epsilon": {"min": float(middle.min()), "max": float(middle.max())},
         "epsilon_bounds": {
-            "relative_width": _quantiles([float(width) for width in widths]),
-            "wider_than_target": int(np.sum(widths > ours.WIDTH_TARGET)),
+            "relative_width": _quantiles(widths.tolist()),
+            "wider_than_target": int(np.sum(widths > WIDTH_TARGET)),
         },
         "moments_accountant_epsilon": {
-            "relative_error": _quantiles([float(error) for error in errors]),
+            "relative_error": _quantiles((moments / middle - 1).tolist()),
             "below_certified_lower": int(np.sum(moments < lower)),
         },
     }

@@ -80,32 +80,3 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> np.ndarra
     """Draw a block of numbers whose logarithms are uniform."""
     logarithms = rng.uniform(np.log(low), np.log(high), BLOCK)
     return np.exp(logarithms)
-
-
-class Points(NamedTuple):
-    """Points for the elementwise functions; delta runs from about 1e-1 to 1e-10."""
-
-    alpha: np.ndarray
-    mu: np.ndarray
-    epsilon: np.ndarray
-    delta: np.ndarray
-    noise_multiplier: np.ndarray
-    sampling_prob: np.ndarray
-    num_steps: np.ndarray
-
-
-def make_points(size: int) -> Points:
-    """Draw points, always the same."""
-    rng = np.random.default_rng(SEED)
-    mu = np.exp(rng.uniform(np.log(0.1), np.log(5.0), size))
-
-    # The privacy loss has the mean mu^2 / 2 and the deviation mu: epsilon is one to six deviations above its mean.
-    return Points(
-        alpha=rng.uniform(0.0, 1.0, size),
-        mu=mu,
-        epsilon=mu * rng.uniform(1.0, 6.0, size) + mu**2 / 2,
-        delta=10.0 ** rng.uniform(-10.0, -2.0, size),
-        noise_multiplier=rng.uniform(*NOISE_MULTIPLIER, size),
-        sampling_prob=rng.uniform(*SAMPLING_PROB, size),
-        num_steps=np.round(rng.uniform(*NUM_STEPS, size)),
-    )

@@ -9,19 +9,12 @@ from scipy.stats import norm
 
 EPSILONS = [0, 500.0]
 """The bracket in which the root finder looks for epsilon."""
-MUS = [1e-6, 100]
-"""The bracket in which it looks for mu."""
 
 
 def clt_mu(noise_multiplier, sampling_prob, num_steps):
     """Return the mu of the central limit theorem, p sqrt(T (exp(1 / sigma^2) - 1))."""
     of_one_step = np.sqrt(np.exp(noise_multiplier**-2.0) - 1)
     return sampling_prob * np.sqrt(num_steps) * of_one_step
-
-
-def tradeoff(alpha, mu):
-    """Return G_mu(alpha)."""
-    return norm.cdf(norm.ppf(1 - alpha) - mu)
 
 
 def delta(epsilon, mu):
@@ -38,15 +31,6 @@ def epsilon(target, mu):
         return delta(epsilon, mu) - target
 
     return root_scalar(excess, bracket=EPSILONS, method="brentq").root
-
-
-def mu(epsilon, target):
-    """Return the mu whose delta at epsilon is the target."""
-
-    def excess(mu):
-        return delta(epsilon, mu) - target
-
-    return root_scalar(excess, bracket=MUS, method="brentq").root
 
 
 def clt_epsilon(noise_multiplier, sampling_prob, num_steps, target):

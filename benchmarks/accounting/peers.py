@@ -115,13 +115,6 @@ def _ctd(module: str) -> Callable[..., Epsilon]:
     return epsilon
 
 
-def gdpnum_mu(noise_multiplier: float, sampling_prob: float, num_steps: int) -> float:
-    """Return gdpnum's mu of a run: its curve lies above G_mu outside the last 1e-10 of either error."""
-    module = importlib.import_module("gdpnum")
-    mu, *_ = module.dpsgd.get_mu_and_regret_for_dpsgd(noise_multiplier, sampling_prob, num_steps)
-    return float(mu)
-
-
 # ---- autodp ----
 
 
@@ -135,20 +128,6 @@ def _autodp_rdp(noise_multiplier: float, sampling_prob: float, num_steps: int, d
     run = zoo.SubsampleGaussianMechanism(settings)
     upper = run.get_approxDP(delta)
     return Epsilon(upper=float(upper))
-
-
-def _autodp_fourier(noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float) -> Epsilon:
-    """Compose by characteristic functions, in both directions; the larger epsilon counts."""
-    mechanisms = importlib.import_module("autodp.mechanism_zoo")
-    transformers = importlib.import_module("autodp.transformer_zoo")
-    epsilons = []
-    for direction in ("remove_only", "add_only"):
-        gaussian = mechanisms.GaussianMechanism(noise_multiplier, phi_off=False, RDP_off=True)
-        sampled = transformers.AmplificationBySampling_pld(PoissonSampling=True, neighboring=direction)
-        step = sampled.amplify(gaussian, sampling_prob)
-        run = transformers.ComposeAFA()([step], [num_steps])
-        epsilons.append(float(run.get_approxDP(delta)))
-    return Epsilon(estimate=max(epsilons))
 
 
 # ---- The papers' formulas, and the list ----
@@ -168,6 +147,5 @@ PEERS = (
     Peer("gdpnum", "gdpnum", "upper", _ctd("gdpnum"), sweep=False),
     Peer("riskcal", "riskcal.accountants", "upper", _ctd("riskcal.accountants"), sweep=False),
     Peer("autodp RDP", "autodp.mechanism_zoo", "upper", _autodp_rdp),
-    Peer("autodp Fourier", "autodp.transformer_zoo", "estimate", _autodp_fourier),
     Peer("paper, CLT", "benchmarks.accounting.paper", "estimate", _paper_clt),
 )
