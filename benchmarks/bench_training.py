@@ -1,4 +1,4 @@
-"""The private training loop: what its bookkeeping and its noise cost, and steps per second beside other libraries.
+"""The private training loop: what its bookkeeping costs, and steps per second beside other libraries.
 
     python -m benchmarks.bench_training --output benchmarks/results/training_cpu.json
 
@@ -27,22 +27,18 @@ class Settings(NamedTuple):
 
 
 def measure(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Yield what there is after each case; the noise comes first."""
-    from benchmarks.training import cases, parts, race, trainers
-
-    size = cases.NUM_COORDINATES[settings.preset]
-    noise = {"num_coordinates": size, "contenders": parts.measure_noise(size, settings.repetitions)}
+    """Yield what there is after each case."""
+    from benchmarks.training import race, trainers
 
     def of_case(case: Any, present: list[Any]) -> dict[str, Any]:
         return race.run(case, present, settings.repetitions)
 
-    for part in harness.case_by_case(BENCHMARK, settings, trainers.CONTENDERS, of_case):
-        yield {"noise": noise, **part}
+    yield from harness.case_by_case(BENCHMARK, settings, trainers.CONTENDERS, of_case)
 
 
 BENCHMARK = harness.Benchmark(
     module="benchmarks.bench_training",
-    what="private training: its bookkeeping, its noise, and steps per second beside other libraries",
+    what="private training: its bookkeeping, and steps per second beside other libraries",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "optax", "jax-privacy", "dp-accounting", "torch", "opacus"),
     settings=Settings,
     measure=measure,

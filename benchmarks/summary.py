@@ -227,16 +227,14 @@ def _training_speeds(case: dict[str, Any]) -> dict[str, float]:
 
 
 def _training_rows(result: Result) -> list[Row]:
-    """Private steps a second in everybody's own loop, and the noise."""
+    """Private steps a second in everybody's own loop."""
     rows = []
     for key, case in result["cases"].items():
         speeds = _training_speeds(case)
         best = max((name for name in speeds if not name.startswith("gdpjax")), key=speeds.__getitem__)
         title, met = f"private steps, {case['title']}", _met(result, f"{key}: ")
         rows.append(_speeds(title, speeds[RUN_STEPS], speeds[best], best, met, note=" (`run_steps`)"))
-    noise, peer = _seconds(result["noise"]["contenders"]), "jax.random.normal"
-    title = f"noise of {result['noise']['num_coordinates']:,} coordinates"
-    return [*rows, _times(title, noise["gdpjax.add_gaussian_noise"], noise[peer], peer, _met(result, "noise"))]
+    return rows
 
 
 def _training_body(results: dict[str, Result]) -> str:

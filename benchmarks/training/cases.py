@@ -11,15 +11,13 @@ from benchmarks.clipping.cases import tiny_model, with_model
 from benchmarks.clipping.models import Model
 from gdpjax.training import Plan, make_plan
 
-LARGEST_NOISE_RATIO = 1.5
-
 
 class Case(NamedTuple):
     """One private training: a model, a data set's shape, and every constant of the plan; `cases.toml` lists them.
 
     Args:
         steps_per_turn: how many steps are timed together.
-        parts: whether the parts of a step are measured by themselves, too.
+        parts: whether a private step is timed beside the clipped step in it, too.
         overhead_target: the largest time of a private step, over that of the clipped step in it.
     """
 
@@ -86,4 +84,3 @@ def _tiny(case: Case) -> Case:
 _FILE = tomllib.loads(pathlib.Path(__file__).with_name("cases.toml").read_text())
 CPU = tuple(Case(**with_model(settings)) for settings in _FILE["cpu"])
 PRESETS = {"cpu": CPU, "cpu-tiny": tuple(map(_tiny, CPU))}
-NUM_COORDINATES = {"cpu": 2_000_000, "cpu-tiny": 20_000}

@@ -13,7 +13,7 @@ import jax
 from benchmarks import clocks, turns
 from benchmarks.harness import at_least, at_most
 from benchmarks.training import parts
-from benchmarks.training.cases import LARGEST_NOISE_RATIO, PRESETS, Case
+from benchmarks.training.cases import PRESETS, Case
 from benchmarks.training.trainer import Trainer
 from benchmarks.training.trainers import LOOP, OWN, SCAN, Contender, mean_loss
 
@@ -87,10 +87,8 @@ def _result(entry: turns.Entry) -> dict[str, Any]:
 
 
 def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the targets of the noise, and of each case: its bookkeeping, the peers' speed, scan against loop."""
-    noise = result["noise"]
-    name = f"noise of {noise['num_coordinates']:,} coordinates / {parts.JAX_NORMAL}"
-    found = {name: at_most(LARGEST_NOISE_RATIO, noise["contenders"][parts.NOISE]["over"]["time"])}
+    """Return the targets of each case: its bookkeeping, the peers' speed, scan against loop."""
+    found = {}
     aims = {case.name: case.overhead_target for case in PRESETS[result["settings"]["preset"]]}
     for name, case in result["cases"].items():
         aim = aims[name]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.tables import bullets, cell, document, named, paragraphs, refusals, setting, table_of, targets_table
-from benchmarks.training.parts import CLIPPED, JAX_NORMAL, PRIVATE
+from benchmarks.training.parts import PRIVATE
 from benchmarks.training.race import targets as targets
 from gdpjax import Bounds
 
@@ -12,9 +12,7 @@ READING = (
     "quartiles of the ratios round by round and the ratio of processor times, which say more on a machine that others "
     "use. The clipped step is the clipped sum of a padded batch that is already there, and the optimizer's update with "
     "it; the private step is `training.step`, which draws and gathers the batch, adds the noise, and keeps the ledger. "
-    "The parts are compiled and timed by themselves, so that they need not add up; the clipped step of the expected "
-    "batch size alone shows what the padding costs. Temporary memory and flops (of a loop, the body once) are XLA's "
-    "own account of the program."
+    "Temporary memory and flops (of a loop, the body once) are XLA's own account of the program."
 )
 KEPT = (
     "The process keeps the memory that it frees (glibc's mallopt), for everybody: by itself it gives large blocks back "
@@ -34,7 +32,7 @@ PARTS = """
  | name
 ms | seconds.median | ms
 quartiles | seconds | quartiles
-/ {base} | over.time | .3f
+/ clipped step | over.time | .3f
 round by round | over.by_round | {q1:.3f} to {q3:.3f}
 by processor time | over.processor | .3f
 compile, s | compile_seconds
@@ -56,17 +54,13 @@ ready, s | ready_seconds
 
 
 def markdown(result: dict[str, Any]) -> str:
-    noise = result["noise"]
     sections = [
         ("Targets", targets_table(result)),
-        (
-            f"Noise: {noise['num_coordinates']:,} coordinates in float32",
-            paragraphs(_parts(noise["contenders"], JAX_NORMAL), KEPT if result["memory_kept"] else ""),
-        ),
         *((at["title"], _case(at)) for at in result["cases"].values()),
         ("Contenders that are missing", bullets(result["missing"])),
     ]
-    return document("Private training, measured side by side", [setting(result), READING, TRAINING], sections)
+    head = [setting(result), READING, TRAINING, *([KEPT] if result["memory_kept"] else [])]
+    return document("Private training, measured side by side", head, sections)
 
 
 def percent(ratio: float) -> str:
@@ -89,12 +83,8 @@ def _case(at: dict[str, Any]) -> str:
             "by processor time."
         )
     race = f"{at['steps_per_turn']} steps a turn, from a loss of {at['first_loss']:.3f}:"
-    measured_parts = _parts(parts, CLIPPED) if parts else ""
+    measured_parts = table_of(PARTS, named(parts)) if parts else ""
     return paragraphs(task, measured_parts, race, _trainers(at["trainers"]), refusals(at["trainers"]))
-
-
-def _parts(parts: dict[str, Any], base: str) -> str:
-    return table_of(PARTS, named(parts), base=base)
 
 
 def _trainers(trainers: dict[str, Any]) -> str:
