@@ -1,4 +1,4 @@
-"""A sweep of trainings in one vmapped program, beside one compiled scan for each configuration and a loop of steps.
+"""Training many configurations in one compiled program, beside one scan for each configuration and a loop of steps.
 
     GDPJAX_DATA=/path/to/data python -m benchmarks.bench_sweeps --output benchmarks/results/sweeps_cpu.json
 
@@ -10,11 +10,8 @@ each with the same model, plan and step:
 * ``a loop each``: a jitted step, compiled for each configuration, in a Python loop.
 
 The throughput is steps of training (of one configuration) per second, over a part of the run that is the same for all
-three; it is given with and without compilation, for the planned length. The three take turns, so that a disturbance of
-the machine falls on all; processor time is kept beside the clock's. The two that compile each configuration anew are
-timed on a few of them, and said so.
-
-Beside that, how long a file of a thousand trials takes to open (`benchmarks.sweep_report`).
+three; it is given with and without compilation, for the planned length. The two that compile each configuration anew
+are timed on a few of them.
 """
 
 import concurrent.futures
@@ -23,8 +20,8 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from benchmarks import harness, sweep_report
-from benchmarks.tables import document, named, setting, table, table_of
+from benchmarks import harness
+from benchmarks.tables import document, named, setting, table_of, targets_table
 
 SPEC = """
 dataset = "{dataset}"
@@ -52,53 +49,39 @@ class Settings(NamedTuple):
     threads: int = 2
     batch_size: int = 256
     epochs: int = 18
-    report_trials: int = 1000
-
-
-class Way(NamedTuple):
-    """A way to train, compiled.
-
-    Args:
-        call: takes ``configuration_steps`` steps.
-        configuration_steps: steps of one configuration, added up over those that a call trains.
-        compile_seconds: of one program.
-        compilations: for all configurations.
-        programs: how many are compiled for all of them.
-        facts: what else is written down.
-    """
-
-    call: Callable[[], Any]
-    configuration_steps: int
-    compile_seconds: float
-    compilations: int
-    programs: int
-    facts: dict[str, Any]
 
 
 def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield everything at once."""
     from benchmarks import turns
+    from experiments.sweeps.named_task import FIELDS, named_task
+    from gdpjax.sweeps import list_trials, load_examples, parse_spec, plan_trials
 
-    report = sweep_report.measure(settings.report_trials)
+    options = settings._asdict() | {"count": settings.configurations // 4}
+    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options), FIELDS, named_task)
+    examples = load_examples(spec.task.load)
+    trials = plan_trials(spec, list_trials(spec), examples.num_examples)
+    assert len(trials) == settings.configurations
 
-    # Everybody compiles and runs once before the clock starts.
-    trials, work = _trials(settings)
-    ways = {
-        ONE: _together(trials, work, settings),
-        SCAN: _alone(trials, work, settings, _scan),
-        LOOP: _alone(trials, work, settings, _loop),
-    }
-    for way in ways.values():
-        way.call()
-    calls = {name: way.call for name, way in ways.items()}
-    times = turns.in_turn(calls, settings.repetitions)
-    steps = trials[0].plan.num_steps
-    planned = len(trials) * steps
-    yield {
-        "planned_steps": steps,
-        "ways": {name: _measured(way, times[name], planned) for name, way in ways.items()},
-        "report": report,
-    }
+    work = (spec.task, examples)
+    entries = [
+        _together(trials, work, settings.steps),
+        _alone(SCAN, trials, work, settings, _scan),
+        _alone(LOOP, trials, work, settings, _loop),
+    ]
+    turns.take_turns(entries, settings.repetitions)
+    num_steps = trials[0].plan.num_steps
+    planned = len(trials) * num_steps
+    ways = {}
+    for entry in entries:
+        # A whole sweep compiles its programs first.
+        compiling = entry.facts["compile_seconds"] * entry.facts["programs"]
+        ways[entry.name] = {
+            "steps_per_second": turns.spread([1 / seconds for seconds in entry.seconds]),
+            "with_compilation": planned / (compiling + planned * entry.median),
+            **entry.result(),
+        }
+    yield {"planned_steps": num_steps, "ways": ways}
 
 
 def targets(result: dict[str, Any]) -> dict[str, Any]:
@@ -108,93 +91,46 @@ def targets(result: dict[str, Any]) -> dict[str, Any]:
     one, *others = named(result["ways"])
     found = {}
     for other in others:
-        of_calls = turns.ratios(other["seconds"], one["seconds"])
-        steps = one["configuration_steps"] / other["configuration_steps"]
-        found[f"{ONE} / {other['name']}"] = harness.at_least(
-            TARGETS[other["name"]],
-            statistics.median(ratio * steps for ratio in of_calls),
-            by_processor_time=one["steps_per_second"]["per_cpu_second"] / other["steps_per_second"]["per_cpu_second"],
-            with_compilation=one["with_compilation"] / other["with_compilation"],
-        )
+        by_round = turns.ratios(other["seconds"]["all"], one["seconds"]["all"])
+        aim = TARGETS[other["name"]]
+        found[f"{ONE} / {other['name']}"] = harness.at_least(aim, statistics.median(by_round))
     return found
 
 
-def _measured(way: Way, times: list[Any], planned: int) -> dict[str, Any]:
-    """Return a way's rates, once compiled and with the compilation of ``planned`` steps."""
-    from benchmarks import clocks
+def _entry(name: str, call: Callable[[], Any], num_steps: int, facts: dict[str, Any]) -> Any:
+    """Return what takes turns, after a first call."""
+    from benchmarks import clocks, turns
 
-    rates = clocks.rates(way.configuration_steps, times)
-
-    # The rate of a whole sweep, whose programs are compiled first.
-    compiling = way.compile_seconds * way.programs
-    training = planned / rates["median"]
-    return {
-        "configuration_steps": way.configuration_steps,
-        "compile_seconds": way.compile_seconds,
-        "compilations": way.compilations,
-        "programs": way.programs,
-        "steps_per_second": rates,
-        "seconds": [each.wall for each in times],
-        "cpu_seconds": [each.cpu for each in times],
-        "with_compilation": planned / (compiling + training),
-        **way.facts,
-    }
+    call()
+    return turns.Entry(name, None, call, facts, clocks.time_call(call).wall, num_steps)
 
 
-def _trials(settings: Settings) -> tuple[list[Any], "Work"]:
-    from experiments.sweeps.named_task import FIELDS, named_task
-    from gdpjax.sweeps import list_trials, load_examples, parse_spec, plan_trials
-
-    options = settings._asdict() | {"count": settings.configurations // 4}
-    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options), FIELDS, named_task)
-    examples = load_examples(spec.task.load)
-    trials = plan_trials(spec, list_trials(spec), examples.num_examples)
-    assert len(trials) == settings.configurations
-    return trials, Work(spec.task, examples)
-
-
-class Work(NamedTuple):
-    """A task and its data in memory."""
-
-    task: Any
-    examples: Any
-
-
-def _compiling(call: Callable[[], Any]) -> tuple[Any, float, int]:
-    """Return what a call returns, its seconds, and how often it compiled."""
-    from benchmarks import clocks
-
-    before, watch = clocks.compilations(), clocks.Stopwatch()
-    value = call()
-    return value, watch.read().wall, clocks.compilations() - before
-
-
-def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
+def _together(trials: list[Any], work: tuple[Any, Any], steps: int) -> Any:
     """Return all configurations trained by the sweep's own program, in its threads."""
     import jax
 
+    from benchmarks import clocks
     from gdpjax.sweeps import Blueprint, arguments_of, make_program, num_slots
 
     # One program for as many configurations as go through one thread.
     slots = min(num_slots(), len(trials))
     width = len(trials) // slots
     first_trial = trials[0]
-    blueprint = Blueprint(work.task, work.examples, first_trial.plan, first_trial.settings)
-    data = blueprint.training(first_trial.settings).place(*work.examples.train)
-    program, seconds, compilations = _compiling(
-        lambda: make_program(blueprint, data, width=width, memory_bytes=10**11, slots=slots)
-    )
+    blueprint = Blueprint(*work, first_trial.plan, first_trial.settings)
+    data = blueprint.training(first_trial.settings).place(*blueprint.examples.train)
+    watch = clocks.Stopwatch()
+    program = make_program(blueprint, data, width=width, memory_bytes=10**11, slots=slots)
+    facts = {"compile_seconds": watch.read().wall, "programs": 1, "width": program.width, "threads": slots}
 
     # The hyperparameters and the first states of each thread's configurations.
     starts = []
     for first in range(0, len(trials), width):
         chunk = trials[first : first + width]
-        chunk_keys = [trial.keys(jax.random.key(0)) for trial in chunk]
-        chunk_settings = [trial.settings for trial in chunk]
-        hyper, keys = arguments_of(chunk_settings, chunk_keys, blueprint.real, program.width)
+        keys = [trial.keys(jax.random.key(0)) for trial in chunk]
+        hyper, keys = arguments_of([trial.settings for trial in chunk], keys, blueprint.real, program.width)
         starts.append((hyper, program.start(hyper, keys)))
 
-    num_calls = max(1, settings.steps // program.steps_per_call)
+    num_calls = max(1, steps // program.steps_per_call)
     pool = concurrent.futures.ThreadPoolExecutor(slots)
 
     def advance(start: Any) -> Any:
@@ -203,21 +139,8 @@ def _together(trials: list[Any], work: "Work", settings: Settings) -> Way:
             state = program.advance(hyper, state, data)
         return jax.block_until_ready(state)
 
-    def call() -> list[Any]:
-        return list(pool.map(advance, starts))
-
-    return Way(
-        call,
-        configuration_steps=num_calls * program.steps_per_call * len(trials),
-        compile_seconds=seconds,
-        compilations=compilations,
-        programs=1,
-        facts={
-            "memory_bytes": program.memory_bytes,
-            "width": program.width,
-            "threads": slots,
-        },
-    )
+    num_steps = num_calls * program.steps_per_call * len(trials)
+    return _entry(ONE, lambda: list(pool.map(advance, starts)), num_steps, facts)
 
 
 def _scan(training: Any, state: Any, data: Any, num_steps: int) -> Callable[[], Any]:
@@ -244,74 +167,53 @@ def _loop(training: Any, state: Any, data: Any, num_steps: int) -> Callable[[], 
     return call
 
 
-def _alone(trials: list[Any], work: "Work", settings: Settings, compiled: Callable[..., Any]) -> Way:
+def _alone(
+    name: str,
+    trials: list[Any],
+    work: tuple[Any, Any],
+    settings: Settings,
+    compiled: Callable[..., Callable[[], Any]],
+) -> Any:
     """Return the first few configurations one after another, each compiled by itself."""
     import jax
 
+    from benchmarks import clocks
     from gdpjax.sweeps import Blueprint
 
-    made = []
+    calls, seconds = [], []
     for trial in trials[: settings.alone]:
-        blueprint = Blueprint(work.task, work.examples, trial.plan, trial.settings)
+        blueprint = Blueprint(*work, trial.plan, trial.settings)
         training = blueprint.training(trial.settings)
-        data = training.place(*work.examples.train)
+        data = training.place(*blueprint.examples.train)
         params = blueprint.model(trial.settings).init(jax.random.key(trial.number))
         state = training.init(params, jax.random.key(100 + trial.number))
-        made.append(_compiling(lambda each=(training, state, data): compiled(*each, settings.steps)))
-    calls, seconds, counts = zip(*made, strict=True)
+        watch = clocks.Stopwatch()
+        calls.append(compiled(training, state, data, settings.steps))
+        seconds.append(watch.read().wall)
 
-    def call() -> list[Any]:
-        return [call_one() for call_one in calls]
-
-    # All configurations would compile as often as these do.
-    compilations_of_one = round(statistics.median(counts))
-    return Way(
-        call,
-        configuration_steps=settings.steps * len(calls),
-        compile_seconds=statistics.median(seconds),
-        compilations=compilations_of_one * len(trials),
-        programs=len(trials),
-        facts={"configurations_timed": len(calls)},
-    )
+    facts = {"compile_seconds": statistics.median(seconds), "programs": len(trials), "timed": len(calls)}
+    return _entry(name, lambda: [call() for call in calls], settings.steps * len(calls), facts)
 
 
 SPEEDS = """
 way | name
 steps/s | steps_per_second.median
-least | steps_per_second.min
-most | steps_per_second.max
-steps per processor second | steps_per_second.per_cpu_second
+quartiles | steps_per_second | {q1:,.0f} to {q3:,.0f}
 programs | programs
-compilations | compilations
 seconds for each program | compile_seconds
 steps/s with compilation | with_compilation
-"""
-RATIOS = """
-ratio | name
-wanted | target
-measured | measured
-met | met | met
-by processor time | by_processor_time
-with compilation | with_compilation
 """
 
 
 def markdown(result: dict[str, Any]) -> str:
     """Return the tables that go beside the JSON."""
-    settings, report = result["settings"], result["report"]
-    together = result["ways"][ONE]
+    settings, together = result["settings"], result["ways"][ONE]
     what = (
         f"{settings['configurations']} configurations of {settings['dataset']}, {result['planned_steps']} steps of "
         f"{settings['batch_size']} expected each; {together['width']} side by side in each of {together['threads']} "
         "thread(s)."
     )
-    opened = f"{report['trials']} made-up trials, a page of {report['page_bytes'] / 1e6:.2f} MB."
-    seconds = [(name.replace("_", " "), of_part) for name, of_part in report["seconds"].items()]
-    sections = [
-        ("Speed", table_of(SPEEDS, named(result["ways"]))),
-        ("Targets", table_of(RATIOS, named(result["targets"]))),
-        ("Opening results", f"{opened}\n\n{table(('what', 'seconds'), seconds)}"),
-    ]
+    sections = [("Speed", table_of(SPEEDS, named(result["ways"]))), ("Targets", targets_table(result))]
     return document("Sweeps of trainings", [setting(result), what], sections)
 
 

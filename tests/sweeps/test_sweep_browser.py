@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from benchmarks import browser
 from gdpjax.sweeps import _folder, report_sweep
+from tests.sweeps import browser
 from tests.sweeps.test_sweep_report import GRID, begin, made_up
 
 CHROMIUM = browser.find()

@@ -50,15 +50,3 @@ def open_page(browser: str, page: pathlib.Path, script: str = "", seconds: float
         command = [browser, *_FLAGS, f"--user-data-dir={profile}/profile", "--dump-dom", copy.as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
     return Opened(done.stdout, _CONSOLE.findall(done.stderr))
-
-
-def load_seconds(browser: str, page: pathlib.Path) -> float:
-    """Return the seconds from the start of the navigation until all of the page is laid out.
-
-    They are by the browser's own clock.
-    """
-    # To ask for the height lays the page out.
-    script = "document.body.offsetHeight; document.body.dataset.milliseconds = performance.now();"
-    document = open_page(browser, page, script).document
-    (milliseconds,) = re.findall(r'data-milliseconds="([\d.]+)"', document)
-    return float(milliseconds) / 1000
