@@ -23,7 +23,7 @@ TINY: dict[str, dict[str, Any]] = {
     "clipping_cpu": dict(
         preset="cpu-tiny",
         repetitions=1,
-        models=("mlp", "cnn", "flax_transformer", "lora"),
+        models=("mlp", "cnn", "transformer", "lora"),
         contenders=("no privacy", "gdpjax auto", "gdpjax ghost", "gdpjax microbatch", "plain vmap"),
     ),
     "training_cpu": dict(

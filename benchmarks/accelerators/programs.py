@@ -166,7 +166,7 @@ def _noise() -> Iterator[Program]:
 
 
 def _clipped() -> Iterator[Program]:
-    for name in ("mlp", "cnn", "flax_transformer", "imdb", "resnet"):
+    for name in ("mlp", "cnn", "imdb", "resnet"):
         for contender in (PLAIN, OURS, PEER, PEER_32):
             build = functools.partial(_clipped_gradient, CASES[name], contender)
             checked = name in ("mlp", "cnn") and contender in (PLAIN, OURS)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.clipping import flax_models, models
+from benchmarks.clipping import models
 
 NO_PRIVACY = "no privacy"
 AUTO = "gdpjax auto"
@@ -68,8 +68,7 @@ def with_model(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a case with its model, and tuples for lists."""
     kind, sizes = settings["model"]["kind"], _tuples(settings["model"])
     del sizes["kind"]
-    module = flax_models if kind == "FlaxTransformer" else models
-    return _tuples(settings) | {"model": getattr(module, kind)(**sizes)}
+    return _tuples(settings) | {"model": getattr(models, kind)(**sizes)}
 
 
 def _tuples(settings: dict[str, Any]) -> dict[str, Any]:

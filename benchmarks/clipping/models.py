@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from benchmarks.clipping import layers as nn
-from benchmarks.clipping.flax_models import FlaxTransformer
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -200,7 +199,7 @@ class ResNet:
         return images, _labels(rng, size, 10)
 
 
-Model = MLP | CNN | Transformer | FlaxTransformer | TextAverage | ResNet
+Model = MLP | CNN | Transformer | TextAverage | ResNet
 
 
 # ---- Blocks of transformers ----

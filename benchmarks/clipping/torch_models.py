@@ -11,10 +11,6 @@ from torch import nn  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 from benchmarks.clipping import models
-from benchmarks.clipping.flax_models import FlaxTransformer as FlaxSizes
-
-_FLAX_NORM_EPSILON = 1e-6
-"""What flax's norms add to the variance, where torch's add 1e-5."""
 
 
 class MLP(nn.Module):
@@ -133,59 +129,6 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
-class Attention(nn.Module):
-    """Causal attention with separate queries, keys and values, named as flax names them."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.out = nn.Linear(width, width)
-
-    def forward(self, x):
-        mixed = attend(self.query(x), self.key(x), self.value(x), self.heads)
-        return self.out(mixed)
-
-
-class FlaxBlock(nn.Module):
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.norm0 = nn.LayerNorm(width, eps=_FLAX_NORM_EPSILON)
-        self.norm1 = nn.LayerNorm(width, eps=_FLAX_NORM_EPSILON)
-        self.attention = Attention(width, heads)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        x = x + self.attention(self.norm0(x))
-        hidden = self.up(self.norm1(x))
-        hidden = functional.gelu(hidden, approximate="tanh")
-        return x + self.down(hidden)
-
-
-class FlaxTransformer(nn.Module):
-    def __init__(self, model: FlaxSizes):
-        super().__init__()
-        self.tokens = nn.Embedding(model.vocabulary, model.width)
-        self.positions = nn.Embedding(model.length, model.width)
-
-        # Flax numbers its blocks by name, not in a list.
-        self.names = [f"block_{number}" for number in range(model.depth)]
-        for name in self.names:
-            self.add_module(name, FlaxBlock(model.width, model.heads))
-        self.norm = nn.LayerNorm(model.width, eps=_FLAX_NORM_EPSILON)
-        self.head = nn.Linear(model.width, model.vocabulary)
-
-    def forward(self, x):
-        x = self.tokens(x) + self.positions(places(x))
-        for name in self.names:
-            block = getattr(self, name)
-            x = block(x)
-        return self.head(self.norm(x))
-
-
 # ---- Averages of words, and residual networks ----
 
 
@@ -247,7 +190,6 @@ MODULES = {
     models.MLP: MLP,
     models.CNN: CNN,
     models.Transformer: Transformer,
-    FlaxSizes: FlaxTransformer,
     models.TextAverage: TextAverage,
     models.ResNet: ResNet,
 }
@@ -296,31 +238,14 @@ def counterpart(params: Any, frozen: tuple[Any, ...], name: str) -> np.ndarray:
         node = node[int(part)] if isinstance(node, list) else node[part]
 
     if kind == "bias":
-        return np.asarray(node["bias"]).reshape(-1)
+        return np.asarray(node["bias"])
     for key in ("embedding", "scale"):
         if key in node:
             return np.asarray(node[key])
-    return _in_torch_s_order(np.asarray(node["kernel"]), is_output=path[-1] == "out")
 
-
-def _in_torch_s_order(kernel: np.ndarray, is_output: bool) -> np.ndarray:
-    """Return a kernel with its outputs first.
-
-    Args:
-      kernel: of a dense layer, a convolution, or flax's attention.
-      is_output: whether it is the output projection of flax's attention.
-    """
-    match kernel.ndim:
-        case 2:
-            return kernel.T
-        case 3:
-            # Flax's attention keeps an axis of heads: the last but one, of the output projection the first.
-            num_inputs = kernel.shape[0]
-            if is_output:
-                num_inputs *= kernel.shape[1]
-            return kernel.reshape(num_inputs, -1).T
-        case _:
-            return kernel.transpose(3, 2, 0, 1)
+    # Torch has the outputs of dense layers and convolutions first.
+    kernel = np.asarray(node["kernel"])
+    return kernel.T if kernel.ndim == 2 else kernel.transpose(3, 2, 0, 1)
 
 
 def load(module: Any, params: Any, frozen: tuple[Any, ...]) -> None:
