@@ -99,7 +99,7 @@ bench-sweeps: $(VENV)/.test ## time 32 trainings in one program beside one by on
 
 bench-language: PRESET ?= tiny
 bench-language: RESULT ?= benchmarks/results/language_$(PRESET).json
-bench-language: $(VENV)/.experiments $(VENV)/.benchmarks-clipping ## time private steps of language models; PRESET=1B for a GPU
+bench-language: $(VENV)/.experiments $(VENV)/.benchmarks-clipping ## time private steps of language models; PRESET=small for a larger one
 	$(BIN)/python -m benchmarks.bench_language --preset $(PRESET) --threads $(THREADS) --output $(RESULT)
 
 lint: $(VENV)/.dev ## ruff and pyright

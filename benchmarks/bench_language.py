@@ -1,10 +1,8 @@
 """Private steps of language models, beside the step without privacy on the same rows, and beside jax_privacy.
 
     python -m benchmarks.bench_language --preset tiny --output benchmarks/results/language_tiny.json
-    python -m benchmarks.bench_language --preset 1B --device-flops 989e12 --output benchmarks/results/language_1B.json
 
-writes the JSON, and tables beside it. ``tiny`` and ``small`` are for a processor; ``124M``, ``355M`` and ``1B`` are for
-one GPU, whose dense bfloat16 operations a second are ``--device-flops``. ``--cases`` (full, lora) and
+writes the JSON, and tables beside it, for a processor. ``--cases`` (full, lora) and
 ``--contenders`` choose some; ``--merge`` keeps the other cases that the output already has, so that a long run can be
 made in parts. The peer is jax_privacy (the ``benchmarks-clipping`` extra); a missing one is reported.
 """
@@ -16,18 +14,13 @@ from benchmarks import harness
 
 
 class Settings(NamedTuple):
-    """Settings of a run: the preset is smallest, tiny, small, 124M, 355M or 1B.
-
-    No names: all of the preset's cases, all contenders. With the operations that the device can do in a second there is
-    model flops utilisation.
-    """
+    """Settings of a run: the preset is smallest, tiny or small. No names: all of its cases, all contenders."""
 
     preset: str = "tiny"
     threads: int = 1
     repetitions: int = 7
     cases: Sequence[str] = ()
     contenders: Sequence[str] = ()
-    device_flops: float | None = None
 
 
 def measure(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -35,7 +28,7 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     from benchmarks.language import race, steps
 
     def of_case(case: Any, present: list[Any]) -> dict[str, Any]:
-        return race.run(case, present, settings.repetitions, settings.device_flops)
+        return race.run(case, present, settings.repetitions)
 
     yield from harness.case_by_case(BENCHMARK, settings, steps.CONTENDERS, of_case)
 

@@ -75,8 +75,5 @@ PRESETS = {
     "smallest": _cases("smallest", _SMALLEST, num_units=4, length=8, sizes=(1, 2), num_sequences=2),
     "tiny": _cases("tiny", _TINY, num_units=32, length=128, sizes=(1, 4, 16)),
     "small": _cases("small", _SMALL, num_units=8, length=256, sizes=(1, 4), num_sequences=2),
-    "124M": _cases("124M", MODELS["124M"], num_units=64, length=1024, sizes=(1, 4, 16)),
-    "355M": _cases("355M", MODELS["355M"], num_units=64, length=1024, sizes=(1, 4, 8)),
-    "1B": _cases("1B", MODELS["1B"], num_units=64, length=1024, sizes=(1, 2, 4)),
 }
-"""``smallest`` is for tests of the code; ``tiny`` and ``small`` for a processor, the others for one GPU."""
+"""``smallest`` is for tests of the code. Larger models are timed on a GPU by `benchmarks.bench_device`."""

@@ -103,13 +103,11 @@ class Contender(NamedTuple):
         name: for the tables.
         build: gives the function and its arguments.
         modules: what it needs.
-        strategy: what the model of the costs calls it; "" where there is no such model.
     """
 
     name: str
     build: Callable[[Task, int], Call]
     modules: tuple[str, ...] = ()
-    strategy: str = ""
 
 
 def _optimizer() -> optax.GradientTransformation:
@@ -188,8 +186,8 @@ def _jax_privacy(task: Task, size: int) -> Call:
 
 
 CONTENDERS = (
-    Contender(NO_PRIVACY, _no_privacy, strategy="none"),
-    Contender(AUTO, _gdpjax("auto"), strategy="auto"),
-    Contender(MICROBATCH, _gdpjax("microbatch"), strategy="microbatch"),
+    Contender(NO_PRIVACY, _no_privacy),
+    Contender(AUTO, _gdpjax("auto")),
+    Contender(MICROBATCH, _gdpjax("microbatch")),
     Contender(PEER, _jax_privacy, ("jax_privacy",)),
 )

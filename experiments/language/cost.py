@@ -1,12 +1,11 @@
-"""The costs of a step of private training: operations and memory, from shapes alone.
+"""The memory of a step of private training, from shapes alone.
 
-    cost = step_cost(PRESETS["124M"], num_units=256, length=1024, microbatch_size=4)
-    cost.flops, cost.peak_bytes, cost.mfu(seconds=2.5, device_flops=989e12)
+    memory = step_memory(PRESETS["124M"], num_units=256, length=1024, microbatch_size=4)
+    memory.peak_bytes
 
-The operations are those of gdpjax's engine. For each unit there is one forward and one backward pass, in which the
-values inside of a layer are computed again. Then the gradient of each weight is formed: one product of the activations
-and cotangents at all positions, as without privacy, of which the norm is taken and which is added to the sum. There is
-no second backward pass. Noise and the optimizer cost something for each parameter, once a step.
+The gradient of each weight of each unit is formed: one product of the activations and cotangents at all positions, as
+without privacy, of which the norm is taken and which is added to the sum. The values inside of a layer are computed
+again in the backward pass.
 
 The model of the memory follows what XLA allocates, which it may do in many ways: it was fitted to a few programs that
 were compiled for CPUs, and holds for others within some 20 % (tests/language/test_cost.py compiles some of them).
@@ -15,25 +14,10 @@ beside the one that it was given: add 4 bytes for each of its parameters there.
 """
 
 import bisect
-import dataclasses
 from typing import Any, NamedTuple
 
 from experiments.language.config import ModelConfig
 from experiments.language.lora import LoraConfig
-
-# Operations that are not matrix products, for each entry of an array. Counted in programs that XLA compiled.
-_SCORE_FLOPS = 20
-"""Mask, softmax, and their derivatives, with recomputation."""
-_ACTIVATION_FLOPS = 6
-"""Norms, rotations, gates and residual sums, with derivatives and recomputation."""
-_LOGIT_FLOPS = 8
-"""Softmax and cross entropy."""
-_CLIP_FLOPS = 8
-"""The norm of a formed gradient, and its weighted addition to the sum."""
-_NOISE_FLOPS = 105
-"""Random bits, which are counted like other operations, and the inverse of the normal tail."""
-_OPTIMIZER_FLOPS = 16
-"""Adam."""
 
 # Copies of arrays that are alive at the same time.
 _LAYER_COPIES = 2
@@ -54,85 +38,21 @@ STRATEGIES = ("auto", "microbatch")
 """The strategies of `gdpjax.clipped_grad` that are modelled."""
 
 
-class PartCost(NamedTuple):
-    """Operations of one part of the model, in all layers and for all units of a step.
+class StepMemory(NamedTuple):
+    """The memory of one step, in bytes.
 
     Attributes:
-      name: the part.
-      num_params: its parameters, trained or not.
-      num_trained: its trained parameters, adapters included.
-      forward: operations of the forward pass.
-      backward: operations for the cotangents of activations.
-      recompute: operations of the forward pass that the backward pass does again.
-      weight_gradient: operations for the sums of gradients: the products of activations and cotangents.
-      clipping: operations that only privacy needs: norms, and weights of units.
+      num_trained: the parameters that are trained, adapters included.
+      arguments: what is there before a step: "parameters", "frozen parameters", "optimizer", "state kept".
+      gradients: what a step has beside the arguments until the sum is there: "sum", "unit gradients", "factors",
+        "activations", "casts".
+      update: what it has from then on, beside the arguments: "noise" and "new state".
     """
 
-    name: str
-    num_params: int = 0
-    num_trained: int = 0
-    forward: float = 0.0
-    backward: float = 0.0
-    recompute: float = 0.0
-    weight_gradient: float = 0.0
-    clipping: float = 0.0
-
-    @property
-    def model_flops(self) -> float:
-        """The operations that any training needs."""
-        return self.forward + self.backward + self.weight_gradient
-
-    @property
-    def flops(self) -> float:
-        """All operations."""
-        return self.model_flops + self.recompute + self.clipping
-
-
-@dataclasses.dataclass(frozen=True)
-class StepCost:
-    """The cost of one step.
-
-    Attributes:
-      parts: the operations of each part of the model.
-      noise_flops: operations of the noise.
-      optimizer_flops: operations of the optimizer.
-      num_tokens: tokens of a step, padding included.
-      arguments: bytes that are there before a step: "parameters", "frozen parameters", "optimizer", "state kept".
-      gradient_memory: bytes of a step until the sum is there, beside the arguments: "sum", "unit gradients",
-        "factors", "activations", "casts".
-      update_memory: bytes of a step from then on, beside the arguments: "noise" and "new state".
-      activation_bytes: bytes of the activations of the units that are taken at a time, when they are most. In
-        ``gradient_memory`` there are fewer where they are gone before the most memory is needed.
-    """
-
-    parts: list[PartCost]
-    noise_flops: float
-    optimizer_flops: float
-    num_tokens: int
+    num_trained: int
     arguments: dict[str, float]
-    gradient_memory: dict[str, float]
-    update_memory: dict[str, float]
-    activation_bytes: float
-
-    @property
-    def flops(self) -> float:
-        """All operations of a step."""
-        return sum(part.flops for part in self.parts) + self.noise_flops + self.optimizer_flops
-
-    @property
-    def model_flops(self) -> float:
-        """The operations that any training needs: without recomputation, clipping, noise and optimizer."""
-        return sum(part.model_flops for part in self.parts)
-
-    @property
-    def gradient_bytes(self) -> float:
-        """Bytes that are held until the sum is there, arguments included."""
-        return sum(self.arguments.values()) + sum(self.gradient_memory.values())
-
-    @property
-    def update_bytes(self) -> float:
-        """Bytes that are held for noise and update, arguments included."""
-        return sum(self.arguments.values()) + sum(self.update_memory.values())
+    gradients: dict[str, float]
+    update: dict[str, float]
 
     @property
     def peak_bytes(self) -> float:
@@ -140,28 +60,18 @@ class StepCost:
 
         >>> from experiments.language.config import PRESETS
         >>> for name in ("124M", "1B", "7B"):
-        ...     full = step_cost(PRESETS[name], num_units=1024, length=1024)
-        ...     adapters = step_cost(PRESETS[name], num_units=1024, length=1024, lora=LoraConfig(rank=16))
+        ...     full = step_memory(PRESETS[name], num_units=1024, length=1024)
+        ...     adapters = step_memory(PRESETS[name], num_units=1024, length=1024, lora=LoraConfig(rank=16))
         ...     print(f"{name:4} {full.peak_bytes / 1e9:5.1f} GB, {adapters.peak_bytes / 1e9:4.1f} GB")
         124M   3.5 GB,  0.8 GB
         1B    30.8 GB,  4.5 GB
         7B   188.7 GB, 27.2 GB
         """
-        return max(self.gradient_bytes, self.update_bytes)
-
-    def mfu(self, seconds: float, device_flops: float) -> float:
-        """Return the model flops utilisation of a step: `model_flops` over what the device could do in that time.
-
-        Args:
-          seconds: how long the step took.
-          device_flops: operations that the device can do in a second.
-
-        Reference: Chowdhery et al., arXiv:2204.02311, appendix B.
-        """
-        return self.model_flops / (seconds * device_flops)
+        phases = (self.gradients, self.update)
+        return sum(self.arguments.values()) + max(sum(phase.values()) for phase in phases)
 
 
-def step_cost(
+def step_memory(
     config: ModelConfig,
     *,
     num_units: int,
@@ -171,8 +81,8 @@ def step_cost(
     strategy: str = "auto",
     lora: LoraConfig | None = None,
     donated: bool = False,
-) -> StepCost:
-    """Return what one private step of Adam costs.
+) -> StepMemory:
+    """Return what one private step of Adam holds.
 
     Args:
       config: the shape of the model.
@@ -185,15 +95,11 @@ def step_cost(
       lora: the adapters, of which alone the parameters consist then; the base, in bfloat16, is an argument of the loss.
       donated: whether the new state takes the place of the old one, as in a run in a folder, which also keeps what is
         trained as it was at its last checkpoint. Otherwise both states are there until a step is done.
-
-    >>> from experiments.language.config import PRESETS
-    >>> cost = step_cost(PRESETS["124M"], num_units=8, length=1024, strategy="microbatch")
-    >>> round(cost.flops / cost.num_tokens / PRESETS["124M"].num_params, 1)  # 6 and recomputation, attention, clipping
-    8.3
     """
     unit = _Unit(config, num_sequences * length, num_sequences * config.num_heads * length**2, strategy, lora)
-    parts = [_times(part, num_units) for part in unit.parts()]
-    num_trained = sum(part.num_trained for part in parts)
+    num_trained = config.num_params
+    if lora is not None:
+        num_trained = sum(weight.num_blocks * weight.num_trained for weight in unit.weights())
 
     # The state: parameters in float32 with what the optimizer keeps of them, and a frozen base.
     trained_bytes = float(_FLOAT32_BYTES * num_trained)
@@ -202,30 +108,21 @@ def step_cost(
         arguments["frozen parameters"] = float(_BYTES["bfloat16"] * config.num_params)
 
     # Chunks of units are added to the sum. Then noise is added, and the new state is made.
-    rows = min(microbatch_size, num_units)
-    update_memory = {"noise": trained_bytes}
+    update = {"noise": trained_bytes}
     if donated:
         arguments["state kept"] = (1 + _MOMENTS) * trained_bytes
-        update_memory["noise"] = _DONATED_COPIES * trained_bytes
+        update["noise"] = _DONATED_COPIES * trained_bytes
     else:
         # The program returns a copy of the frozen base as well.
-        update_memory["new state"] = (1 + _MOMENTS) * trained_bytes + arguments.get("frozen parameters", 0.0)
-    return StepCost(
-        parts=parts,
-        noise_flops=float(_NOISE_FLOPS * num_trained),
-        optimizer_flops=float(_OPTIMIZER_FLOPS * num_trained),
-        num_tokens=num_units * num_sequences * length,
-        arguments=arguments,
-        gradient_memory={"sum": trained_bytes, **unit.memory(rows), "casts": unit.cast_bytes()},
-        update_memory=update_memory,
-        activation_bytes=rows * unit.activation_bytes(),
-    )
+        update["new state"] = (1 + _MOMENTS) * trained_bytes + arguments.get("frozen parameters", 0.0)
+    gradients = unit.memory(min(microbatch_size, num_units))
+    return StepMemory(num_trained, arguments, {"sum": trained_bytes, **gradients, "casts": unit.cast_bytes()}, update)
 
 
 def largest_microbatch(config: ModelConfig, device_bytes: float, *, num_units: int, **options: Any) -> int:
     """Return how many units can be taken at a time on a device with so many bytes; 0 if not even one fits.
 
-    ``options`` are those of `step_cost`. Memory never shrinks with the units that are taken at a time, so that the
+    ``options`` are those of `step_memory`. Memory never shrinks with the units that are taken at a time, so that the
     answer is found by bisection.
 
     >>> from experiments.language.config import PRESETS
@@ -236,7 +133,7 @@ def largest_microbatch(config: ModelConfig, device_bytes: float, *, num_units: i
     """
 
     def needed(size: int) -> float:
-        return step_cost(config, num_units=num_units, microbatch_size=size, **options).peak_bytes
+        return step_memory(config, num_units=num_units, microbatch_size=size, **options).peak_bytes
 
     return bisect.bisect_right(range(1, num_units + 1), device_bytes, key=needed)
 
@@ -245,7 +142,7 @@ class _Weight(NamedTuple):
     """A weight that is multiplied by activations.
 
     Attributes:
-      name: its name in the table.
+      name: "head", or its path in a layer.
       num_blocks: how many layers have one.
       inputs, outputs: its shape.
       trained: the shapes of what is trained in one block: the weight itself, the two parts of its adapter, or nothing.
@@ -256,6 +153,11 @@ class _Weight(NamedTuple):
     inputs: int
     outputs: int
     trained: tuple[tuple[int, int], ...]
+
+    @property
+    def num_trained(self) -> int:
+        """The trained parameters of one block."""
+        return sum(inputs * outputs for inputs, outputs in self.trained)
 
 
 class _Unit(NamedTuple):
@@ -302,63 +204,6 @@ class _Unit(NamedTuple):
             weights.append(_Weight(path.removeprefix("layers/"), num_blocks, inputs, outputs, trained))
         return weights
 
-    # Operations.
-
-    def parts(self) -> list[PartCost]:
-        """Return the operations for one unit."""
-        config = self.config
-
-        # The products of queries, keys and values have no parameters.
-        attention = 4.0 * config.num_layers * self.scores * config.head_width
-        scores = PartCost("scores", forward=attention, backward=2 * attention, recompute=attention)
-
-        # What is no matrix product. A half is counted as forward, although it is not known which.
-        norms = (2 * config.num_layers + 1) * config.model_width
-        of_layers = _ACTIVATION_FLOPS * self.positions * self.layer_width + _SCORE_FLOPS * self.scores
-        of_logits = _LOGIT_FLOPS * self.positions * config.vocab_size
-        half = (config.num_layers * of_layers + of_logits) / 2
-        trained_norms = norms if self.lora is None else 0
-        others = PartCost("norms and others", norms, trained_norms, half, half)
-        return [self._table(), *(self._weight(weight) for weight in self.weights()), scores, others]
-
-    def _weight(self, weight: _Weight) -> PartCost:
-        """Return the operations of the products with one weight, in all layers."""
-        size = weight.num_blocks * weight.inputs * weight.outputs
-        product = 2.0 * self.positions * size
-        num_trained = weight.num_blocks * sum(inputs * outputs for inputs, outputs in weight.trained)
-        of_trained = 2.0 * self.positions * num_trained
-
-        # An adapter is a further product, forward and backward. The last product of a layer is needed by no derivative
-        # inside of it, and is not computed again.
-        of_adapter = 0.0 if self.lora is None else of_trained
-        in_layer = weight.name != "head"
-        recompute = product if in_layer and weight.name != "feed_forward/down" else 0.0
-
-        # A tied head has no parameters of its own.
-        is_tied = self.config.tied_head and not in_layer
-        return PartCost(
-            name=weight.name,
-            num_params=0 if is_tied else size,
-            num_trained=0 if is_tied else num_trained,
-            forward=product + of_adapter,
-            backward=product + of_adapter,
-            recompute=recompute + of_adapter * in_layer,
-            weight_gradient=of_trained,
-            clipping=float(_CLIP_FLOPS * num_trained),
-        )
-
-    def _table(self) -> PartCost:
-        """Return the operations of looking up embeddings, which are additions in the backward pass."""
-        if self.lora is not None:
-            return PartCost("embedding", self.table_size)
-        looked_up = float(self.positions * self.config.model_width)
-        clipping = 0.0
-        if not self.config.tied_head:
-            clipping = _CLIP_FLOPS * (looked_up if self.strategy == "auto" else float(self.table_size))
-        return PartCost("embedding", self.table_size, self.table_size, backward=looked_up, clipping=clipping)
-
-    # Memory.
-
     def activation_bytes(self) -> float:
         """Return the bytes of one unit's activations at their peak."""
         config = self.config
@@ -388,15 +233,15 @@ class _Unit(NamedTuple):
         width = _BYTES[config.compute_dtype]
         in_layers = in_head = factors = 0.0
         for weight in self.weights():
-            for inputs, outputs in weight.trained:
-                size = weight.num_blocks * inputs * outputs
-                if weight.name == "head":
-                    in_head += _FLOAT32_BYTES * size
-                else:
-                    in_layers += _FLOAT32_BYTES * size
+            size = _FLOAT32_BYTES * weight.num_blocks * weight.num_trained
+            if weight.name == "head":
+                in_head += size
+            else:
+                in_layers += size
 
-                # The activations and the cotangents at each position.
-                cotangent = _FLOAT32_BYTES if weight.name == "head" else width
+            # The activations and the cotangents at each position.
+            cotangent = _FLOAT32_BYTES if weight.name == "head" else width
+            for inputs, outputs in weight.trained:
                 factors += weight.num_blocks * self.positions * (width * inputs + cotangent * outputs)
         if self.lora is None and not config.tied_head:
             if self.strategy == "auto":
@@ -415,9 +260,3 @@ class _Unit(NamedTuple):
         largest = max(phases, key=sum)
         names = ("unit gradients", "factors", "activations")
         return {name: rows * num_bytes for name, num_bytes in zip(names, largest, strict=True)}
-
-
-def _times(part: PartCost, num_units: int) -> PartCost:
-    """Return the operations for so many units."""
-    name, num_params, num_trained, *flops = part
-    return PartCost(name, num_params, num_trained, *(num_units * value for value in flops))
