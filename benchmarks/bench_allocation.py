@@ -7,13 +7,14 @@ writes the JSON, and a table beside it. What PLD_accounting 2.0 took and said on
 """
 
 import csv
+import functools
 import pathlib
 import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.tables import document, table_of, targets_table
+from experiments.tables import document, table_of, targets_table
 
 WIDTH_TARGET = 1e-3
 SPEED_TARGET = 30.0
@@ -45,32 +46,18 @@ def _epsilon(at: dict[str, Any]) -> tuple[float, float]:
 
 
 def measure(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Yield everything at once."""
-    from benchmarks import clocks, turns
-
-    chosen = configurations()[: settings.configurations]
-
-    # Nothing is compiled; the first call is timed by itself.
-    first = clocks.time_call(lambda: _epsilon(chosen[0]))
-    compiled = clocks.compilations()
-    brackets = [_epsilon(each) for each in chosen]
-    calls = {"all": lambda: [_epsilon(each) for each in chosen]}
-    batch = turns.in_turn(calls, settings.repetitions)["all"]
-
-    pairs = zip(chosen, brackets, strict=True)
-    yield {
-        "first_call_seconds": first.wall,
-        "compilations_after_the_first_call": clocks.compilations() - compiled,
-        "batch": clocks.rates(len(chosen), batch),
-        "rows": [_measure(at, float(lower), float(upper), settings.repetitions) for at, (lower, upper) in pairs],
-    }
-
-
-def _measure(at: dict[str, Any], lower: float, upper: float, repetitions: int) -> dict[str, Any]:
-    """Return our bracket of one configuration, what a call for it alone takes, and how the peer compares."""
+    """Yield everything at once. Nothing is compiled."""
     from benchmarks import turns
 
-    times = turns.in_turn({"alone": lambda: _epsilon(at)}, repetitions)["alone"]
+    chosen = configurations()[: settings.configurations]
+    calls = {str(number): functools.partial(_epsilon, at) for number, at in enumerate(chosen)}
+    times = turns.in_turn(calls, settings.repetitions)
+    yield {"rows": [_row(at, of_call) for at, of_call in zip(chosen, times.values(), strict=True)]}
+
+
+def _row(at: dict[str, Any], times: list[Any]) -> dict[str, Any]:
+    """Return our bracket of one configuration, what a call for it takes, and how the peer compares."""
+    lower, upper = (float(end) for end in _epsilon(at))
     peer = {key: at[key] for key in ("lower", "upper", "seconds")}
     cpu_seconds = statistics.median(each.cpu for each in times)
     return {
@@ -119,8 +106,7 @@ def markdown(result: dict[str, Any]) -> str:
     """Return the table of all configurations, and the targets."""
     about = (
         f"{result['machine']['cpu']}, {result['machine']['cpu_cores_used']} core(s); PLD_accounting as recorded on a "
-        f"shared machine; {result['batch']['median']:.3g} configurations a second in one call; first call "
-        f"{result['first_call_seconds']:.3g} s."
+        "shared machine."
     )
     sections = [("Configurations", table_of(COLUMNS, result["rows"])), ("Targets", targets_table(result))]
     return document("Random allocation", [about], sections)

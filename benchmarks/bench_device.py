@@ -21,6 +21,7 @@ from benchmarks.accelerators import device_report
 from benchmarks.accelerators.programs import Program, programs
 from benchmarks.accelerators.target import Target
 from benchmarks.machine import describe
+from experiments.tables import write_json
 
 PACKAGES = ("gdpjax", "jax", "jaxlib", "optax", "flax", "numpy", "jax_privacy")
 ROUNDS = 15
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     wanted = [each for each in programs().values() if each.name.startswith(MEASURED)]
     for _, group in itertools.groupby(wanted, lambda program: program.name.rpartition(".")[0]):
         results["cases"].update(_figures(list(group), target))
-        harness.write_json(results, options.output)
+        write_json(options.output, results)
     harness.write(results, options.output, device_report)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from benchmarks import harness, machine
-from benchmarks.tables import document, named, table_of
+from experiments.tables import document, named, table_of, write_json
 
 PLAIN, WITH, WITHOUT = "no privacy", "with", "without"
 PACKAGES = ("gdpjax", "jax", "jaxlib", "numpy")
@@ -44,6 +44,7 @@ class Special(NamedTuple):
     patches: tuple[tuple[str, Any], ...]
 
 
+RECOMMENDER = "recommender of the paper, B=10,000"
 _FORMS = "gdpjax.clipping._forms."
 _PRIMITIVES = "gdpjax.clipping._tracing.primitives."
 _NO_EXACT = ((_FORMS + "_table.is_exact", lambda *args: False),)
@@ -54,7 +55,7 @@ _NO_FAST = (
 
 SPECIALS = (
     Special("exact table sums", "imdb", _NO_EXACT),
-    Special("exact table sums", "recommender of the paper, B=10,000", _NO_EXACT),
+    Special("exact table sums", RECOMMENDER, _NO_EXACT),
     Special("fast convolutions", "cnn", _NO_FAST),
     Special("fast convolutions", "resnet", _NO_FAST),
 )
@@ -62,32 +63,23 @@ SPECIALS = (
 
 def _model(name: str) -> Any:
     """Return (loss, clip norm, parameters and batch as NumPy arrays) of a model of `SPECIALS`."""
-    from benchmarks.clipping import cases
-
-    if name.startswith("recommender"):
-        return _recommender()
-    case = next(case for case in cases.CPU if case.name == name)
-    return case.model.loss, case.clip_norm, case.data()
-
-
-def _recommender() -> Any:
-    """Return the paper's recommender of movies, on a batch of 10,000 ratings."""
     import jax
     import numpy as np
-    import optax
 
-    from experiments.models.networks import PaperRecommender
+    from benchmarks.clipping import cases
+    from experiments import models
 
+    if name != RECOMMENDER:
+        case = next(case for case in cases.CPU if case.name == name)
+        return case.model.loss, case.clip_norm, case.data()
+
+    # Users, movies and grades of MovieLens-1M's size.
     rng = np.random.default_rng(0)
     pairs = np.stack([rng.integers(6_040, size=10_000), rng.integers(3_706, size=10_000)], 1).astype(np.int32)
-    model = PaperRecommender(5)
-    params: Any = jax.tree.map(np.asarray, model.init(jax.random.key(0), pairs[0]))
-
-    def loss(params: Any, pair: Any, label: Any) -> Any:
-        logits: Any = model.apply(params, pair)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, label)
-
-    return loss, 5.0, (params, pairs, rng.integers(5, size=10_000, dtype=np.int32))
+    labels = rng.integers(5, size=10_000, dtype=np.int32)
+    network = models.build("paper_recommender", 5)
+    params = network.init(jax.random.key(0), pairs[0])["params"]
+    return models.example_loss(network), 5.0, (jax.tree.map(np.asarray, params), pairs, labels)
 
 
 def _functions(special: Special) -> Any:
@@ -182,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
         of_target["commits"].pop(name, None)
         print(json.dumps({"name": name, **figures}), flush=True)
         results["command"] = "; ".join(each["command"] for each in results["devices"].values())
-        harness.write_json(results, path)
+        write_json(path, results)
     harness.write(results, path, sys.modules[__name__])
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.tables import document, named, setting, table_of, targets_table
+from experiments.tables import document, named, setting, table_of, targets_table
 
 SPEC = """
 dataset = "{dataset}"

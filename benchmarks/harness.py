@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import machine
+from experiments.tables import write_json, write_with_table
 
 Result = dict[str, Any]
 """What is written as JSON."""
@@ -181,7 +182,7 @@ def main(benchmark: Benchmark, arguments: list[str] | None = None) -> None:
         return result if previous is None else merge(benchmark, previous, result)
 
     settings = benchmark.settings(**options)
-    result = run(benchmark, settings, lambda result: write_json(complete(result), output))
+    result = run(benchmark, settings, lambda result: write_json(output, complete(result)))
     write(complete(result), output, importlib.import_module(benchmark.report))
 
 
@@ -202,29 +203,16 @@ def command(module: str, arguments: list[str] | None) -> str:
     return shlex.join(["python", "-m", module, *given])
 
 
-def write_json(result: Result, path: pathlib.Path) -> None:
-    """Write the result whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
-
-
 def write(result: Result, path: pathlib.Path, report: Any) -> None:
     """Write the JSON at ``path``, the tables and (with matplotlib) the picture beside it; print the tables, too."""
-    write_json(result, path)
     page = report.markdown(result)
-    _write(path.with_suffix(".md"), page)
+    write_with_table(path, result, page)
     print(page)
     if hasattr(report, "draw"):
         try:
             report.draw(result, path.with_suffix(".png"))
         except ImportError as missing:
             print(f"no picture: {missing}")
-
-
-def _write(path: pathlib.Path, content: str) -> None:
-    from gdpjax.sweeps.records import write_atomically  # it imports JAX, which waits until the cores are chosen
-
-    write_atomically(path, content)
 
 
 # ---- Targets ----

@@ -11,7 +11,8 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks.tables import cell, document, milliseconds, named, paragraphs, table, table_of, versions
+from benchmarks.accounting import report as accounting
+from experiments.tables import cell, document, milliseconds, paragraphs, table, table_of, targets_table, versions
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 PAGE = pathlib.Path(__file__).with_name("README.md")
@@ -102,17 +103,8 @@ def _met(result: Result, prefix: str = "") -> str:
 
 
 def _missed(result: Result) -> str:
-    rows = [at for at in named(result["targets"]) if not at["met"]]
-    for at in rows:
-        at["wanted"] = f"{'at least' if at.get('at_least', True) else 'at most'} {at['target']:g}"
-    return table_of(MISSED, rows) if rows else "Every target was met."
-
-
-MISSED = """
-target missed | name
-wanted | wanted
-measured | measured | .4g
-"""
+    missed = {name: at for name, at in result["targets"].items() if not at["met"]}
+    return targets_table({"targets": missed}, "target missed") or "Every target was met."
 
 
 def _matrix(corner: str, lines: dict[str, dict[str, Any]]) -> str:
@@ -143,31 +135,14 @@ def _accounting_rows(result: Result) -> list[Row]:
     return [_speeds(title, rate, tight[best], best, _met(result)) for title, rate in rates]
 
 
-LIBRARIES = """
-library | name
-standing | standing
-runs a second | per_second
-ours is faster by: one a call | alone
-many in a call | batched
-relative error: median | relative_error.median_size
-largest | relative_error.max_size
-ends on the wrong side | wrong
-"""
-
-
 def _accounting_body(results: dict[str, Result]) -> str:
     (result,) = results.values()
-    alone, batched = _accounting_rates(result)
-    rows = named(result["comparison"]["libraries"])
-    for at in rows:
-        at["alone"], at["batched"] = alone / at["per_second"], batched / at["per_second"]
-        at["wrong"] = f"{len(at['wrong_side'])} of {at['configurations']}"
     return paragraphs(
         f"{result['grid']['size']:,} runs: {result['grid']['text']}.",
         "The best of the others is the fastest whose median error is below 1e-3. Errors are against the middle of our "
         "certified bracket, so ours is half its width or less.",
         _picture("accounting_cpu", "configurations per second against relative width or error"),
-        table_of(LIBRARIES, rows),
+        accounting.libraries(result),
         _missed(result),
     )
 
@@ -180,8 +155,8 @@ def _allocation_rows(result: Result) -> list[Row]:
     """Certified epsilons of random allocation, beside what the peer took on another machine."""
     measured = f"certified epsilon, both ends, {len(result['rows'])} runs one by one"
     ratio = result["targets"]["times faster than the peer, least"]["measured"]
-    rate = f"{cell(result['batch']['median'])} a second"
-    return [Row(measured, rate, "as PLD_accounting was recorded", ratio, _met(result))]
+    rate = len(result["rows"]) / sum(row["seconds"] for row in result["rows"])
+    return [Row(measured, f"{cell(rate)} a second", "as PLD_accounting was recorded", ratio, _met(result))]
 
 
 def _allocation_body(results: dict[str, Result]) -> str:
@@ -319,17 +294,12 @@ def _sweeps_rows(result: Result) -> list[Row]:
     return rows
 
 
-WAYS = """
-way | name
-steps a second | steps_per_second.median | ,.0f
-with compilation | with_compilation | ,.0f
-programs | programs
-"""
-
-
 def _sweeps_body(results: dict[str, Result]) -> str:
     (result,) = results.values()
-    return paragraphs(table_of(WAYS, named(result["ways"])), _missed(result))
+    lines = {}
+    for name, at in result["ways"].items():
+        lines[name] = {"steps a second": at["steps_per_second"]["median"], "with compilation": at["with_compilation"]}
+    return paragraphs(_matrix("way", lines), _missed(result))
 
 
 AREAS = (

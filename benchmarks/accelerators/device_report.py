@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.tables import document, named, table_of, versions
+from experiments.tables import document, named, table_of, versions
 
 PLAIN = "plain"
 """The contender without privacy, or of plain JAX."""
@@ -10,7 +10,7 @@ PROGRAMS = """
 program | name
 ms | median_seconds | milli
 x | ratio
-temp MB | temp_bytes | MB
+temp MB | temp_bytes | mega
 seconds to compile | compile_seconds
 """
 

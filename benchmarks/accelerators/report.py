@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.accelerators.target import COLLECTIVES, TITLES
-from benchmarks.tables import document, named, paragraphs, table_of
+from experiments.tables import document, named, paragraphs, table_of
 
 ABOUT = (
     "Seconds of tracing and compiling on two shared cores; lines of the final HLO; memory beside the arguments; "

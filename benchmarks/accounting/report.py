@@ -5,20 +5,13 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.accounting.comparison import WIDTH_TARGET
 from benchmarks.accounting.figure import draw as draw
-from benchmarks.tables import bullets, document, named, paragraphs, table_of
+from experiments.tables import bullets, document, named, paragraphs, table_of, targets_table
 
 RATE_TARGETS = {"epsilon_bounds": 500.0, "moments_accountant_epsilon": 1000.0}
-TARGETS = """
-target | name
-wanted | target
-measured | measured
-met | met | yes
-"""
 LIBRARIES = """
 library | name
 standing | standing
 configurations/s | per_second
-by processor time | per_cpu_second
 our batched bounds are faster by | slower
 relative width, median | relative_width.median_size
 relative error, median | relative_error.median_size | .1e
@@ -77,8 +70,8 @@ def markdown(result: dict[str, Any]) -> str:
         "times are of these. Some go on over the rest of the grid, to find wrong sides.",
     ]
     sections = [
-        ("Targets", table_of(TARGETS, named(result["targets"]))),
-        ("Epsilon: one configuration a call, every library in turn", _libraries(result)),
+        ("Targets", targets_table(result)),
+        ("Epsilon: one configuration a call, every library in turn", libraries(result)),
         ("Bounds on the wrong side of ours", _wrong_sides(result["comparison"]["libraries"])),
         ("Epsilon: the whole grid in one call", _batched(result)),
         ("Libraries that are missing", bullets(result["comparison"]["missing"])),
@@ -86,7 +79,7 @@ def markdown(result: dict[str, Any]) -> str:
     return document("Accounting, measured side by side", head, sections)
 
 
-def _libraries(result: dict[str, Any]) -> str:
+def libraries(result: dict[str, Any]) -> str:
     """Return how fast and how far from ours every library is, and how it failed."""
     batched_rate = result["batched"]["per_second"]["epsilon_bounds"]["median"]
     rows, failures = [], []

@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.clipping.compare import targets as targets
 from benchmarks.clipping.figure import draw as draw
-from benchmarks.tables import bullets, document, named, paragraphs, refusals, setting, table_of, targets_table
+from experiments.tables import bullets, document, named, paragraphs, refusals, setting, table_of, targets_table
 
 READING = (
     "A step is the gradient step alone, without noise and update: no privacy is the gradient of the mean loss of the "
@@ -28,7 +28,7 @@ quartiles | seconds | quartiles
 compile, s | compile_seconds
 temporaries, MiB | temp_bytes | MiB
 / no privacy | over_no_privacy.temp_bytes
-GFLOP | flops | GFLOP
+GFLOP | flops | giga
 relative error | error | .0e
 """
 

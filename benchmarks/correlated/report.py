@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.correlated import costs, optimizers
-from benchmarks.tables import bullets, document, named, paragraphs, setting, table_of, targets_table
+from experiments.tables import bullets, document, named, paragraphs, setting, table_of, targets_table
 
 ERRORS = (
     "RMSE is the certified sensitivity times the root of the mean squared error of prefix sums, in units of the noise "

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.tables import bullets, document, paragraphs, refusals, setting, table_of
+from experiments.tables import bullets, document, paragraphs, refusals, setting, table_of
 
 READING = (
     "A step is a gradient, clipped or not, with noise or not, and Adam's update, on a batch that is there already and "
@@ -34,7 +34,7 @@ step | name
 microbatch | size
 held, MiB | held_bytes | MiB
 temporaries, MiB | temp_bytes | MiB
-products, GFLOP | product_flops | GFLOP
+products, GFLOP | product_flops | giga
 """
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from benchmarks.tables import bullets, cell, document, named, paragraphs, refusals, setting, table_of, targets_table
 from benchmarks.training.parts import PRIVATE
 from benchmarks.training.race import targets as targets
+from experiments.tables import bullets, cell, document, named, paragraphs, refusals, setting, table_of, targets_table
 from gdpjax import Bounds
 
 READING = (
@@ -37,7 +37,7 @@ round by round | over.by_round | {q1:.3f} to {q3:.3f}
 by processor time | over.processor | .3f
 compile, s | compile_seconds
 temporaries, MiB | temp_bytes | MiB
-MFLOP | flops | MFLOP
+MFLOP | flops | mega
 """
 TRAINERS = """
 training | name

@@ -12,21 +12,21 @@ import gdpjax
 from experiments.config import CorrelatedConfig
 from experiments.correlated.methods import DELTA, METHODS, Task, describe, rmse_of
 from experiments.correlated.trials import Trial
-from experiments.tables import markdown_table, mean_and_stdev, write_with_table
+from experiments.tables import mean_and_stdev, table, table_of, write_with_table
 from gdpjax.plotting.style import BELOW, MARKERS, figure, scientific
 from gdpjax.sweeps.records import upper
 
-SETTINGS_HEAD = (
-    "method",
-    "epsilon",
-    "certified",
-    "strategy",
-    "epochs",
-    "steps",
-    "learning rate",
-    "noise",
-    "RMSE of sums",
-)
+SETTINGS = """
+method | method
+epsilon | epsilon | g
+certified | certified
+strategy | strategy
+epochs | epochs
+steps | num_steps
+learning rate | learning_rate | g
+noise | noise_multiplier | .4g
+RMSE of sums | rmse_of_sums | .3g
+"""
 SPACING = 1.08
 """The methods stand side by side at each epsilon, a factor apart."""
 
@@ -112,8 +112,9 @@ def markdown(result: dict[str, Any]) -> str:
     lines = []
     for method in _methods(result):
         lines.append([method, *(_accuracy(row_of[method, epsilon]) for epsilon in epsilons)])
-    accuracies = markdown_table(["method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], lines)
-    settings = markdown_table(SETTINGS_HEAD, [_settings(row) for row in result["rows"]])
+    accuracies = table(["method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], lines)
+    certified = [{"certified": f"<= {upper(row['epsilon_upper'], 4)}"} for row in result["rows"]]
+    settings = table_of(SETTINGS, [row | more for row, more in zip(result["rows"], certified, strict=True)])
 
     best = max(row["accuracy"]["mean"] for row in result["rows"])
     notes = NOTES.format(
@@ -145,20 +146,6 @@ def _accuracy(row: dict[str, Any]) -> str:
     accuracy = row["accuracy"]
     interval = "" if accuracy["half_width"] is None else f" ± {100 * accuracy['half_width']:.2f}"
     return f"{100 * accuracy['mean']:.2f}{interval}"
-
-
-def _settings(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["method"],
-        f"{row['epsilon']:g}",
-        f"<= {upper(row['epsilon_upper'], 4)}",
-        row["strategy"],
-        f"{row['epochs']}",
-        f"{row['num_steps']}",
-        f"{row['learning_rate']:g}",
-        f"{row['noise_multiplier']:.4g}",
-        f"{row['rmse_of_sums']:.3g}",
-    )
 
 
 def _draw(result: dict[str, Any], path: Path) -> None:

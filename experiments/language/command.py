@@ -34,7 +34,7 @@ from experiments.language.texts import Texts, max_units, read_texts
 from experiments.language.tokenizer import tokenize
 from experiments.language.weights import load_published
 from experiments.progress import progress_bar
-from experiments.tables import markdown_table
+from experiments.tables import table
 from gdpjax.sampling import Poisson, TruncatedPoisson
 from gdpjax.sweeps import SEED_NOTICE, make_keys, records
 from gdpjax.sweeps.records import upper
@@ -89,9 +89,9 @@ def run(config: LanguageConfig) -> None:
         raise RunInterrupted(f"interrupted; the same command goes on from {config.out}") from None
     except (ValueError, CheckpointError) as error:
         raise UserError(str(error)) from error
-    table = _table(rows, config, settings, texts)
-    records.write_atomically(config.out / TABLE, table.encode())
-    console.print(Markdown(table))
+    page = _table(rows, config, settings, texts)
+    records.write_atomically(config.out / TABLE, page.encode())
+    console.print(Markdown(page))
     console.print(f"Table, weights and privacy statements: {config.out}", soft_wrap=True)
 
 
@@ -272,4 +272,4 @@ def _table(rows: dict[str, Figures], config: LanguageConfig, settings: Settings,
     # What a model that was trained without noise writes may be private text, word for word.
     samples = [f"*{name}*: {' '.join(row.sample.split())}" for name, row in rows.items() if name != NOT_PRIVATE]
     title = f"# Language model {config.preset}, {config.method}"
-    return "\n\n".join([title, markdown_table(head, cells), notes, "## Samples", *samples]) + "\n"
+    return "\n\n".join([title, table(head, cells), notes, "## Samples", *samples]) + "\n"

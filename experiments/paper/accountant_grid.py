@@ -9,7 +9,6 @@ import io
 import itertools
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -28,9 +27,8 @@ FILE = "accountants_grid.csv"
 
 LARGEST_ERROR = 60
 """In percent: larger ones have the same colour."""
-
-LUMINANCE = (0.299, 0.587, 0.114)
-"""Of red, green and blue."""
+LIGHT = (-35, 42)
+"""In percent: between these black letters are read on the colour, and beyond them white ones."""
 
 Table = dict[str, Float[np.ndarray, " cells"]]
 """Columns by name, a number for each cell; the sampling probability moves slower than the epochs."""
@@ -112,16 +110,10 @@ def draw(table: Table) -> Figure:
 def _draw_map(axes: Axes, percent: Float[np.ndarray, "noise epochs"]) -> None:
     """Draw one heat map, each cell with its number."""
     norm = TwoSlopeNorm(0, -LARGEST_ERROR, LARGEST_ERROR)
-    image = axes.imshow(percent, cmap="PuOr_r", norm=norm, aspect="auto", origin="lower")
+    axes.imshow(percent, cmap="PuOr_r", norm=norm, aspect="auto", origin="lower")
     for (y, x), value in np.ndenumerate(percent):
-        color = "white" if _is_dark(image.to_rgba(value)) else "black"
+        color = "black" if LIGHT[0] < value < LIGHT[1] else "white"
         axes.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=7, color=color)
     axes.set_xticks(range(len(EPOCHS)), [str(epochs) for epochs in EPOCHS])
     axes.set_yticks(range(len(NOISE)), [f"{noise:g}" for noise in NOISE])
     axes.grid(visible=False)
-
-
-def _is_dark(color: Any) -> bool:
-    """Return whether white letters are read on a colour, of which red, green and blue are the first three."""
-    luminance = float(np.dot(color[:3], LUMINANCE))
-    return luminance < 0.5

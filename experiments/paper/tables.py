@@ -9,7 +9,7 @@ import msgspec
 from experiments.config import identity
 from experiments.paper.runs import FinishedRuns, PlannedRun
 from experiments.paper.settings import EXPERIMENTS, Row
-from experiments.tables import markdown_table, mean_and_stdev, write_with_table
+from experiments.tables import mean_and_stdev, table, write_with_table
 from gdpjax import accounting
 from gdpjax.sweeps import records
 from gdpjax.sweeps.records import interval, upper
@@ -122,8 +122,7 @@ def markdown(result: dict[str, Any]) -> str:
     if result["partial"]:
         runs = result["runs"]
         lines += [f"**Partial: {runs['finished']} of {runs['planned']} runs are finished.**", ""]
-    table = markdown_table(HEAD, [_cells(row) for row in result["rows"]])
-    lines += ["Published / ours.", "", table, ""]
+    lines += ["Published / ours.", "", table(HEAD, [_cells(row) for row in result["rows"]]), ""]
     lines += [f"{row['name']}: {row['chosen']}." for row in result["rows"] if row["chosen"]]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from experiments.tables import markdown_table, write_with_table
+from experiments.tables import table, write_with_table
 from gdpjax.sweeps import records
 from gdpjax.sweeps.records import interval, upper
 
@@ -62,9 +62,9 @@ def read(folder: Path) -> dict[str, Any]:
 def markdown(result: dict[str, Any]) -> str:
     """Return a table with one row for each recipe, and the notes."""
     recipes = result["recipes"].items()
-    table = markdown_table(HEAD, [_cells(name, record) for name, record in recipes])
+    rows = table(HEAD, [_cells(name, record) for name, record in recipes])
     notes = [f"{name}: {record['published']['note']}." for name, record in recipes if record["published"]["note"]]
-    return "\n\n".join(["# Recipes", f"`{result['command']}`", table, NOTES, *notes]) + "\n"
+    return "\n\n".join(["# Recipes", f"`{result['command']}`", rows, NOTES, *notes]) + "\n"
 
 
 def sentence(name: str, record: dict[str, Any]) -> str:

@@ -95,10 +95,8 @@ def test_the_arbiter_tells_a_false_end_from_a_true_one():
 
 
 @pytest.mark.slow
-def test_the_brackets_of_random_allocation_meet_and_nothing_compiles_twice():
-    result = tiny("allocation_cpu")
-    assert all(row["brackets_meet"] for row in result["rows"])
-    assert result["compilations_after_the_first_call"] == 0
+def test_the_brackets_of_random_allocation_meet():
+    assert all(row["brackets_meet"] for row in tiny("allocation_cpu")["rows"])
 
 
 @pytest.mark.slow
