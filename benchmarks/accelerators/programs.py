@@ -174,7 +174,7 @@ def _clipped() -> Iterator[Program]:
 
 
 def _clipped_gradient(case: Any, contender: str, target: Target) -> Built:
-    params, _ = case.model.init(np.random.default_rng(0))
+    params = case.model.init(np.random.default_rng(0))
     batch = case.model.batch(np.random.default_rng(1), case.batch_size)
     loss = case.model.loss
 
@@ -208,7 +208,7 @@ def _steps() -> Iterator[Program]:
 
 def _step(case: Any, contender: str, form: str, target: Target) -> Built:
     loss, optimizer = case.model.loss, optax.adam(1e-3)
-    params = _shapes_of(case.model.init(np.random.default_rng(0))[0])
+    params = _shapes_of(case.model.init(np.random.default_rng(0)))
     x, y = case.model.batch(np.random.default_rng(1), 1)
     rows = (_rows(x, target), Shape((_NUM_EXAMPLES, *y.shape[1:]), y.dtype))
     batches = sampling.Poisson(_NUM_EXAMPLES, case.batch_size, num_steps=1000)

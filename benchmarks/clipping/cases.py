@@ -51,10 +51,9 @@ class Case(NamedTuple):
     contenders: tuple[str, ...] = ()
 
     def data(self, seed: int = 0) -> tuple[Any, ...]:
-        """Return (parameters, x, y, frozen arguments...) as NumPy arrays."""
+        """Return (parameters, x, y) as NumPy arrays."""
         rng = np.random.default_rng(seed)
-        params, frozen = self.model.init(rng)
-        return (params, *self.model.batch(rng, self.batch_size), *frozen)
+        return (self.model.init(rng), *self.model.batch(rng, self.batch_size))
 
     def measures(self, contender: str) -> bool:
         """Return whether this contender is measured on this case."""

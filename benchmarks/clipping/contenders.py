@@ -1,4 +1,4 @@
-"""Everybody's gradient step on JAX, without noise and update: ``step(params, x, y, *frozen)``.
+"""Everybody's gradient step on JAX, without noise and update: ``step(params, x, y)``.
 
 Each is called as its own documentation does. Those with a microbatch size are tried over several. What a contender
 needs is imported when it is built, so that a missing package is reported and not fatal.
@@ -18,7 +18,7 @@ MICROBATCH_SIZES = (1, 4, 16, 64, 256)
 BATCH_ARGNUMS = (1, 2)
 
 Loss = Callable[..., Any]
-"""``loss(params, x, y, *frozen)``, of ONE example."""
+"""``loss(params, x, y)``, of ONE example."""
 Step = Callable[..., Any]
 Build = Callable[[Loss, float, int | None], Step]
 """``build(loss, clip_norm, microbatch_size)`` gives the step; size None: the whole batch, or its own choice."""
@@ -48,18 +48,16 @@ class Contender(NamedTuple):
         return whole + [size for size in sizes if size < batch_size and batch_size % size == 0]
 
 
-def _axes(frozen: tuple[Any, ...]) -> tuple[int | None, ...]:
-    """Return the batch axis of each argument of a loss: x and y have one."""
-    none_of_frozen = [None] * len(frozen)
-    return (None, 0, 0, *none_of_frozen)
+AXES = (None, 0, 0)
+"""The batch axis of each argument of a loss."""
 
 
 def _no_privacy(loss: Loss, clip_norm: float, size: int | None) -> Step:
     """The step returns the gradient of the batch's mean loss."""
 
-    def step(params: Any, x: Any, y: Any, *frozen: Any) -> Any:
+    def step(params: Any, x: Any, y: Any) -> Any:
         def mean_loss(params: Any) -> Any:
-            losses = jax.vmap(loss, _axes(frozen))(params, x, y, *frozen)
+            losses = jax.vmap(loss, AXES)(params, x, y)
             return losses.mean()
 
         return jax.grad(mean_loss)(params)
@@ -67,17 +65,17 @@ def _no_privacy(loss: Loss, clip_norm: float, size: int | None) -> Step:
     return step
 
 
-def _per_example_gradients(loss: Loss, params: Any, x: Any, y: Any, frozen: tuple[Any, ...]) -> Any:
+def _per_example_gradients(loss: Loss, params: Any, x: Any, y: Any) -> Any:
     """Return a tree whose leaves have a leading axis of examples."""
-    gradients = jax.vmap(jax.grad(loss), _axes(frozen))
-    return gradients(params, x, y, *frozen)
+    gradients = jax.vmap(jax.grad(loss), AXES)
+    return gradients(params, x, y)
 
 
 def _plain_vmap(loss: Loss, clip_norm: float, size: int | None) -> Step:
     """The step forms all gradients and returns sum_i min(1, C / |g_i|) g_i."""
 
-    def step(params: Any, x: Any, y: Any, *frozen: Any) -> Any:
-        grads = _per_example_gradients(loss, params, x, y, frozen)
+    def step(params: Any, x: Any, y: Any) -> Any:
+        grads = _per_example_gradients(loss, params, x, y)
 
         # The norm of each example's gradient, over all leaves.
         flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(grads)]
@@ -98,7 +96,6 @@ def _gdpjax(strategy: str) -> Build:
             batch_argnums=BATCH_ARGNUMS,
             strategy=strategy,
             microbatch_size=size,
-            shared_argnums=3,
         )
         return grad_fn.__call__
 
@@ -120,9 +117,9 @@ def _optax(loss: Loss, clip_norm: float, size: int | None) -> Step:
     """It divides by the batch size, which is undone, and draws its noise even when that is zero, which stays."""
     contrib = importlib.import_module("optax.contrib")
 
-    def step(params: Any, x: Any, y: Any, *frozen: Any) -> Any:
+    def step(params: Any, x: Any, y: Any) -> Any:
         aggregate = contrib.differentially_private_aggregate(clip_norm, 0.0, key=jax.random.key(0))
-        grads = _per_example_gradients(loss, params, x, y, frozen)
+        grads = _per_example_gradients(loss, params, x, y)
         state = aggregate.init(params)
         mean, _ = aggregate.update(grads, state)
         batch_size = x.shape[0]

@@ -26,16 +26,6 @@ def dense(params: Params, x: Float[Array, "*rows inputs"]) -> Float[Array, "*row
     return x @ params["kernel"] + params["bias"]
 
 
-def lora_dense(
-    base: Params,
-    lora: Params,
-    x: Float[Array, "*rows inputs"],
-) -> Float[Array, "*rows outputs"]:
-    """Return x W + b + (x A) B."""
-    low_rank = x @ lora["a"]["kernel"]
-    return dense(base, x) + low_rank @ lora["b"]["kernel"]
-
-
 def conv(params: Params, x: Image, stride: int = 1, padding: Padding = ONE_PIXEL) -> Image:
     """Return the convolution of one image, with the bias if there is one."""
     # XLA convolves batches: the image becomes a batch of one.

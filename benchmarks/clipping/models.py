@@ -1,6 +1,6 @@
-"""The models, as users write them: ``loss(params, x, y)`` of ONE example; the fine-tune's takes the frozen base last.
+"""The models, as users write them: ``loss(params, x, y)`` of ONE example.
 
-A model holds its sizes. ``init(rng)`` gives (parameters, frozen arguments of the loss), ``batch(rng, size)`` the data.
+A model holds its sizes. ``init(rng)`` gives the parameters, ``batch(rng, size)`` the data.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ class MLP:
 
     widths: tuple[int, ...] = (784, 1024, 1024, 10)
 
-    def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
+    def init(self, rng: np.random.Generator) -> Any:
         pairs = zip(self.widths[:-1], self.widths[1:], strict=True)
-        return {"layers": [nn.dense_params(rng, *pair) for pair in pairs]}, ()
+        return {"layers": [nn.dense_params(rng, *pair) for pair in pairs]}
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         *hidden, last = params["layers"]
@@ -42,7 +42,7 @@ class CNN:
 
     channels: tuple[int, int] = (16, 32)
 
-    def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
+    def init(self, rng: np.random.Generator) -> Any:
         first, second = self.channels
         params = {
             "conv0": nn.conv_params(rng, 8, 1, first, bias=True),
@@ -50,7 +50,7 @@ class CNN:
             "dense0": nn.dense_params(rng, 16 * second, 32),
             "dense1": nn.dense_params(rng, 32, 10),
         }
-        return params, ()
+        return params
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         # Two convolutions, each with relu and pooling.
@@ -72,51 +72,35 @@ class CNN:
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-    """Decoder, layer norm first, fused qkv, a head of its own.
-
-    With ``rank``: LoRA on qkv and out, the rest frozen. With ``tied``: the tokens' embedding is the head too, no bias.
-    """
+    """Decoder, layer norm first, fused qkv, a head of its own; ``tied``: the tokens' embedding is the head, no bias."""
 
     depth: int = 4
     width: int = 256
     heads: int = 4
     length: int = 64
     vocabulary: int = 5000
-    rank: int = 0
     tied: bool = False
 
-    def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
-        base = {
+    def init(self, rng: np.random.Generator) -> Any:
+        params = {
             "tokens": nn.embedding_params(rng, self.vocabulary, self.width),
             "positions": nn.embedding_params(rng, self.length, self.width),
             "blocks": [block_params(rng, self.width) for _ in range(self.depth)],
             "norm": nn.norm_params(self.width),
         }
         if not self.tied:
-            base["head"] = nn.dense_params(rng, self.width, self.vocabulary)
-        if not self.rank:
-            return base, ()
+            params["head"] = nn.dense_params(rng, self.width, self.vocabulary)
+        return params
 
-        # Adapters are trained, and the base is an argument of the loss that stays as it is.
-        adapters = [lora_params(rng, self.width, self.rank) for _ in range(self.depth)]
-        return {"blocks": adapters}, (base,)
-
-    def loss(self, params: Any, x: jax.Array, y: jax.Array, *frozen: Any) -> jax.Array:
-        if self.rank:
-            base = frozen[0]
-            adapters = params["blocks"]
-        else:
-            base = params
-            adapters = [None] * self.depth
-
+    def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         # Tokens and positions, then the blocks.
-        x = base["tokens"]["embedding"][x] + base["positions"]["embedding"]
-        for layer, lora in zip(base["blocks"], adapters, strict=True):
-            x = block(layer, x, self.heads, lora)
-        x = nn.layer_norm(base["norm"], x)
+        x = params["tokens"]["embedding"][x] + params["positions"]["embedding"]
+        for layer in params["blocks"]:
+            x = block(layer, x, self.heads)
+        x = nn.layer_norm(params["norm"], x)
 
         # The logits of each position's next token.
-        logits = x @ base["tokens"]["embedding"].T if self.tied else nn.dense(base["head"], x)
+        logits = x @ params["tokens"]["embedding"].T if self.tied else nn.dense(params["head"], x)
         return nn.cross_entropy(logits, y)
 
     def batch(self, rng: np.random.Generator, size: int) -> Batch:
@@ -132,13 +116,13 @@ class TextAverage:
     length: int = 256
     width: int = 16
 
-    def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
+    def init(self, rng: np.random.Generator) -> Any:
         params = {
             "tokens": nn.embedding_params(rng, self.vocabulary, self.width, scale=1.0),
             "dense0": nn.dense_params(rng, self.width, self.width),
             "dense1": nn.dense_params(rng, self.width, 2),
         }
-        return params, ()
+        return params
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         words = params["tokens"]["embedding"][x]
@@ -174,14 +158,14 @@ class ResNet:
                 inputs = width
         return sizes_of_blocks
 
-    def init(self, rng: np.random.Generator) -> tuple[Any, tuple]:
+    def init(self, rng: np.random.Generator) -> Any:
         params = {
             "stem": nn.conv_params(rng, 3, 3, self.stem),
             "blocks": [residual_block_params(rng, *sizes) for sizes in self.plan()],
             "norm": nn.norm_params(self.widths[-1]),
             "head": nn.dense_params(rng, self.widths[-1], 10),
         }
-        return params, ()
+        return params
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         x = nn.conv(params["stem"], x)
@@ -205,18 +189,12 @@ Model = MLP | CNN | Transformer | TextAverage | ResNet
 # ---- Blocks of transformers ----
 
 
-def block(params: Any, x: jax.Array, heads: int, lora: Any = None) -> jax.Array:
+def block(params: Any, x: jax.Array, heads: int) -> jax.Array:
     """Causal attention and a gelu network of four times the width, each after a norm and around a residual."""
-
-    def project(name: str, inputs: jax.Array) -> jax.Array:
-        if lora:
-            return nn.lora_dense(params[name], lora[name], inputs)
-        return nn.dense(params[name], inputs)
-
     # Attention.
     normed = nn.layer_norm(params["norm0"], x)
-    mixed = nn.attention(project("qkv", normed), heads)
-    x = x + project("out", mixed)
+    mixed = nn.attention(nn.dense(params["qkv"], normed), heads)
+    x = x + nn.dense(params["out"], mixed)
 
     # The gelu network.
     normed = nn.layer_norm(params["norm1"], x)
@@ -232,21 +210,6 @@ def block_params(rng: np.random.Generator, width: int) -> Any:
         "norm1": nn.norm_params(width),
         "up": nn.dense_params(rng, width, 4 * width),
         "down": nn.dense_params(rng, 4 * width, width),
-    }
-
-
-def lora_params(rng: np.random.Generator, width: int, rank: int) -> Any:
-    """Draw adapters whose B is not zero, as after some steps: a zero B would leave A without a gradient."""
-
-    def pair(outputs: int) -> Any:
-        return {
-            "a": nn.dense_params(rng, width, rank, bias=False),
-            "b": nn.dense_params(rng, rank, outputs, bias=False),
-        }
-
-    return {
-        "qkv": pair(3 * width),
-        "out": pair(width),
     }
 
 

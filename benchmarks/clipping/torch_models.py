@@ -52,19 +52,6 @@ class CNN(nn.Module):
 # ---- Transformers ----
 
 
-class LoRA(nn.Module):
-    """x W + b + (x A) B, W and b frozen."""
-
-    def __init__(self, inputs: int, outputs: int, rank: int):
-        super().__init__()
-        self.base = nn.Linear(inputs, outputs)
-        self.a = nn.Linear(inputs, rank, bias=False)
-        self.b = nn.Linear(rank, outputs, bias=False)
-
-    def forward(self, x):
-        return self.base(x) + self.b(self.a(x))
-
-
 def attend(queries, keys, values, heads: int):
     """Return the causal attention of ``[batch, length, width]`` queries, keys and values with several heads."""
     batch_size, length, width = queries.shape
@@ -77,19 +64,13 @@ def attend(queries, keys, values, heads: int):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, rank: int):
+    def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-
-        def projection(outputs: int):
-            if rank:
-                return LoRA(width, outputs, rank)
-            return nn.Linear(width, outputs)
-
         self.norm0 = nn.LayerNorm(width)
         self.norm1 = nn.LayerNorm(width)
-        self.qkv = projection(3 * width)
-        self.out = projection(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
@@ -118,7 +99,7 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(model.length, model.width)
         self.blocks = nn.ModuleList()
         for _ in range(model.depth):
-            self.blocks.append(Block(model.width, model.heads, model.rank))
+            self.blocks.append(Block(model.width, model.heads))
         self.norm = nn.LayerNorm(model.width)
         self.head = nn.Linear(model.width, model.vocabulary)
 
@@ -197,18 +178,10 @@ MODULES = {
 
 
 def build(model: models.Model) -> Any:
-    """Return the module of a JAX model, trainable where that is."""
-    has_rank = False
-    if isinstance(model, models.Transformer):
-        if model.tied:
-            raise NotImplementedError("there is no torch module with a tied head")
-        has_rank = model.rank > 0
-
-    module = MODULES[type(model)](model)
-    if has_rank:
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(is_lora(name))
-    return module
+    """Return the module of a JAX model."""
+    if isinstance(model, models.Transformer) and model.tied:
+        raise NotImplementedError("there is no torch module with a tied head")
+    return MODULES[type(model)](model)
 
 
 def channels_first(images: Any) -> Any:
@@ -220,20 +193,10 @@ def channels_first(images: Any) -> Any:
     return images.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
-def is_lora(name: str) -> bool:
-    """Return whether a parameter belongs to an adapter."""
-    path = name.split(".")
-    return "a" in path or "b" in path
-
-
-def counterpart(params: Any, frozen: tuple[Any, ...], name: str) -> np.ndarray:
-    """Return the leaf of the JAX trees that is the module's parameter ``name``, in torch's order of axes."""
-    # Follow the module's path, in which LoRA's frozen part has a level of its own.
-    parts = [part for part in name.split(".") if part != "base"]
-    path, kind = parts[:-1], parts[-1]
+def counterpart(params: Any, name: str) -> np.ndarray:
+    """Return the leaf of the JAX tree that is the module's parameter ``name``, in torch's order of axes."""
+    *path, kind = name.split(".")
     node = params
-    if frozen and not is_lora(name):
-        node = frozen[0]
     for part in path:
         node = node[int(part)] if isinstance(node, list) else node[part]
 
@@ -248,9 +211,9 @@ def counterpart(params: Any, frozen: tuple[Any, ...], name: str) -> np.ndarray:
     return kernel.T if kernel.ndim == 2 else kernel.transpose(3, 2, 0, 1)
 
 
-def load(module: Any, params: Any, frozen: tuple[Any, ...]) -> None:
+def load(module: Any, params: Any) -> None:
     """Copy the JAX parameters in."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            leaf = counterpart(params, frozen, name)
+            leaf = counterpart(params, name)
             parameter.copy_(torch.from_numpy(leaf.copy()))

@@ -48,10 +48,10 @@ def set_up(threads: int) -> None:
 
 def step(case: Case, data: tuple[Any, ...], name: str) -> TorchStep:
     """Return the step called ``name`` in `STEPS`, on the case's data."""
-    params, x, y, *frozen = data
+    params, x, y = data
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module = torch_models.build(case.model)
-    torch_models.load(module, params, tuple(frozen))
+    torch_models.load(module, params)
     module = module.to(device)
 
     # The data, as torch takes them.
@@ -71,16 +71,14 @@ def step(case: Case, data: tuple[Any, ...], name: str) -> TorchStep:
 
     def gradient() -> Iterator[tuple[str, np.ndarray]]:
         for key, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                value = getattr(parameter, result)
-                yield key, value.float().cpu().numpy()
+            value = getattr(parameter, result)
+            yield key, value.float().cpu().numpy()
 
     return TorchStep(run_and_wait, gradient)
 
 
 def _sgd(module: Any) -> Any:
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return torch.optim.SGD(trained, lr=0.1)
+    return torch.optim.SGD(module.parameters(), lr=0.1)
 
 
 def _no_privacy(module: Any, case: Case) -> tuple[Callable[[Any, Any], None], str]:

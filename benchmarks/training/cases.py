@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
     def params(self) -> Any:
         """Return the first parameters, NumPy arrays."""
-        return self.model.init(np.random.default_rng(0))[0]
+        return self.model.init(np.random.default_rng(0))
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """(images, labels): a random picture for each of ten classes, under as much noise."""

@@ -41,7 +41,7 @@ def opacus(case: Case, mode: str) -> Trainer:
     first, batches = case.params(), forever(lambda: loader)
 
     def turn() -> Callable[[], float]:
-        torch_models.load(module, first, ())
+        torch_models.load(module, first)
         for images, labels in itertools.islice(batches, case.steps_per_turn):
             private_optimizer.zero_grad()
             criterion(private(images), labels).backward()

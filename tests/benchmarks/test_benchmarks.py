@@ -22,7 +22,7 @@ TINY: dict[str, dict[str, Any]] = {
     "clipping_cpu": dict(
         preset="cpu-tiny",
         repetitions=1,
-        models=("mlp", "cnn", "transformer", "lora"),
+        models=("mlp", "cnn", "transformer"),
         contenders=("no privacy", "gdpjax auto", "gdpjax ghost", "gdpjax microbatch", "plain vmap"),
     ),
     "training_cpu": dict(
