@@ -167,13 +167,18 @@ def _allocation_body(results: dict[str, Result]) -> str:
 # ---- Clipping, training and language models: contenders by case ----
 
 
+def _others(values: dict[str, float]) -> dict[str, float]:
+    """Return the peers' values."""
+    return {name: value for name, value in values.items() if not name.startswith("gdpjax") and "no privacy" not in name}
+
+
 def _clipping_rows(result: Result) -> list[Row]:
     """Clipped gradient steps beside the fastest peer."""
     rows = []
     for key, model in result["models"].items():
         seconds = _seconds(model["contenders"])
-        others = [name for name in seconds if not name.startswith("gdpjax") and "no privacy" not in name]
-        best = min(others, key=seconds.__getitem__)
+        others = _others(seconds)
+        best = min(others, key=others.__getitem__)
         title, met = f"clipped step, {model['title']}", _met(result, f"{key}: ")
         rows.append(_times(title, seconds[AUTO], seconds[best], best, met))
     return rows
@@ -206,7 +211,7 @@ def _training_rows(result: Result) -> list[Row]:
     rows = []
     for key, case in result["cases"].items():
         speeds = _training_speeds(case)
-        best = max((name for name in speeds if not name.startswith("gdpjax")), key=speeds.__getitem__)
+        best = max(_others(speeds), key=speeds.__getitem__)
         title, met = f"private steps, {case['title']}", _met(result, f"{key}: ")
         rows.append(_speeds(title, speeds[RUN_STEPS], speeds[best], best, met, note=" (`run_steps`)"))
     return rows

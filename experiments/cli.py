@@ -45,9 +45,6 @@ COMMANDS = {
     "sweep": Command(
         config.SweepConfig(tyro.MISSING), "sweeps.command:run", "Train many configurations from a TOML file."
     ),
-    "sweep-report": Command(
-        config.SweepReportConfig(tyro.MISSING), "sweeps.command:report", "Report on a sweep, finished or not."
-    ),
     "reproduce": Command(
         config.ReproduceConfig(tyro.MISSING),
         "paper.command:run",

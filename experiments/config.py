@@ -225,14 +225,6 @@ class SweepConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepReportConfig:
-    """Write the report of a sweep, finished or not."""
-
-    folder: tyro.conf.Positional[Path]
-    """Folder of the sweep."""
-
-
-@dataclasses.dataclass(frozen=True)
 class ReproduceConfig:
     """Repeat the experiments of arXiv:1911.11607 on the full data. Interrupted, the same command goes on."""
 

@@ -37,7 +37,6 @@ def cost_table(config: LanguageCostConfig) -> str:
         "length": length,
         "num_sequences": config.sequences,
         "lora": lora,
-        "donated": True,
     }
     products = unit_flops(model, lora, config.sequences, length)
     rows: dict[str, list[str]] = {}

@@ -156,7 +156,7 @@ def clipped_sum(
 
         # Every position has the same row, of_mean / length. Added, the row of a word that occurs c times is c times as
         # long, and sum_w c_w^2 is the sum over positions of the count of their word. Not added, each count is one.
-        num_rows = _counts(row).sum() if add_equal_words else length
+        num_rows = (row[:, None] == row).sum() if add_equal_words else length
         of_table = jnp.sum(of_mean**2) * num_rows / length**2
         squared_norm = of_table + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(of_head))
         return of_head, of_mean, squared_norm
@@ -174,13 +174,6 @@ def clipped_sum(
     rows = jnp.broadcast_to(row[:, None], (*words.shape, size))
     sum_of_rows = jnp.zeros_like(table).at[words].add(rows)
     return total | {EMBEDDING: {"embedding": sum_of_rows}}
-
-
-def _counts(row: Int[Array, " length"]) -> Int[Array, " length"]:
-    """Return how often the word at each position of the sorted row occurs in it."""
-    ordered = jnp.sort(row)
-    end = jnp.searchsorted(ordered, ordered, side="right")
-    return end - jnp.searchsorted(ordered, ordered)
 
 
 def _loss_of_mean(head: Params, mean: Float[Array, " size"], label: Int[Array, ""]) -> Float[Array, ""]:

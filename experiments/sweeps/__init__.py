@@ -1,4 +1,4 @@
-"""Many private trainings, those of one shape in one compiled program: ``sweep`` and ``sweep-report``.
+"""Many private trainings, those of one shape in one compiled program: ``sweep``.
 
 * `named_task`   how a sweep file names its data set, model and optimizer
 * `command`      from a sweep file to its report

@@ -1,12 +1,12 @@
-"""``sweep`` and ``sweep-report``: `gdpjax.sweeps` with the data sets, networks and optimizers of the experiments."""
+"""``sweep``: `gdpjax.sweeps` with the data sets, networks and optimizers of the experiments."""
 
 from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config import SweepConfig, SweepReportConfig
+from experiments.config import SweepConfig
 from experiments.sweeps.named_task import FIELDS, named_task
-from gdpjax.sweeps import Spec, read_spec, report_sweep, run_sweep
+from gdpjax.sweeps import Spec, read_spec, run_sweep
 
 
 def read(path: Path) -> Spec:
@@ -28,8 +28,3 @@ def run(config: SweepConfig) -> int:
         console=Console(),
     )
     return 1 if sweep.any_failed else 0
-
-
-def report(config: SweepReportConfig) -> None:
-    """The report of what there is, also while the sweep runs."""
-    report_sweep(config.folder, Console())

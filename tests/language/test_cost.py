@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import gdpjax
@@ -17,7 +16,7 @@ from experiments.language.lora import LoraConfig, init_adapters, joined
 from experiments.language.model import param_shapes, sequence_loss
 from gdpjax.clipping import product_flops
 from gdpjax.sampling import TruncatedPoisson
-from gdpjax.training import Data, private_training
+from gdpjax.training import Data
 from gdpjax.training._in_place import steps_in_place
 
 CONFIG = ModelConfig(
@@ -122,19 +121,6 @@ def test_memory_is_that_of_compiled_programs(name):
 
 
 @pytest.mark.slow
-def test_memory_of_a_whole_step():
-    batches = TruncatedPoisson(1000, 2, num_steps=10, capacity=4)
-    plan = gdpjax.make_plan(batches, clip=1.0, delta=1e-5, noise_multiplier=1.0)
-    loss = functools.partial(sequence_loss, CONFIG)
-    training = private_training(plan, loss, optax.adam(1e-3), num_arrays=1, strategy="microbatch", microbatch_size=1)
-    state = jax.eval_shape(training.init, param_shapes(CONFIG), jax.random.key(0))
-    tokens = jax.ShapeDtypeStruct((4, 256), jnp.int32)
-    program = training.step_on.lower(state, tokens, is_padding=jax.ShapeDtypeStruct((4,), bool)).compile()
-    memory = step_memory(CONFIG, num_units=4, length=256, strategy="microbatch")
-    assert held_bytes(program) == pytest.approx(memory.peak_bytes, rel=TOLERANCE)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 def test_memory_of_a_step_of_a_run(lora):
     """The new state is written in place of the old one, and one is kept; a frozen base is there once."""
@@ -148,27 +134,9 @@ def test_memory_of_a_step_of_a_run(lora):
         (jax.ShapeDtypeStruct((4, 1, 256), jnp.int32), jax.ShapeDtypeStruct((4, 1, 256), jnp.int32)),
         jax.ShapeDtypeStruct((), jnp.int32),
     )
-    memory = step_memory(CONFIG, num_units=4, length=256, strategy="microbatch", lora=lora, donated=True)
+    memory = step_memory(CONFIG, num_units=4, length=256, strategy="microbatch", lora=lora)
     held = steps_in_place(training.step, state, data).held_bytes(state, data)
     assert held == pytest.approx(memory.peak_bytes, rel=TOLERANCE)
-
-
-@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
-def test_the_new_state_is_what_a_step_returns(lora):
-    """A frozen base, too: here nothing is donated, so that the program returns a copy of it."""
-    plan = gdpjax.make_plan(
-        clip=1.0, max_examples=100, expected_batch_size=4, num_steps=2, delta=1e-5, noise_multiplier=1.0
-    )
-    tuning = Finetuning(CONFIG, plan, lora=lora)
-    training = tuning.training()
-    initial = jax.eval_shape(tuning.initial, param_shapes(CONFIG), jax.random.key(0))
-    state = jax.eval_shape(training.init, initial, jax.random.key(0))
-    tokens = jax.ShapeDtypeStruct((plan.capacity, 1, 64), jnp.int32)
-    is_padding = jax.ShapeDtypeStruct((plan.capacity,), bool)
-    after, _ = jax.eval_shape(functools.partial(training.step_on, is_padding=is_padding), state, tokens, tokens)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((after.params, after.opt_state)))
-    memory = step_memory(CONFIG, num_units=4, length=64, lora=lora)
-    assert memory.update["new state"] == pytest.approx(size, rel=1e-3)
 
 
 def test_parameters_are_counted_once():
@@ -194,10 +162,10 @@ def test_operations_are_six_for_each_weight_and_token():
 @pytest.mark.parametrize("name", ["124M", "1B"])
 def test_the_largest_microbatch_fits_and_one_more_unit_does_not(name, lora, strategy):
     options = dict(num_units=1024, length=512, strategy=strategy, lora=lora)
-    size = largest_microbatch(PRESETS[name], 40e9, **options)
+    size = largest_microbatch(PRESETS[name], 60e9, **options)
     assert 1 <= size < 1024
-    assert step_memory(PRESETS[name], microbatch_size=size, **options).peak_bytes <= 40e9
-    assert step_memory(PRESETS[name], microbatch_size=size + 1, **options).peak_bytes > 40e9
+    assert step_memory(PRESETS[name], microbatch_size=size, **options).peak_bytes <= 60e9
+    assert step_memory(PRESETS[name], microbatch_size=size + 1, **options).peak_bytes > 60e9
 
 
 def test_the_command_prints_what_the_model_of_the_costs_says(capsys):

@@ -29,6 +29,7 @@ from gdpjax.sweeps import (
     make_keys,
     make_program,
     plan_trials,
+    report_sweep,
 )
 from gdpjax.sweeps._folder import PARTS, RESULTS
 from tests.compilations import Compilations
@@ -344,7 +345,8 @@ def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
     (folder / _folder.SWEEP).write_text('{"sweep": ')
     with pytest.raises(UserError, match=f"{_folder.SWEEP} is damaged .*; restore it"):
         run_small(SEVERAL, small_digits, folder, resume=True)
-    assert cli.main(["sweep-report", str(folder)]) == 2
+    with pytest.raises(UserError, match=f"{_folder.SWEEP} is damaged"):
+        report_sweep(folder)
 
 
 def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, small_digits):

@@ -154,5 +154,4 @@ def test_absent_files_are_one_line_and_nothing_is_made(tmp_path, monkeypatch, ca
     assert "Adult: no a9a" in capsys.readouterr().err
     assert cli.main(["sweep", "sweep.toml", "--width", "0"]) == 2
     assert cli.main(["sweep", "sweep.toml", "--memory-gb", "nan"]) == 2
-    assert cli.main(["sweep-report", "runs"]) == 2
     assert not (tmp_path / "runs").exists()
