@@ -51,4 +51,4 @@ def test_the_page_shows_ratios_and_says_that_nothing_was_executed():
     results = counts.merged({}, "tpu", {"step.mlp.plain": plain, "step.mlp.gdpjax": ours}, "make bench-accelerators")
     page = markdown(results)
     assert "nothing was executed" in page.splitlines()[0]
-    assert "| mlp.gdpjax | 1.0 | 1,000 | 0.0 |  | 20.0 | 2.00 |" in page
+    assert "| mlp.gdpjax | 1.0 | 1,000 | 0 |  | 20 | 2.00 |" in page
