@@ -52,7 +52,7 @@ test-docs: $(VENV)/.test ## the code of every page of the documentation, those t
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/test_readme.py tests/test_docs.py tests/test_notebook.py
 
 test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included, all compiled as users compile
-	$(BIN)/python -m pytest --optimized -n $(WORKERS) tests gdpjax benchmarks
+	$(BIN)/python -m pytest --optimized -n $(WORKERS) tests gdpjax experiments
 
 test-minimum: $(VENV)/.test ## the core suite with the oldest versions that pyproject.toml admits, installed over this environment
 	$(PIP) install $$(sed -n '/^dependencies/,/^]/s/.*"\(.*\)>=\(.*\)".*/\1==\2/p' pyproject.toml)

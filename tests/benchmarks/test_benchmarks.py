@@ -81,6 +81,7 @@ def test_nobody_s_bracket_contradicts_ours():
         assert library["wrong_side"] == [], name
 
 
+@pytest.mark.slow
 def test_the_arbiter_tells_a_false_end_from_a_true_one():
     run = (2.0, 0.05, 100, 1e-6)
     low, high = (float(end) for end in accounting.epsilon_bounds(*run))
