@@ -4,7 +4,7 @@ from tests import fuzz, fuzz_cases
 
 
 def test_every_entry_point_has_a_case():
-    """A public function or class without a valid call to mutate is missing from the cases."""
+    """A public function of numbers without a valid call to mutate is missing from the cases."""
     without_case = fuzz_cases.entry_points() - set(fuzz_cases.cases())
     assert not without_case
 

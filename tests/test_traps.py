@@ -1,8 +1,8 @@
 """The ways in which private training can lie, the tests that guard each, and how those were seen to fail.
 
-`docs/traps.md` is made of `tests/data/traps.toml` by ``python -m tests.test_traps``. ``broken_by`` says what was broken, for a
-moment and in a copy of the library, when tests of ``guarded_by`` were seen to fail; "in the test" where a test contains
-its own broken version. What was not tried, or cannot be, is said there too.
+They are in `tests/data/traps.toml`, of which ``python -m tests.test_traps`` makes `docs/traps.md`. ``broken_by`` says
+what was broken, for a moment and in a copy of the library, when tests of ``guarded_by`` were seen to fail; "in the
+test" where a test contains its own broken version. What was not tried, or cannot be, is said there too.
 """
 
 import ast
