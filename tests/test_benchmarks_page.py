@@ -99,10 +99,3 @@ def test_the_programs_that_make_and_the_pages_name_are_there():
             assert importlib.util.find_spec(name), f"{page.name} names {name}"
     made = re.findall(r"python -m (benchmarks\.bench_\w+)", (ROOT / "Makefile").read_text())
     assert len(set(made)) == 7
-
-
-def test_the_commands_of_today_make_the_files_again():
-    """A program has its name since it is no test; what was recorded before is told from it by one word."""
-    recorded = [result["command"] for name in summary.COMMANDS if (result := summary.read(name)) is not None]
-    for name in re.findall(r"python -m (benchmarks\.\w+)", " ".join(recorded)):
-        assert importlib.util.find_spec(name.replace("benchmarks.test_", "benchmarks.bench_")), name

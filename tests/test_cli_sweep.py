@@ -175,27 +175,6 @@ def test_a_binary_file_is_refused_in_one_printable_line(tmp_path, capsys, comman
     assert "expected" in error
 
 
-def test_a_full_disk_is_one_sentence_that_says_how_to_go_on(tmp_path, capsys, monkeypatch, fake_accountant):
-    def full(runs, with_mu):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(_sweep, "evaluate", full)
-    assert sweep(*BIG, "--output", tmp_path / "out.csv") == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "No space left on device" in error
-    assert "--resume" in error
-
-
-def test_bad_rows_in_json(tmp_path, capsys, fake_accountant):
-    path, output = tmp_path / "grid.csv", tmp_path / "out.csv"
-    path.write_text("noise_multiplier,sampling_prob,num_steps\n1,.1,10\n-1,.1,10\n")
-    assert sweep("--input", path, "--delta", "1e-5,1e-6", "--output", output, "--json") == 1
-    result = json.loads(capsys.readouterr().out)
-    assert (result["output"], result["rows"], result["rows_kept"]) == (str(output), 2, 0)
-    assert [row["place"] for row in result["bad_rows"]] == ["line 3"], "once, not for each delta"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -264,17 +243,6 @@ def test_another_grid_is_not_resumed(tmp_path, capsys, fake_accountant, change):
     assert sweep(*BIG, "--output", output) == 0
     data = output.read_bytes()
     assert sweep(*BIG, *change, "--output", output, "--resume") == 2
-    assert "is of another grid" in capsys.readouterr().err
-    assert output.read_bytes() == data
-
-
-def test_a_small_output_is_not_overwritten_by_another_grid(tmp_path, capsys, fake_accountant):
-    """Fewer rows than are computed together are compared, too."""
-    output = tmp_path / "out.csv"
-    run = ["--sampling-prob", "0.01", "--num-steps", "100", "--delta", "1e-5", "--output", output]
-    assert sweep("--noise-multiplier", "1:2:5", *run) == 0
-    data = output.read_bytes()
-    assert sweep("--noise-multiplier", "1:3:7", *run, "--resume") == 2
     assert "is of another grid" in capsys.readouterr().err
     assert output.read_bytes() == data
 
@@ -366,10 +334,3 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, capsys, monkeypa
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert sweep(*GRID, "--output", tmp_path / "out.parquet") == 2
     assert "pip install '.[parquet]'" in capsys.readouterr().err
-
-
-def test_help_warns_about_choosing(capsys):
-    assert sweep("--help") == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "choosing among the runs of a sweep costs privacy" in text
-    assert "tuning_epsilon" in text

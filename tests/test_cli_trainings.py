@@ -169,14 +169,6 @@ def test_an_error_in_the_users_module_names_its_line(tmp_path, capsys, project):
     assert "broken_module.py, line 2" in said
 
 
-def test_the_folders_of_a_missing_module_are_named_once(tmp_path, capsys, project, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = (project / "train.toml").read_text().replace("my_task:load", "no_such_module:load")
-    (tmp_path / "train.toml").write_text(text)
-    assert main(["train", "train.toml", "--out", "run"]) == 2
-    assert capsys.readouterr().err.count(str(tmp_path)) == 1
-
-
 def test_a_score_that_there_is_not_is_refused_before_a_training(project, tmp_path, capsys):
     spec = project / "scored.toml"
     spec.write_text((project / "train.toml").read_text().replace("delta =", 'score = "auc"\ndelta =', 1))

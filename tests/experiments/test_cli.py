@@ -72,20 +72,6 @@ def test_resume_needs_a_run(tmp_path, capsys):
     assert "nothing to resume" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert cli.main(["train", "--out", str(tmp_path / "file" / "run")]) == 2
-    assert "choose another --out" in capsys.readouterr().err
-
-
-def test_unknown_dataset_names_the_choices(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "--dataset", "cifar"])
-    assert stop.value.code == 2
-    message = capsys.readouterr()
-    assert "'digits', 'mnist'" in " ".join((message.out + message.err).split())
-
-
 @pytest.fixture
 def train_that_fails(monkeypatch):
     """``train`` meets a full disk."""

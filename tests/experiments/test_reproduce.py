@@ -251,16 +251,6 @@ def test_intervals_are_rounded_outwards():
     assert records.upper(above, 3) == "2.501"
 
 
-def test_the_grid_tells_which_accountant_understates():
-    """The relative error is negative where an accountant is below the certified bounds, and positive above."""
-    names = ("epsilon_clt", "epsilon_classic", "epsilon_lower", "epsilon_upper")
-    found = {name: np.array([1.0, 1.0]) for name in names}
-    found |= {"epsilon_clt": np.array([0.9, 1.1]), "epsilon_classic": np.array([1.5, 1.0])}
-    errors = accountant_grid.relative_errors(found)
-    np.testing.assert_allclose(errors["CLT"], [-0.1, 0.1])
-    np.testing.assert_allclose(errors["moments accountant (classic)"], [0.5, 0.0])
-
-
 def test_every_committed_result_is_of_these_settings():
     """A table beside other settings would be a claim that does not reproduce."""
     from pathlib import Path
