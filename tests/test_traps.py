@@ -8,12 +8,14 @@ test" where a test contains its own broken version. What was not tried, or canno
 import ast
 import functools
 import pathlib
+import re
 import tomllib
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "traps.md"
 TABLE = ROOT / "tests" / "data" / "traps.toml"
+SLOW = (ROOT / "tests" / "data" / "slow.txt").read_text().splitlines()
 
 
 class Trap(NamedTuple):
@@ -25,6 +27,13 @@ class Trap(NamedTuple):
 
 
 TRAPS = {int(number): Trap(**fields) for number, fields in tomllib.loads(TABLE.read_text()).items()}
+
+
+def is_slow(node: str) -> bool:
+    """Return whether a test is left out of the default suite: whole in the list of slow ones, or marked so."""
+    file, _, name = node.partition("::")
+    marked = re.search(rf"@pytest\.mark\.slow\n(@.*\n)*def {name}\(", (ROOT / file).read_text())
+    return node in SLOW or marked is not None
 
 
 @functools.cache
@@ -81,6 +90,17 @@ def test_every_guard_exists():
             file, _, name = node.partition("::")
             assert name.split("::")[-1].startswith("test_"), (number, node)
             assert name in names_in(file), (number, node)
+
+
+def test_every_trap_is_guarded_in_the_default_suite():
+    for number, trap in TRAPS.items():
+        assert not all(is_slow(node) for node in trap.guarded_by), number
+
+
+def test_every_slow_test_exists():
+    for node in SLOW:
+        file, _, name = node.partition("[")[0].partition("::")
+        assert name in names_in(file), node
 
 
 def test_the_page_is_the_table():

@@ -72,12 +72,6 @@ def test_mnist_wrong_checksum_names_the_file(tmp_path, monkeypatch, fake_files):
         data.load("mnist")
 
 
-def test_mnist_absent_says_both_ways(tmp_path, monkeypatch):
-    monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=r"set GDPJAX_DATA.*or leave it unset and allow the download"):
-        data.load("mnist")
-
-
 @pytest.fixture
 def no_folder(tmp_path, monkeypatch):
     """GDPJAX_DATA unset and an empty cache."""

@@ -4,16 +4,13 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-from experiments import data, models
-from experiments.config import PRESETS
+from experiments import data
 from experiments.data import imdb, mnist
 from experiments.data.class_whitening import ClassWhitening
 from experiments.errors import UserError
-from experiments.models.networks import Factors
 from experiments.recipes import command, outcome, tables
 from experiments.recipes.catalogue import RECIPES
 from experiments.sweeps.command import read as read_spec
@@ -120,34 +117,6 @@ def test_the_coordinates_are_those_of_public_digits(monkeypatch):
     np.testing.assert_allclose(whitening.mean, expected_mean, rtol=1e-5)
 
 
-def test_the_factors_gradient_is_the_expected_grade_less_the_one_given():
-    """The gradient of a user's row is (expected grade - given grade) times the movie's factors."""
-    model = Factors(5, num_users=4, num_movies=3)
-    pair = np.array([2, 1], np.int32)
-    grade = np.int32(4)
-    variables = jax.jit(model.init)(jax.random.key(0), pair)
-    params = jax.tree.map(np.asarray, variables["params"])
-
-    # The logits are the grades times one number: the two biases and the product of the factors.
-    apply = jax.jit(model.apply)
-    logits = np.asarray(apply({"params": params}, pair))
-    user = params["user"]["embedding"][2]
-    movie = params["movie"]["embedding"][1]
-    shift = user[0] + movie[0] + user[1:] @ movie[1:]
-    np.testing.assert_allclose(logits, np.arange(5) * shift, rtol=1e-5)
-
-    gradient_of = jax.jit(jax.grad(models.example_loss(model)))
-    gradient = gradient_of(params, pair, grade)
-    probabilities = np.exp(logits) / np.exp(logits).sum()
-    expected_grade = probabilities @ np.arange(5.0)
-    expected = np.zeros((4, 3))
-    expected[2] = (expected_grade - 4) * np.concatenate([[1], movie[1:]])
-    np.testing.assert_allclose(gradient["user"]["embedding"], expected, rtol=1e-5, atol=1e-7)
-
-    batched = apply({"params": params}, np.stack([pair, pair[::-1]]))
-    np.testing.assert_allclose(batched[0], logits, rtol=1e-6)
-
-
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Return a recipe for a few digits, whose winner is to be written by the test."""
@@ -222,20 +191,3 @@ def test_the_documentation_shows_the_result_file():
     result = tables.read(root / "benchmarks" / "results")
     assert table_rows(tables.markdown(result)) == of_results
     assert list(result["recipes"]) == list(RECIPES)
-
-
-@pytest.mark.parametrize("name", ["mnist", "imdb"])
-def test_presets_of_features_are_the_winners(name):
-    """The preset of a data set has the settings of its recipe's winner, and noise that meets its epsilon."""
-    winner = read_spec(RECIPES[name].winner)
-    settings = list_trials(winner)[0].settings
-    preset = PRESETS[winner.task.names["dataset"]]
-    used = dataclasses.asdict(preset.optimizer) | dataclasses.asdict(preset.privacy)
-    for field in settings:
-        if field != "epsilon":
-            assert used[field] == settings[field]
-
-    # The preset's noise is that of the record, rounded upwards.
-    result = tables.read(Path(__file__).parents[2] / "benchmarks" / "results")
-    recorded = result["recipes"][name]["settings"]["noise_multiplier"]
-    assert recorded <= used["noise_multiplier"] <= 1.001 * recorded

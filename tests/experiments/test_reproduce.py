@@ -152,32 +152,6 @@ def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
     assert long["runs"][0]["steps_per_second"] == 5.0
 
 
-@pytest.mark.slow
-def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, monkeypatch):
-    """A training that is cut and resumed has the figures of one that is not."""
-    from gdpjax.sweeps import _training as training
-
-    record, calls = training.Recorder._epoch, []
-
-    def interrupted(self, run, progress):
-        calls.append(self.out.name)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return record(self, run, progress)
-
-    assert reproduce(tmp_path / "whole", "--seeds", "1") == 0
-    monkeypatch.setattr(training.Recorder, "_epoch", interrupted)
-    assert reproduce(tmp_path / "cut", "--seeds", "1") == 130
-    assert reproduce(tmp_path / "cut", "--seeds", "1") == 0
-    whole, cut = (
-        json.loads((tmp_path / name / "results" / "reproduce_adult.json").read_text())["rows"]
-        for name in ("whole", "cut")
-    )
-    for a, b in zip(whole, cut, strict=True):
-        assert a["found"] == b["found"]
-        assert a["privacy"] == b["privacy"]
-
-
 def test_a_folder_with_another_configuration_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
     """A run's folder with another configuration is refused, and nothing is trained."""
     planned = runs.plan_runs(tiny, tmp_path / "runs" / "adult", None)

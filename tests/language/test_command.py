@@ -16,7 +16,7 @@ from experiments.language import command
 from experiments.language.config import PRESETS
 from experiments.language.presets import Settings
 from experiments.language.pretraining import PublicSchedule
-from experiments.language.storage import load_params, save_params
+from experiments.language.storage import load_params
 from gdpjax.training import Run
 from tests.eight_devices import report_of
 from tests.language.test_weights import LLAMA, tensors_of
@@ -242,21 +242,6 @@ def test_a_folder_of_other_settings_is_refused(small):
     command.begin(dataclasses.replace(small, epsilons=(1.0,)), QUICK)
 
 
-def test_settings_of_the_command_take_the_place_of_the_presets(whole, small, steps, nothing_measured):
-    config = dataclasses.replace(small, batch_size=10, length=12, epochs=1.0, baseline=False)
-    begin_with_the_public_model(whole, config)
-    command.run(config)
-    table = (config.out / command.TABLE).read_text()
-    assert "| epsilon 2 |" in table
-    assert "| without privacy |" not in table
-    assert "at most 24 tokens" in table
-    assert not (config.out / "without_privacy").exists()
-    figures = json.loads((config.out / "epsilon_2" / command.FIGURES).read_text())
-    assert figures["num_steps"] == 4  # one epoch of 40 / 10
-    statement = (config.out / "epsilon_2" / command.STATEMENT).read_text()
-    assert "except batch size 10, length 12, epochs 1, which whoever ran the command chose" in statement
-
-
 @pytest.mark.slow
 def test_devices_share_a_training_and_others_go_on_with_it():
     report = report_of("tests.language.command_on_a_mesh", "--xla_backend_optimization_level=0")
@@ -264,12 +249,6 @@ def test_devices_share_a_training_and_others_go_on_with_it():
     assert report["error"] <= 2e-5
     assert report["moved"]
     assert "| epsilon 2 |" in report["table"]
-
-
-def test_weights_come_back_as_they_were_written(tmp_path):
-    params = {"a": {"b": np.arange(3.0, dtype=np.float32)}, "c": np.ones((2, 2), np.int32)}
-    save_params(tmp_path / "weights", params)
-    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "weights"), params)
 
 
 @pytest.fixture
@@ -342,12 +321,3 @@ def test_no_two_epsilons_share_a_name(small):
     names = [command._name(epsilon) for epsilon in (2.0, 2, 2.0000001, 1e6, 1e6 + 1, 1e-9, float("inf"))]
     assert names[0] == names[1] == "epsilon 2"
     assert len(set(names)) == 6
-
-
-def test_a_training_that_diverged_is_in_the_table(whole, small, nothing_measured, monkeypatch):
-    shutil.copytree(whole.out, small.out)
-    (small.out / "epsilon_2" / command.FIGURES).unlink()
-    monkeypatch.setattr(command, "perplexity", lambda *args: float("nan"))
-    command.run(small)
-    command.run(small)
-    assert "| epsilon 2 | diverged | 2.000 |" in (small.out / command.TABLE).read_text()
