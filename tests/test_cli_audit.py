@@ -92,15 +92,6 @@ def test_many_runs(capsys, data):
     assert "if the trade-off curve is Gaussian" in " ".join(table.split())
 
 
-def test_scores_the_wrong_way_round_get_a_hint(capsys, tmp_path, data):
-    """If most guesses are wrong, the command says which way scores are read."""
-    scores, included, path = data
-    hint = "fewer than half of the guesses are right: higher scores must mean that the canary was included"
-    negated = write(tmp_path / "turned.csv", -scores, included)
-    assert hint in " ".join(run(capsys, negated).split())
-    assert hint not in " ".join(run(capsys, path).split())
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

@@ -3,7 +3,6 @@
 import csv
 import json
 import pathlib
-import sys
 
 import numpy as np
 import pyarrow.parquet
@@ -294,9 +293,3 @@ def test_parquet_round_trip(tmp_path, capsys, monkeypatch):
     assert sweep("--input", tmp_path / "grid.parquet", "--output", second) == 0
     assert [row["name"] for row in read(second)] == ["007", ""]
     assert [row["noise_multiplier"] for row in read(second)] == ["1", "0.7"]
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert sweep(*GRID, "--output", tmp_path / "out.parquet") == 2
-    assert "pip install '.[parquet]'" in capsys.readouterr().err

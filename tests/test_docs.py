@@ -93,13 +93,6 @@ def test_every_page_is_in_the_sites_navigation_once():
     assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
-def test_the_notebook_is_left_out_of_the_navigation_and_linked_from_its_page():
-    (notebook,) = DOCS.rglob("*.ipynb")
-    name = str(notebook.relative_to(DOCS))
-    assert f"not_in_nav: {name}" in (DOCS.parent / "mkdocs.yml").read_text()
-    assert f"({name})" in (DOCS / RUN_AS_A_NOTEBOOK).read_text()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_figures_exist(page):
     for name in re.findall(r"!\[.*?\]\((.*?)\)", page.read_text()):

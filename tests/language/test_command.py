@@ -242,6 +242,21 @@ def test_a_folder_of_other_settings_is_refused(small):
     command.begin(dataclasses.replace(small, epsilons=(1.0,)), QUICK)
 
 
+def test_settings_of_the_command_take_the_place_of_the_presets(whole, small, steps, nothing_measured):
+    config = dataclasses.replace(small, batch_size=10, length=12, epochs=1.0, baseline=False)
+    begin_with_the_public_model(whole, config)
+    command.run(config)
+    table = (config.out / command.TABLE).read_text()
+    assert "| epsilon 2 |" in table
+    assert "| without privacy |" not in table
+    assert "at most 24 tokens" in table
+    assert not (config.out / "without_privacy").exists()
+    figures = json.loads((config.out / "epsilon_2" / command.FIGURES).read_text())
+    assert figures["num_steps"] == 4  # one epoch of 40 / 10
+    statement = (config.out / "epsilon_2" / command.STATEMENT).read_text()
+    assert "except batch size 10, length 12, epochs 1, which whoever ran the command chose" in statement
+
+
 @pytest.mark.slow
 def test_devices_share_a_training_and_others_go_on_with_it():
     report = report_of("tests.language.command_on_a_mesh", "--xla_backend_optimization_level=0")

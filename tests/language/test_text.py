@@ -38,6 +38,21 @@ def test_public_text_is_documentation_without_the_stand_ins_and_without_repeats(
     assert sum("lambda" in document for document in corpus.documents) > 5  # the language reference
 
 
+def test_the_walk_leaves_out_tests_and_stand_ins_and_finds_inner_docstrings(tmp_path, monkeypatch):
+    words = "these are more than the eight words that are asked for in"
+    for name in ("b", "a", "tests/c", "scipy/d"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            f'"""{words} {name}."""\nif True:\n    class A:\n        def f(self):\n            """{words} f."""\n'
+        )
+    (tmp_path / "broken.py").write_text('"""never closed')
+    (tmp_path / "short.py").write_text('"""Short."""')
+    monkeypatch.setattr(text, "_folder", lambda package: tmp_path)
+    expected = [("p.a", f"{words} a."), ("p.a", f"{words} f."), ("p.b", f"{words} b."), ("p.b", f"{words} f.")]
+    assert list(text._docstrings("p")) == expected
+
+
 @pytest.mark.parametrize("standing", ["private", "evaluation"])
 def test_what_needs_public_text_refuses_other_text(standing):
     Corpus("c", ("a",), None, "public").require_public("this")
