@@ -8,8 +8,9 @@ long, and before all others, because what was compiled in the other way is throw
 made anew each run, or the one in GDPJAX_TEST_CACHE, which is kept with all programs in it, so that another run hardly
 compiles at all.
 
-The default suite leaves out what is marked slow, and the tests in `tests/data/slow.txt`, each of which took more than a
-second and is not the only one that guards a trap; ``make test-rest`` runs them.
+The default suite leaves out what is marked slow, and what is listed in `tests/data/slow.txt`: tests that took more than
+a second and a half of the processor, and, of the cases of one test, those that took more than half a second, beside a
+cheaper one. Of every trap (`tests/data/traps.toml`) a guard stays. ``make test-rest`` runs what is left out.
 
 NumPy's matrix products have one thread for each worker. More would wait for each other with busy processors: the
 certified accountants then took four times as long beside another worker.
