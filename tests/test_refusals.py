@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax import accounting, correlated, ledger, mechanisms, sampling, tradeoff, training
+from gdpjax import accounting, auditing, correlated, ledger, mechanisms, sampling, tradeoff, training
 from gdpjax.ledger import Event, Ledger
 from gdpjax.mechanisms import DiscreteGaussianMechanism, GaussianMechanism, LaplaceMechanism, RandomizedResponse
 from gdpjax.sampling import CyclicPoisson, Poisson, PoissonNumbers, Shuffled
@@ -184,6 +184,15 @@ CALLS = [
     call(tradeoff.group, Gaussian(1.0), 2),
     call(tradeoff.subsample, Gaussian(1.0), 0.1),
     call(tradeoff.symmetrize, Laplace(1.0)),
+    # Correlated noise, and audits
+    call(correlated.lambda_cgd, 0.5),
+    call(correlated.bisr, 3, 0.9, 0.01),
+    call(correlated.MinSep, 2, 3),
+    call(correlated.bisr(3).sensitivity, 8, correlated.MinSep(2, 3)),
+    call(auditing.ErrorRegion.from_counts, 3, 10, 2, 10, confidence=0.9),
+    call(auditing.RightGuesses, 8, 10, 20),
+    call(auditing.RightGuesses(8, 10, 20).epsilon, 1e-3, confidence=0.9),
+    call(auditing.gradient_canaries, KEY, 2, PARAMS, 1.0),
     # Plans
     call(gdpjax.Budget, 1.0, 1e-3, "row", neighboring_relation="REPLACE_ONE"),
     call(gdpjax.Budget(1e3, 1e-3).spend, ledger.LaplaceEvent(1e-6)),
