@@ -9,7 +9,7 @@ made anew each run, or the one in GDPJAX_TEST_CACHE, which is kept with all prog
 compiles at all.
 
 The default suite leaves out what is marked slow, and what is listed in `tests/data/slow.txt`: tests that took more than
-0.9 s of the processor, and, of several cases of one test, those above 0.3 s beside a cheaper one. A few that matter most
+0.9 s of the processor, and, of several cases of one test, those above 0.3 s beside a cheaper one. Some that matter most
 stay whatever they take, and of every trap (`tests/data/traps.toml`) a guard. ``make test-rest`` runs what is left out.
 
 NumPy's matrix products have one thread for each worker. More would wait for each other with busy processors: the
