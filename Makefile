@@ -8,7 +8,7 @@ CORE    = $(addprefix tests/,accounting clipping correlated mechanisms sampling 
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: docs help demo test test-docs test-slow test-minimum coverage test-accelerators bench-accelerators bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
+.PHONY: docs help demo test test-rest test-docs test-slow test-minimum coverage test-accelerators bench-accelerators bench-accounting bench-clipping bench-training bench-correlated bench-sweeps bench-language lint format wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,13 +45,16 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 demo: $(VENV)/.experiments ## train privately on embedded data, print the privacy table, save a figure
 	$(BIN)/python -m experiments demo
 
-test: $(VENV)/.test ## the default suite
+test: $(VENV)/.test ## the default suite, five minutes on two idle cores
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal
+
+test-rest: $(VENV)/.test ## what the default suite leaves out of tests/, half an hour on two idle cores
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal tests
 
 test-docs: $(VENV)/.test ## the code of every page of the documentation, those that take long included
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/test_readme.py tests/test_docs.py tests/test_notebook.py
 
-test-slow: $(VENV)/.test ## the slow checks too, those of the benchmarks included, all compiled as users compile
+test-slow: $(VENV)/.test ## all tests, those of the benchmarks included, compiled as users compile; hours
 	$(BIN)/python -m pytest --optimized -n $(WORKERS) tests gdpjax experiments
 
 test-minimum: $(VENV)/.test ## the core suite with the oldest versions that pyproject.toml admits, installed over this environment

@@ -8,12 +8,17 @@ long, and before all others, because what was compiled in the other way is throw
 made anew each run, or the one in GDPJAX_TEST_CACHE, which is kept with all programs in it, so that another run hardly
 compiles at all.
 
+The default suite leaves out what is marked slow, and what is listed in `tests/data/slow.txt`: tests that took more than
+0.9 s of the processor, and, of several cases of one test, those above 0.3 s beside a cheaper one. Some that matter most
+stay whatever they take, and of every trap (`tests/data/traps.toml`) a guard. ``make test-rest`` runs what is left out.
+
 NumPy's matrix products have one thread for each worker. More would wait for each other with busy processors: the
 certified accountants then took four times as long beside another worker.
 """
 
 import gc
 import os
+import pathlib
 import sys
 
 assert "numpy" not in sys.modules, "NumPy reads the number of its threads when it is imported, which is too early here"
@@ -57,6 +62,7 @@ OPTIMIZED = (
 FLAGS = ["--xla_cpu_parallel_codegen_split_count=1"]
 if jaxlib.version.__version_info__ < (0, 11):
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+SLOW = frozenset((pathlib.Path(__file__).parent / "tests" / "data" / "slow.txt").read_text().splitlines())
 IN_A_HURRY = "jax_disable_most_optimizations"
 """The setting of JAX that can be changed from test to test."""
 
@@ -94,8 +100,17 @@ def is_optimized(item):
     return item.config.getoption("--optimized") or item.nodeid.startswith(OPTIMIZED)
 
 
+def is_slow(item):
+    """Whether a test, with these parameters or with any, is in SLOW."""
+    return item.nodeid in SLOW or item.nodeid.partition("[")[0] in SLOW
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Put the tests in OPTIMIZED before all others."""
+    """Mark the tests in SLOW, and put those in OPTIMIZED before all others."""
+    for item in items:
+        if is_slow(item):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not is_optimized(item))
 
 

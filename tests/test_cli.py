@@ -1,9 +1,6 @@
 """The command line prints figures with their standing and caveats, and says what is wrong in one line."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -271,15 +268,3 @@ def test_the_printed_noise_meets_a_target_in_terms_of_attacks(capsys, target, an
     assert main(["calibrate", *target, "--mu", "1", *run_options]) == 2
     assert main(["calibrate", *target, "--accountant", "rdp", *run_options]) == 2
     capsys.readouterr()
-
-
-@pytest.mark.parametrize("arguments", [["convert", "--mu", "1"], ["convert", "--help"]])
-def test_a_reader_that_went_away_is_no_error(arguments):
-    """As in ``gdpjax convert --mu 1 | head -1``."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "gdpjax", *arguments]
-    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
-    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, env=buffered)
-    os.close(writing)
-    assert (result.returncode, result.stderr) == (141, "")

@@ -92,25 +92,6 @@ def test_many_runs(capsys, data):
     assert "if the trade-off curve is Gaussian" in " ".join(table.split())
 
 
-def test_other_spellings_of_the_file(capsys, tmp_path):
-    """Scores may be infinite, coins may be words or numbers, and other columns are ignored."""
-    scores = ["inf", "-inf", "2e3", "-7"] * 25
-    coins_and_notes = ["true,x", "False,x", "1.0,x", "0,x"] * 25
-    path = write(tmp_path / "a.csv", scores, coins_and_notes, "score,included,note")
-    result = run_json(capsys, path, "--num-guesses", 100)
-    assert result["num_correct"] == 100
-    assert result["epsilon_lower"] > 2
-
-
-def test_scores_the_wrong_way_round_get_a_hint(capsys, tmp_path, data):
-    """If most guesses are wrong, the command says which way scores are read."""
-    scores, included, path = data
-    hint = "fewer than half of the guesses are right: higher scores must mean that the canary was included"
-    negated = write(tmp_path / "turned.csv", -scores, included)
-    assert hint in " ".join(run(capsys, negated).split())
-    assert hint not in " ".join(run(capsys, path).split())
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

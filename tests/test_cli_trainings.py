@@ -157,26 +157,6 @@ def test_a_wrong_spec_is_refused_with_its_line(line, project, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_in_the_users_module_names_its_line(tmp_path, capsys, project):
-    (tmp_path / "broken_module.py").write_text(
-        "def load():\n    return undefined_name\n\n\ndef build(example):\n    pass\n"
-    )
-    text = (project / "train.toml").read_text().replace("my_task:optimizer", "sgd").replace("my_task", "broken_module")
-    (tmp_path / "train.toml").write_text(text)
-    assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err
-    assert "load failed: NameError: name 'undefined_name' is not defined" in said
-    assert "broken_module.py, line 2" in said
-
-
-def test_the_folders_of_a_missing_module_are_named_once(tmp_path, capsys, project, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = (project / "train.toml").read_text().replace("my_task:load", "no_such_module:load")
-    (tmp_path / "train.toml").write_text(text)
-    assert main(["train", "train.toml", "--out", "run"]) == 2
-    assert capsys.readouterr().err.count(str(tmp_path)) == 1
-
-
 def test_a_score_that_there_is_not_is_refused_before_a_training(project, tmp_path, capsys):
     spec = project / "scored.toml"
     spec.write_text((project / "train.toml").read_text().replace("delta =", 'score = "auc"\ndelta =', 1))

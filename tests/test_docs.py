@@ -15,29 +15,12 @@ import gdpjax
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("theory/*.md")])
 RUN_AS_A_NOTEBOOK = "fdp.md"  # in tests/test_notebook.py
-TAKE_LONG = (
-    "auditing.md",
-    "composition.md",
-    "correlated.md",
-    "frameworks.md",
-    "gradients.md",
-    "language.md",
-    "sweeps.md",
-    "training.md",
-)
-"""Pages that are run by `make test-docs`, and otherwise only read."""
 OURS = ("gdpjax", "experiments")
 MADE_BY_A_PAGE = ("waves",)
 
 
-PAGES_TO_RUN = [
-    pytest.param(page, marks=[pytest.mark.slow] if page.name in TAKE_LONG else [], id=page.name)
-    for page in PAGES
-    if page.name != RUN_AS_A_NOTEBOOK
-]
-
-
-@pytest.mark.parametrize("page", PAGES_TO_RUN)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != RUN_AS_A_NOTEBOOK], ids=lambda path: path.name)
 def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
     namespace: dict = {}
     for block, shown in re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(), flags=re.DOTALL):
@@ -49,7 +32,7 @@ def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_code_is_python_and_names_what_exists(page):
-    """Also where the code takes long to run: it compiles, and what it takes from this project is there."""
+    """Also where nothing is run: the code compiles, and what it takes from this project is there."""
     modules = {}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         tree = compile(block, page.name, "exec", ast.PyCF_ONLY_AST)
@@ -108,13 +91,6 @@ def test_every_page_is_in_the_sites_navigation_once():
     settings = (DOCS.parent / "mkdocs.yml").read_text()
     listed = re.findall(r"^ .*: (\S+\.md)$", settings, flags=re.MULTILINE)
     assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
-
-
-def test_the_notebook_is_left_out_of_the_navigation_and_linked_from_its_page():
-    (notebook,) = DOCS.rglob("*.ipynb")
-    name = str(notebook.relative_to(DOCS))
-    assert f"not_in_nav: {name}" in (DOCS.parent / "mkdocs.yml").read_text()
-    assert f"({name})" in (DOCS / RUN_AS_A_NOTEBOOK).read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

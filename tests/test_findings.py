@@ -260,15 +260,6 @@ def test_every_figure_is_quoted_from_a_file_or_printed_by_a_block():
     assert set(NUMBER.findall(rest)) <= printed | NOT_FIGURES
 
 
-def test_each_finding_has_its_four_parts():
-    sections = PAGE.split("\n## ")[1:]
-    assert len(sections) == 10
-    for section in sections:
-        parts = [section.find(f"**{part}") for part in ("Assumed.**", "True.**", "Repeat it:**", "Where:**")]
-        assert -1 not in parts, section
-        assert parts == sorted(parts), section
-
-
 def test_what_it_names_exists():
     for name in re.findall(r"`((?:gdpjax|tests|benchmarks|experiments)/[\w/.]+)`", PAGE):
         assert (ROOT / name).exists(), name

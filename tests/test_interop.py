@@ -44,11 +44,6 @@ def test_epsilon_of_the_dp_event(rdp_accountant, run):
     assert rdp_accountant().compose(Ledger().to_dp_event()).get_epsilon(1e-5) == 0
 
 
-def test_zero_out_neighbours_have_the_same_curve():
-    event = Event(1.0, 0.1, 3, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
-    assert Ledger([event]).to_opacus_history() == [(1.0, 0.1, 3)]
-
-
 @pytest.mark.parametrize("form", ["to_dp_event", "to_opacus_history"])
 def test_what_cannot_be_expressed_is_refused(form):
     with pytest.raises(ValueError, match=f"{form} .* got UniformEvent"):

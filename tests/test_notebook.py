@@ -59,10 +59,3 @@ def test_the_notebook_prints_what_it_shows(script):
     for shown, now in zip(printed(notebook), printed(executed), strict=True):
         assert NUMBER.sub("number", shown) == NUMBER.sub("number", now), ADVICE
         np.testing.assert_allclose(numbers_in(shown), numbers_in(now), rtol=1e-6)
-
-
-def test_figures_exist(script):
-    """Every figure that the notebook shows is a file."""
-    for cell in read_notebook(script).cells:
-        for name in re.findall(r"!\[.*?\]\((.*?)\)", cell.source):
-            assert (script["NOTEBOOK"].parent / name).exists(), name

@@ -247,15 +247,6 @@ def test_certified_bounds_refuse_to_be_differentiated():
         jax.grad(lambda sigma: epsilon_bounds(sigma, 0.01, 1000, 1e-5).upper)(1.0)
 
 
-def test_events_refuse_what_is_no_number():
-    """Events refuse traced values, and forms of other libraries their relation."""
-    with pytest.raises(ValueError, match="known before compiling"):
-        jax.jit(lambda sigma: Event(sigma, 0.1, 3).num_steps)(1.0)
-    ledger = Ledger([GaussianEvent(1.0, neighboring_relation=REPLACE_ONE)])
-    with pytest.raises(ValueError, match="add-or-remove-one neighbours, got GaussianEvent"):
-        ledger.to_dp_event()
-
-
 class Echo(NoGuarantee):
     """A curve whose epsilon is the delta that it is asked at."""
 

@@ -26,30 +26,6 @@ def _digits():
         yield
 
 
-def test_coefficients_are_the_chebyshev_coefficients_of_the_scaled_ratio():
-    """Each coefficient is the mean over the Chebyshev nodes of (y + 4) mills(y) cos(k angle), twice that for k > 0."""
-    num_nodes = 64
-    shift = 4
-
-    # The nodes are evenly spaced angles, and y runs from infinity down to -1.
-    angles = []
-    scaled_ratios = []
-    for j in range(num_nodes):
-        angle = mp.pi * (j + mp.mpf(1) / 2) / num_nodes
-        y = 2 * (shift - 1) / (1 - mp.cos(angle)) - shift
-        angles.append(angle)
-        scaled_ratios.append((y + shift) * mills(y))
-
-    for k, coefficient in enumerate(normal._COEFFICIENTS):
-        total = mp.mpf(0)
-        for angle, scaled_ratio in zip(angles, scaled_ratios, strict=True):
-            total += scaled_ratio * mp.cos(k * angle)
-        factor = 1 if k == 0 else 2
-        exact = factor * total / num_nodes
-        error = abs(mp.mpf(coefficient) - exact)
-        assert error < mp.mpf(10) ** -16 * max(1, abs(exact))
-
-
 def relative_error(value, exact):
     """Return how far a float is from an exact number, relative to the number."""
     return abs(float(mp.mpf(float(value)) / exact - 1))

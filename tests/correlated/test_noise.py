@@ -142,15 +142,6 @@ def test_traced_coefficients(build):
         np.testing.assert_allclose(swept["w"][row], alone(factor)["w"], atol=2e-6)
 
 
-def test_which_memory_is_chosen():
-    small, large = jnp.zeros(10), jax.ShapeDtypeStruct((2**30,), jnp.float32)
-    assert lambda_cgd(0.5).init(small) == ()
-    assert bisr(4).init(small).shape == (4, 10)
-    assert bisr(4).init(large) == ()
-    assert BandedToeplitz([1.0, 0.5]).init({"a": small})["a"].shape == (1, 10)
-    assert BandedToeplitz([1.0]).init(small) == ()
-
-
 def test_steps_beyond_a_dense_matrix_show():
     noise, _ = Dense(np.eye(3)).next(3, draw, ())
     assert np.isnan(noise["w"]).all()

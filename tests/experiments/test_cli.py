@@ -1,7 +1,5 @@
 """Flags, defaults, and mistakes: one line, exit code 2, nothing started."""
 
-import types
-
 import pytest
 
 from experiments import cli
@@ -67,25 +65,6 @@ def test_mistakes_are_one_line(name, words, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_resume_needs_a_run(tmp_path, capsys):
-    assert cli.main(["train", "--resume", "--out", str(tmp_path)]) == 2
-    assert "nothing to resume" in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_made(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert cli.main(["train", "--out", str(tmp_path / "file" / "run")]) == 2
-    assert "choose another --out" in capsys.readouterr().err
-
-
-def test_unknown_dataset_names_the_choices(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "--dataset", "cifar"])
-    assert stop.value.code == 2
-    message = capsys.readouterr()
-    assert "'digits', 'mnist'" in " ".join((message.out + message.err).split())
-
-
 @pytest.fixture
 def train_that_fails(monkeypatch):
     """``train`` meets a full disk."""
@@ -99,23 +78,3 @@ def train_that_fails(monkeypatch):
 def test_a_full_disk_is_one_sentence(train_that_fails, capsys):
     assert cli.main(["train"]) == 2
     assert capsys.readouterr().err == "error: runs/x/metrics.jsonl: No space left on device\n"
-
-
-def test_compiled_programs_are_kept_unless_told_otherwise(train_that_fails, monkeypatch, capsys):
-    called = []
-    monkeypatch.setattr(cli, "use_compilation_cache", lambda: called.append(True))
-    cli.main(["train", "--no-compilation-cache"])
-    assert not called
-    cli.main(["train"])
-    assert called
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    assert "--no-compilation-cache" in capsys.readouterr().out.replace("\n", "")
-
-
-def test_a_model_that_is_not_finite_ends_with_status_1(monkeypatch, capsys):
-    result = types.SimpleNamespace(error="the score test_accuracy is nan")
-    monkeypatch.setattr(command, "run_quietly", lambda *arguments: result)
-    monkeypatch.setattr(command, "print_training", lambda *arguments: None)
-    assert cli.main(["train", "--no-compilation-cache"]) == 1
-    assert "the score test_accuracy is nan" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import cli, data
-from experiments.correlated import methods, tables, trials
+from experiments.correlated import methods, trials
 from experiments.correlated.methods import METHODS, TASKS, plan_of
 from experiments.data import Dataset
 
@@ -91,8 +91,3 @@ def test_less_noise_is_left_in_the_sums_by_correlation_where_there_is_no_amplifi
     errors = {method: methods.rmse_of(plan) for method, plan in plans.items()}
     assert errors["cyclic BandMF"] <= errors["Poisson DP-SGD"] * (1 + 1e-6)
     assert errors["BLT"] < errors["lambda-CGD"] * 1.2
-
-
-def test_one_seed_has_no_interval():
-    assert tables.half_width([0.8]) is None
-    assert tables.half_width([0.8, 0.8]) == 0.0

@@ -41,14 +41,6 @@ def test_a_slanted_stroke_becomes_upright(slanted, turn):
     np.testing.assert_allclose(ink_after, ink_before, rtol=1e-5)
 
 
-def test_an_image_is_made_upright_by_itself(slanted):
-    """The other images of a batch do not change how one is deskewed."""
-    before, after = np.random.default_rng(0).uniform(size=(2, 28, 28))
-    together = deskew(np.stack([before, slanted, after]))
-    alone = deskew(slanted[None])
-    np.testing.assert_allclose(together[1], alone[0], atol=1e-6)
-
-
 def test_public_digits_have_the_layout_of_mnist(monkeypatch):
     """Public digits are centred images of 28 x 28 pixels, whose longer side is 18 to 20 pixels."""
     monkeypatch.setattr(public_digits, "COPIES", 1)
@@ -82,17 +74,6 @@ def test_public_digits_have_the_layout_of_mnist(monkeypatch):
             np.testing.assert_allclose(centre, 13.5, atol=0.51)
             sides.append(np.ptp(coordinate[image > 0]) + 1)
         assert 18 <= max(sides) <= 20
-
-
-def test_copies_differ_and_a_seed_repeats_them():
-    """One generator draws different copies of a digit, and a generator with the same seed the same copy."""
-    digit = np.pad(np.ones((6, 2)), [(1, 1), (3, 3)])
-    generator = np.random.default_rng(0)
-    first = public_digits.draw(digit, generator)
-    second = public_digits.draw(digit, generator)
-    assert np.abs(first - second).max() > 0.5
-    repeated = public_digits.draw(digit, np.random.default_rng(0))
-    np.testing.assert_array_equal(first, repeated)
 
 
 def covariance_within(rows, labels):

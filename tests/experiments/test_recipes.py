@@ -4,17 +4,13 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import data, models
-from experiments.config import PRESETS
+from experiments import data
 from experiments.data import imdb, mnist
 from experiments.data.class_whitening import ClassWhitening
 from experiments.errors import UserError
-from experiments.models.networks import Factors
 from experiments.recipes import command, outcome, tables
 from experiments.recipes.catalogue import RECIPES
 from experiments.sweeps.command import read as read_spec
@@ -97,26 +93,6 @@ def whitening(monkeypatch):
     return whitening
 
 
-def test_scattering_features_are_cached_for_the_images_they_are_of(whitening, tmp_path, monkeypatch):
-    """Features of the same images are read from the cache, and those of other images are computed."""
-    monkeypatch.setattr(mnist, "cache_folder", lambda: tmp_path)
-    images = np.random.default_rng(0).uniform(size=(3, 28, 28, 1)).astype(np.float32)
-    features = mnist._features(images)
-    assert features.shape == (3, 500)
-    assert features.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 3, rtol=1e-6)
-
-    # From here on, features that are computed are zero.
-    def zero_vectors(images, whitening):
-        return np.zeros((len(images), 500), np.float32)
-
-    monkeypatch.setattr(mnist, "_vectors", zero_vectors)
-    cached = mnist._features(images)
-    np.testing.assert_array_equal(cached, features)
-    computed = mnist._features(images[:2])
-    assert not computed.any()
-
-
 def test_features_of_an_image_do_not_depend_on_the_others(whitening):
     """An image has the same features among others as alone."""
     images = np.random.default_rng(0).uniform(size=(4, 28, 28)).astype(np.float32)
@@ -139,50 +115,6 @@ def test_the_coordinates_are_those_of_public_digits(monkeypatch):
     assert whitening.matrix.shape == (81, 5)
     expected_mean = mnist._coefficients(images).mean(axis=0)
     np.testing.assert_allclose(whitening.mean, expected_mean, rtol=1e-5)
-
-
-def test_linear_is_logistic_regression():
-    """The linear model begins at zero, where its gradient is that of multinomial logistic regression."""
-    model = models.build("linear", 3)
-    x = jnp.arange(5.0)
-    y = jnp.int32(1)
-    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
-    shapes = {leaf.shape for leaf in jax.tree.leaves(params)}
-    assert shapes == {(5, 3), (3,)}
-
-    gradient_of = jax.jit(jax.grad(models.example_loss(model)))
-    gradient = gradient_of(params, x, y)["Dense_0"]
-    residual = np.array([1 / 3, -2 / 3, 1 / 3])
-    np.testing.assert_allclose(gradient["kernel"], np.outer(x, residual), rtol=1e-6)
-    np.testing.assert_allclose(gradient["bias"], residual, rtol=1e-6)
-
-
-def test_the_factors_gradient_is_the_expected_grade_less_the_one_given():
-    """The gradient of a user's row is (expected grade - given grade) times the movie's factors."""
-    model = Factors(5, num_users=4, num_movies=3)
-    pair = np.array([2, 1], np.int32)
-    grade = np.int32(4)
-    variables = jax.jit(model.init)(jax.random.key(0), pair)
-    params = jax.tree.map(np.asarray, variables["params"])
-
-    # The logits are the grades times one number: the two biases and the product of the factors.
-    apply = jax.jit(model.apply)
-    logits = np.asarray(apply({"params": params}, pair))
-    user = params["user"]["embedding"][2]
-    movie = params["movie"]["embedding"][1]
-    shift = user[0] + movie[0] + user[1:] @ movie[1:]
-    np.testing.assert_allclose(logits, np.arange(5) * shift, rtol=1e-5)
-
-    gradient_of = jax.jit(jax.grad(models.example_loss(model)))
-    gradient = gradient_of(params, pair, grade)
-    probabilities = np.exp(logits) / np.exp(logits).sum()
-    expected_grade = probabilities @ np.arange(5.0)
-    expected = np.zeros((4, 3))
-    expected[2] = (expected_grade - 4) * np.concatenate([[1], movie[1:]])
-    np.testing.assert_allclose(gradient["user"]["embedding"], expected, rtol=1e-5, atol=1e-7)
-
-    batched = apply({"params": params}, np.stack([pair, pair[::-1]]))
-    np.testing.assert_allclose(batched[0], logits, rtol=1e-6)
 
 
 @pytest.fixture
@@ -244,14 +176,6 @@ def test_a_winner_that_is_not_the_best_is_refused():
         outcome.outcome(recipe, specs, [row | {"error": "diverged"}], searched)
 
 
-def test_the_price_of_choosing_grows_with_what_was_tried():
-    """The best of a hundred settings costs more than the best of two."""
-    row = {"noise_multiplier": 2.0, "sampling_prob": 0.1, "num_steps": 100, "delta": 1e-5, "overflow": 1e-12}
-    after_few = outcome._tuning(row, 2)
-    after_many = outcome._tuning(row, 100)
-    assert after_few["epsilon"] < after_many["epsilon"]
-
-
 def table_rows(text):
     """Return the lines of the Markdown tables in a text."""
     return [line for line in text.splitlines() if line.startswith("|")]
@@ -267,20 +191,3 @@ def test_the_documentation_shows_the_result_file():
     result = tables.read(root / "benchmarks" / "results")
     assert table_rows(tables.markdown(result)) == of_results
     assert list(result["recipes"]) == list(RECIPES)
-
-
-@pytest.mark.parametrize("name", ["mnist", "imdb"])
-def test_presets_of_features_are_the_winners(name):
-    """The preset of a data set has the settings of its recipe's winner, and noise that meets its epsilon."""
-    winner = read_spec(RECIPES[name].winner)
-    settings = list_trials(winner)[0].settings
-    preset = PRESETS[winner.task.names["dataset"]]
-    used = dataclasses.asdict(preset.optimizer) | dataclasses.asdict(preset.privacy)
-    for field in settings:
-        if field != "epsilon":
-            assert used[field] == settings[field]
-
-    # The preset's noise is that of the record, rounded upwards.
-    result = tables.read(Path(__file__).parents[2] / "benchmarks" / "results")
-    recorded = result["recipes"][name]["settings"]["noise_multiplier"]
-    assert recorded <= used["noise_multiplier"] <= 1.001 * recorded

@@ -152,32 +152,6 @@ def test_nothing_recorded_is_lost(tiny, tmp_path, capsys, monkeypatch):
     assert long["runs"][0]["steps_per_second"] == 5.0
 
 
-@pytest.mark.slow
-def test_a_real_run_is_interrupted_and_ends_as_if_it_were_not(tiny, tmp_path, monkeypatch):
-    """A training that is cut and resumed has the figures of one that is not."""
-    from gdpjax.sweeps import _training as training
-
-    record, calls = training.Recorder._epoch, []
-
-    def interrupted(self, run, progress):
-        calls.append(self.out.name)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return record(self, run, progress)
-
-    assert reproduce(tmp_path / "whole", "--seeds", "1") == 0
-    monkeypatch.setattr(training.Recorder, "_epoch", interrupted)
-    assert reproduce(tmp_path / "cut", "--seeds", "1") == 130
-    assert reproduce(tmp_path / "cut", "--seeds", "1") == 0
-    whole, cut = (
-        json.loads((tmp_path / name / "results" / "reproduce_adult.json").read_text())["rows"]
-        for name in ("whole", "cut")
-    )
-    for a, b in zip(whole, cut, strict=True):
-        assert a["found"] == b["found"]
-        assert a["privacy"] == b["privacy"]
-
-
 def test_a_folder_with_another_configuration_is_refused_before_anything_runs(tiny, tmp_path, capsys, monkeypatch):
     """A run's folder with another configuration is refused, and nothing is trained."""
     planned = runs.plan_runs(tiny, tmp_path / "runs" / "adult", None)
@@ -249,16 +223,6 @@ def test_intervals_are_rounded_outwards():
     assert records.interval({"epsilon_lower": 5.637995, "epsilon_upper": 5.641118}) == "[5.637, 5.642]"
     above = float(np.nextafter(2.5, 3))  # 1000 times it is 2500 in floats
     assert records.upper(above, 3) == "2.501"
-
-
-def test_the_grid_tells_which_accountant_understates():
-    """The relative error is negative where an accountant is below the certified bounds, and positive above."""
-    names = ("epsilon_clt", "epsilon_classic", "epsilon_lower", "epsilon_upper")
-    found = {name: np.array([1.0, 1.0]) for name in names}
-    found |= {"epsilon_clt": np.array([0.9, 1.1]), "epsilon_classic": np.array([1.5, 1.0])}
-    errors = accountant_grid.relative_errors(found)
-    np.testing.assert_allclose(errors["CLT"], [-0.1, 0.1])
-    np.testing.assert_allclose(errors["moments accountant (classic)"], [0.5, 0.0])
 
 
 def test_every_committed_result_is_of_these_settings():

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.data import scattering as scattering_module
 from experiments.data.scattering import MARGIN, NUM_ANGLES, scattering, wavelet, windows
 
 SIZE = 12
-NUM_SCALES = 2
 
 
 @pytest.fixture(scope="module")
@@ -74,28 +72,3 @@ def test_wavelets_are_the_formula_and_have_no_mean(scale, angle):
     expected = without_mean / envelope.sum()
     in_the_middle = np.roll(psi, (size // 2, size // 2), axis=(0, 1))
     np.testing.assert_allclose(in_the_middle, expected, atol=1e-9)
-
-
-def quarter_turn(maps, angle_axes):
-    """Turn the blocks of each map, and move each direction on by half of the angles."""
-    turned_blocks = np.rot90(maps, axes=(-2, -1))
-    return np.roll(turned_blocks, 4, axis=angle_axes)
-
-
-def test_an_example_is_by_itself_whatever_chunk_it_is_in(image, monkeypatch):
-    """Images that are transformed together have the features that each has alone."""
-    monkeypatch.setattr(scattering_module, "CHUNK", 2)
-    images = np.stack([image, image.T, image[::-1]])
-    together = scattering(images, 3)
-    alone = []
-    for each in images:
-        alone.append(scattering(each[None], 3)[0])
-    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
-
-
-def test_windows_are_averages_centred_on_their_blocks():
-    """The weights of a window add up to 1 and are largest in the middle of its block."""
-    average = windows(28 + 2 * MARGIN, 4)
-    np.testing.assert_allclose(average.sum(axis=1), 1)
-    np.testing.assert_allclose(average, average[::-1, ::-1])
-    assert average.argmax(axis=1).tolist() == [MARGIN + 3, MARGIN + 10, MARGIN + 17, MARGIN + 24]

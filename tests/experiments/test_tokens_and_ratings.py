@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import zipfile
 
 import numpy as np
@@ -124,20 +123,3 @@ def test_another_file_and_an_absent_one(tmp_path, monkeypatch, name, module):
     advice = r"set GDPJAX_DATA to a folder that holds .*or leave it unset and allow the download"
     with pytest.raises(UserError, match=advice):
         data.load(name)
-
-
-@pytest.mark.skipif("GDPJAX_DATA" not in os.environ, reason="needs the files in GDPJAX_DATA")
-def test_the_real_files():
-    """The published files hold as many reviews, words, ratings and grades as they are known to."""
-    imdb = data.load("imdb")
-    assert imdb.train_inputs.shape == imdb.test_inputs.shape == (25_000, 256)
-    assert imdb.train_labels.mean() == imdb.test_labels.mean() == 0.5
-    assert imdb.train_inputs.min() == 0
-    assert imdb.train_inputs.max() == 9_999
-
-    movielens = data.load("movielens")
-    assert movielens.num_examples == 800_167
-    assert movielens.train_inputs.max(axis=0).tolist() == [6039, 3705]
-    grades = np.concatenate([movielens.train_labels, movielens.test_labels])
-    num_ratings = np.bincount(grades).tolist()
-    assert sorted(num_ratings) == sorted([56174, 107557, 261197, 348971, 226310])

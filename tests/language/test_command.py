@@ -16,7 +16,7 @@ from experiments.language import command
 from experiments.language.config import PRESETS
 from experiments.language.presets import Settings
 from experiments.language.pretraining import PublicSchedule
-from experiments.language.storage import load_params, save_params
+from experiments.language.storage import load_params
 from gdpjax.training import Run
 from tests.eight_devices import report_of
 from tests.language.test_weights import LLAMA, tensors_of
@@ -266,12 +266,6 @@ def test_devices_share_a_training_and_others_go_on_with_it():
     assert "| epsilon 2 |" in report["table"]
 
 
-def test_weights_come_back_as_they_were_written(tmp_path):
-    params = {"a": {"b": np.arange(3.0, dtype=np.float32)}, "c": np.ones((2, 2), np.int32)}
-    save_params(tmp_path / "weights", params)
-    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "weights"), params)
-
-
 @pytest.fixture
 def published(whole, small, tmp_path):
     """A command that begins with published weights in bfloat16, of the shape of these tests' Llama model."""
@@ -342,12 +336,3 @@ def test_no_two_epsilons_share_a_name(small):
     names = [command._name(epsilon) for epsilon in (2.0, 2, 2.0000001, 1e6, 1e6 + 1, 1e-9, float("inf"))]
     assert names[0] == names[1] == "epsilon 2"
     assert len(set(names)) == 6
-
-
-def test_a_training_that_diverged_is_in_the_table(whole, small, nothing_measured, monkeypatch):
-    shutil.copytree(whole.out, small.out)
-    (small.out / "epsilon_2" / command.FIGURES).unlink()
-    monkeypatch.setattr(command, "perplexity", lambda *args: float("nan"))
-    command.run(small)
-    command.run(small)
-    assert "| epsilon 2 | diverged | 2.000 |" in (small.out / command.TABLE).read_text()

@@ -98,13 +98,6 @@ def assert_leaves_close(tree, expected, atol):
         np.testing.assert_allclose(leaf, expected_leaf, atol=atol)
 
 
-def test_sizes_of_presets():
-    """A preset has the number of parameters that it states."""
-    for config in PRESETS.values():
-        shapes = jax.tree.leaves(param_shapes(config))
-        assert sum(shape.size for shape in shapes) == config.num_params
-
-
 def test_a_token_changes_no_earlier_logits(params):
     """Another token changes the logits at its place and after it, and none before it."""
     tokens = tokens_of(LENGTH)
@@ -182,15 +175,6 @@ def test_the_loss_of_a_unit_is_the_mean_over_all_of_its_tokens(params):
     losses = np.concatenate([losses_of_first, losses_of_second])
     mean = sequence_loss(SMALL, params, tokens, segment_ids)
     np.testing.assert_allclose(mean, losses.mean(), rtol=1e-5)
-
-
-def test_a_unit_without_tokens_adds_nothing(params):
-    """The loss of a unit that is padding alone is zero, and so is its gradient."""
-    tokens = tokens_of(LENGTH)
-    nothing = np.zeros(LENGTH, int)
-    assert sequence_loss(SMALL, params, tokens, nothing) == 0
-    for leaf in jax.tree.leaves(gradient(SMALL, params, tokens, nothing)):
-        np.testing.assert_array_equal(leaf, 0)
 
 
 # Private gradients.

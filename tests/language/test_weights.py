@@ -175,15 +175,6 @@ def test_several_files(tmp_path):
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True))
 
 
-def test_copies_and_frequencies_are_ignored(tmp_path):
-    tensors = tensors_of(TIED_LLAMA)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float32)
-    _, params = load_published(write(tmp_path, TIED_LLAMA, tensors))
-    assert "head" not in params
-    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
-
-
 def config_of(folder, document):
     config, _ = load_published(write(folder, document, tensors_of(document)))
     return config

@@ -392,7 +392,7 @@ def launch(folder, kill_after):
     raise AssertionError(f"the run failed with status {process.returncode}")
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_kill_9_at_random(kills, small, whole, tmp_path):
     """However often it is killed, the final parameters, moments, keys and ledger are the uninterrupted run's."""
     # Of these places the first is in the second chunk.
