@@ -680,11 +680,11 @@ def _mechanisms_cases() -> dict[str, Case]:
 
 def _plotting_cases() -> dict[str, Case]:
     return {
-        "epsilon_curves": case(plotting.epsilon_curves, *RUN, 1e-3, num_points=8, log=False),
+        "epsilon_curves": case(plotting.epsilon_curves, *RUN, 1e-3),
         "plot_epsilon": case(plotting.plot_epsilon, _epsilon_curves(), log=False),
         "plot_score": case(plotting.plot_score, [{"epsilon_upper": 1.0, "accuracy": 0.5}], names=["run"], delta=1e-3),
         "plot_tradeoff": case(plotting.plot_tradeoff, _tradeoff_curves(), log=False),
-        "tradeoff_curves": case(plotting.tradeoff_curves, *RUN, 1e-3, num_points=8),
+        "tradeoff_curves": case(plotting.tradeoff_curves, *RUN, 1e-3),
     }
 
 
@@ -865,12 +865,12 @@ def cases() -> dict[str, Case]:
 
 @functools.cache
 def _epsilon_curves() -> Any:
-    return plotting.epsilon_curves(*RUN, 1e-3, num_points=8)
+    return plotting.epsilon_curves(*RUN, 1e-3)
 
 
 @functools.cache
 def _tradeoff_curves() -> Any:
-    return plotting.tradeoff_curves(*RUN, 1e-3, num_points=8)
+    return plotting.tradeoff_curves(*RUN, 1e-3)
 
 
 @functools.cache
