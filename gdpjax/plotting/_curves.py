@@ -105,15 +105,17 @@ def tradeoff_curves(
     """
     run: Any = noise_multiplier
     if not isinstance(run, CertifiedCurve | Ledger | AnyEvent) or (sampling_prob, num_steps) != (None, None):
-        numbers: Any = sampling_prob, num_steps
-        run = Event(run, *numbers)
-    curve, mu_clt = run, None
-    if not isinstance(run, CertifiedCurve):
+        numbers: Any = run, sampling_prob, num_steps
+        run = Event(*numbers)
+    mu_clt = None
+    if isinstance(run, CertifiedCurve):
+        curve = run
+    else:
         curve = certified(run)
         with contextlib.suppress(ValueError):
             mu_clt = limiting_mu(run)
     delta = check_number("delta", delta, DELTA)
-    epsilon = curve.epsilon(delta)
+    epsilon: Any = curve.epsilon(delta)
     alpha = _alphas(epsilon.upper, delta)
     mu_upper = float(curve.mu(FAILURE).upper)
     inside = np.minimum(alpha / (1 - FAILURE), 1.0)
@@ -153,7 +155,7 @@ def limiting_mu(run: Ledger | AnyEvent) -> float:
 def epsilon_curves(
     noise_multiplier: float,
     sampling_prob: float,
-    num_steps: float,
+    num_steps: int,
     delta: float,
 ) -> EpsilonCurves:
     """Epsilon of the first T steps of a DP-SGD run with Poisson sampling, T = 1 to num_steps, by every accountant.

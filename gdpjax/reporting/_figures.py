@@ -14,7 +14,7 @@ UPPER_BOUND = "upper bound"
 ESTIMATE = "estimate"
 
 
-def figures_of(run: Described, deltas: tuple[float, ...]) -> dict[str, Figure]:
+def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
     """Return all figures of one run by their names, in the order of the report."""
     curve = run.curve
     mu = curve.mu(FAILURE)

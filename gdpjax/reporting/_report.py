@@ -35,7 +35,11 @@ class Report:
 
     def __init__(self, runs: list[Described]) -> None:
         self._runs = runs
-        self._made = {"gdpjax": VERSION, "jax": jax.__version__, "date": str(datetime.date.today())}
+        self._made = {
+            "gdpjax": VERSION,
+            "jax": jax.__version__,
+            "date": str(datetime.date.today()),
+        }
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -114,8 +118,12 @@ class Report:
                 "figures": {key: figure.in_json() for key, figure in run.figures.items()},
             }
             runs.append(described)
-        standing = {key: figure.standing for key, figure in self._runs[0].figures.items()}
-        document = {"gdpjax_report": FORMAT_VERSION, "made": self._made, "runs": runs, "standing": standing}
+        document = {
+            "gdpjax_report": FORMAT_VERSION,
+            "made": self._made,
+            "runs": runs,
+            "standing": {key: figure.standing for key, figure in self._runs[0].figures.items()},
+        }
         return json.dumps(document, indent=2, allow_nan=False)
 
     def to_html(self) -> str:
@@ -126,11 +134,14 @@ class Report:
         """The sentences on the runs, the tables of so many runs each, and the notes, of the figures with these keys."""
         runs = self._runs
         if keys is not None:
-            known = list(runs[0].figures)
-            keys = [check_choice("figures", key, known) for key in ([keys] if isinstance(keys, str) else keys)]
+            keys = [keys] if isinstance(keys, str) else keys
+            for key in keys:
+                check_choice("figures", key, list(runs[0].figures))
             runs = [run._replace(figures={key: run.figures[key] for key in keys}) for run in runs]
-        starts = range(0, len(runs), columns)
-        tables = [table_of(runs[start : start + columns], len(runs) == 1) for start in starts]
+
+        tables = []
+        for start in range(0, len(runs), columns):
+            tables.append(table_of(runs[start : start + columns], len(runs) == 1))
         made = "Made by gdpjax {gdpjax} with jax {jax} on {date}.".format(**self._made)
         return list(map(paragraph, runs)), tables, [*notes_of(tables), made]
 
@@ -170,11 +181,14 @@ def report(*runs: Any, deltas: Any = None, names: Any = None, unit: str | None =
     if not runs:
         raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")
     described = []
-    for place, (run, name) in enumerate(zip(runs, check_names(names, len(runs)), strict=True), start=1):
-        described.append(describe_run(run, name, f"run {place}", unit))
+    for run, name in zip(runs, check_names(names, len(runs)), strict=True):
+        described.append(describe_run(run, name, f"run {len(described) + 1}", unit))
+
     if deltas is None:
         deltas = [*(run.delta for run in described if run.delta is not None), *DELTAS]
-    deltas = tuple(dict.fromkeys(check_number("deltas", delta, OPEN_UNIT) for delta in np.atleast_1d(deltas)))
-    if not deltas:
+    checked = {}
+    for delta in np.atleast_1d(deltas):
+        checked[check_number("deltas", delta, OPEN_UNIT)] = None
+    if not checked:
         raise ValueError("deltas must be at least one number, got none")
-    return Report([run._replace(figures=figures_of(run, deltas)) for run in described])
+    return Report([run._replace(figures=figures_of(run, list(checked))) for run in described])

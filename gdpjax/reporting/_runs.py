@@ -132,7 +132,7 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
     unit, unasked = plan.unit, plan.without_privacy() or ""
     if plan.group_size > 1:
         unit, unasked = f"group of up to {plan.group_size} {plan.unit}s", "it is of one unit, not of groups"
-    described = _of_events(Ledger([plan]), plan.curve, name, unit)
+    described = _of_events(Ledger([plan.event]), plan.curve, name, unit)
     facts = described.facts | {"size of the data": f"at most {plan.max_examples}"}
     scheme = f"{described.scheme}. Tuned: {plan.tuned}. Released: {plan.released}"
     steps_made = None if folder is None else num_steps_kept(folder)

@@ -31,7 +31,8 @@ _NOTES = {
     "noise multiplier.*": "Noise multiplier: the standard deviation of the noise over the largest change that one unit "
     "can make, of all that a step releases together. A step of adaptive clipping releases a sum and a count; if their "
     "own noise multipliers are s and c, that of both together is (1 / s^2 + 1 / c^2)^(-1/2), which is less than s.",
-    "Poisson.*": "Poisson: every row joins each batch independently, with the sampling probability.",
+    "Poisson.*": "Poisson: every row joins each batch independently, with the sampling probability. Where a batch has "
+    "at most so many rows, the surplus is left out at random.",
     ".* times, .* apart": "m times, b apart: each row is in at most m batches, and two of these are at least b steps "
     "apart.",
     "overflow": "Overflow: the probability, a part of delta, that some batch had more rows than its memory, at which a "
