@@ -23,7 +23,10 @@ NO_SCORES = ("notice", "step", "epoch", "mu_", "epsilon_")
 
 
 def plot_score(
-    *runs: Any, names: Sequence[str] | None = None, score: str | None = None, delta: float | None = None
+    *runs: Any,
+    names: Sequence[str] | None = None,
+    score: str | None = None,
+    delta: float | None = None,
 ) -> "Figure":
     """Draw the score of one or several trainings against the certified epsilon that they had spent.
 
@@ -51,7 +54,10 @@ def plot_score(
     if len(deltas) != 1 or None in deltas:
         raise ValueError(f"expected runs at one delta, or delta= for records, got deltas {sorted(map(str, deltas))}")
     delta = check_number("delta", deltas.pop(), DELTA)
-    labels = [name or log.name for name, log in zip(check_names(names, len(runs)), logs, strict=True)]
+    labels = []
+    for name, log in zip(check_names(names, len(runs)), logs, strict=True):
+        labels.append(name or log.name)
+
     if score is None:
         recorded = (name for record in logs[0].records for name in record)
         score = next((name for name in recorded if not name.startswith(NO_SCORES)), "score")
@@ -85,7 +91,8 @@ def _log(run: Any, delta: float | None) -> _Log:
         return _Log(None, delta, run)
     folder = Path(run)
     plan = read_document(folder / PLAN, dict[str, Any])
-    return _Log(folder.resolve().name, plan.get("delta"), read_document_lines(folder / LOG, dict[str, Any]))
+    records = read_document_lines(folder / LOG, dict[str, Any])
+    return _Log(folder.resolve().name, plan.get("delta"), records)
 
 
 def _points(records: Sequence[Mapping[str, Any]], score: str) -> tuple[np.ndarray, np.ndarray]:

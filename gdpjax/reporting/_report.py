@@ -147,7 +147,12 @@ class Report:
 
 
 @keyword_checked(delta="deltas", name="names")
-def report(*runs: Any, deltas: Any = None, names: Any = None, unit: str | None = None) -> Report:
+def report(
+    *runs: Any,
+    deltas: Any = None,
+    names: Any = None,
+    unit: str | None = None,
+) -> Report:
     """Return the report card of runs: what they cost in privacy, by every measure that papers ask for.
 
     For each run: scheme and neighbours, epsilon at several deltas, mu and the regret of reporting it, the membership
