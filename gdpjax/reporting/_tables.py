@@ -91,7 +91,7 @@ def paragraph(run: Described) -> str:
     first, *_ = run.figures.values()
     if run.not_private:
         sentences.insert(0, f"NOT PRIVATE: no guarantee, since {run.not_private}.")
-    elif isinstance(first.value, Bounds):
+    elif isinstance(first.value, Bounds) and first.quoted == "upper":
         sentences.insert(0, f"{first.label} is at most {rounded(first.value.upper, 5, 'up')}, certified.")
     for reason in dict.fromkeys(figure.reason for figure in run.figures.values() if figure.value is None):
         sentences.append(f"Left out: {reason}.")
