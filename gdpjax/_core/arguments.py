@@ -15,7 +15,7 @@ import functools
 import inspect
 import pathlib
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -158,6 +158,14 @@ def check_instance(name: str, value: Any, types: Any, hint: str = "") -> Any:
     if hint:
         expected = f"{expected}, {hint}"
     raise ValueError(f"{name} must be {expected}; got {shown(value)}")
+
+
+def check_names(names: Any, count: int) -> Sequence[str | None]:
+    """Return the names of so many runs; None for each by default."""
+    names = [None] * count if names is None else check_instance("names", names, (list, tuple))
+    if len(names) != count:
+        raise ValueError(f"expected a name for each run, got {len(names)} names for {count} runs")
+    return names
 
 
 def _with_article(noun: str) -> str:

@@ -46,7 +46,7 @@ def _plot(arguments: argparse.Namespace) -> int:
         curves = tradeoff_curves(*run)
         figure = plot_tradeoff(curves, log=arguments.log)
     else:
-        curves = epsilon_curves(*run, log=arguments.log)
+        curves = epsilon_curves(*run)
         figure = plot_epsilon(curves, log=arguments.log)
     save_figure(figure, arguments.output)
     print(json.dumps(_as_plain(curves), allow_nan=False) if arguments.json else f"wrote {arguments.output}")

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from gdpjax._core.arguments import check_count, check_flag, check_number
-from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check_scalar
+from gdpjax._core.arguments import check_number
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
 from gdpjax.accounting import (
     certified,
@@ -79,8 +78,6 @@ def tradeoff_curves(
     sampling_prob: float | None = None,
     num_steps: float | None = None,
     delta: float | None = None,
-    *,
-    num_points: int = 96,
 ) -> TradeoffCurves:
     """Return the trade-off curve of a run, or of anything that is certified, and what it is compared with.
 
@@ -93,7 +90,6 @@ def tradeoff_curves(
         sampling_prob: probability in [0, 1] that an example joins a batch.
         num_steps: whole number >= 1 of steps.
         delta: probability strictly between 0 and 1.
-        num_points: about the number of alphas, >= 8; the smallest is delta / 100 or less.
 
     Returns:
         `TradeoffCurves`, with the standing of each curve.
@@ -103,25 +99,24 @@ def tradeoff_curves(
 
     Reference: Dong, Roth and Su, arXiv:1905.02383, Sections 2 and 3.
 
-    >>> curves = tradeoff_curves(1.0, 0.01, 100, 1e-5, num_points=8)
+    >>> curves = tradeoff_curves(1.0, 0.01, 100, 1e-5)
     >>> bool((curves.approximate_dp <= curves.curve.upper).all())
     True
     """
     run: Any = noise_multiplier
-    if not isinstance(run, CertifiedCurve | Ledger | AnyEvent):
+    if not isinstance(run, CertifiedCurve | Ledger | AnyEvent) or (sampling_prob, num_steps) != (None, None):
         numbers: Any = run, sampling_prob, num_steps
-        _check_run(*numbers)
         run = Event(*numbers)
-    elif sampling_prob is not None or num_steps is not None:
-        raise ValueError("after a curve or a Ledger only delta follows: tradeoff_curves(curve, delta=...)")
-    curve = run if isinstance(run, CertifiedCurve) else certified(run)
     mu_clt = None
-    if not isinstance(run, CertifiedCurve):
+    if isinstance(run, CertifiedCurve):
+        curve = run
+    else:
+        curve = certified(run)
         with contextlib.suppress(ValueError):
             mu_clt = limiting_mu(run)
     delta = check_number("delta", delta, DELTA)
-    epsilon = Bounds(*map(float, curve.epsilon(delta)))
-    alpha = _alphas(num_points, epsilon.upper, delta)
+    epsilon: Any = curve.epsilon(delta)
+    alpha = _alphas(epsilon.upper, delta)
     mu_upper = float(curve.mu(FAILURE).upper)
     inside = np.minimum(alpha / (1 - FAILURE), 1.0)
     return TradeoffCurves(
@@ -144,9 +139,9 @@ def limiting_mu(run: Ledger | AnyEvent) -> float:
         ValueError: an event without a limit.
     """
     mus = []
-    for event in run.events if isinstance(run, Ledger) else (run,):
+    for event in run if isinstance(run, Ledger) else [run]:
         relation: Any = event.neighboring_relation
-        if isinstance(event, GaussianEvent):
+        if isinstance(event, GaussianEvent) and event.noise_multiplier:
             mus.append(math.sqrt(event.num_steps) / event.noise_multiplier)
         elif isinstance(event, UniformEvent):
             mus.append(clt_mu_uniform(event.noise_multiplier, event.sampling_prob, event.num_steps))
@@ -160,11 +155,8 @@ def limiting_mu(run: Ledger | AnyEvent) -> float:
 def epsilon_curves(
     noise_multiplier: float,
     sampling_prob: float,
-    num_steps: float,
+    num_steps: int,
     delta: float,
-    *,
-    num_points: int = 48,
-    log: bool = False,
 ) -> EpsilonCurves:
     """Epsilon of the first T steps of a DP-SGD run with Poisson sampling, T = 1 to num_steps, by every accountant.
 
@@ -173,8 +165,6 @@ def epsilon_curves(
         sampling_prob: probability in [0, 1] that an example joins a batch.
         num_steps: whole number >= 1, the largest number of steps.
         delta: probability strictly between 0 and 1.
-        num_points: at most this many numbers of steps, >= 8.
-        log: spaced evenly in the logarithm.
 
     Returns:
         `EpsilonCurves`, with the standing of each curve.
@@ -184,17 +174,13 @@ def epsilon_curves(
 
     Reference: `gdpjax.accounting`, function by function.
 
-    >>> curves = epsilon_curves(1.0, 0.01, 100, 1e-5, num_points=8)
+    >>> curves = epsilon_curves(1.0, 0.01, 100, 1e-5)
     >>> bool((curves.certified.upper <= curves.moments_accountant).all())
     True
     """
-    _check_run(noise_multiplier, sampling_prob, num_steps)
+    last = Event(noise_multiplier, sampling_prob, num_steps).num_steps
     delta = check_number("delta", delta, DELTA)
-    num_points = check_count("num_points", num_points, least=8, most=100_000)
-    log = check_flag("log", log)
-    # epsilon grows like a square root, so that without logarithms squares are spaced evenly to the eye
-    spaced = np.geomspace(1, num_steps, num_points) if log else num_steps * np.linspace(0, 1, num_points) ** 2
-    steps = np.unique(np.maximum(np.round(spaced), 1.0))
+    steps = np.unique(np.round(np.geomspace(1, last, 48)))
     run = noise_multiplier, sampling_prob, steps, delta
     return EpsilonCurves(
         num_steps=steps,
@@ -206,19 +192,12 @@ def epsilon_curves(
     )
 
 
-def _check_run(noise_multiplier: Any, sampling_prob: Any, num_steps: Any) -> None:
-    check_scalar("noise_multiplier", noise_multiplier, POSITIVE)
-    check_scalar("sampling_prob", sampling_prob, UNIT)
-    check_scalar("num_steps", num_steps, COUNT)
-
-
-def _alphas(num_points: int, epsilon: float, delta: float) -> np.ndarray:
+def _alphas(epsilon: float, delta: float) -> np.ndarray:
     """0, 1, the kinks of f_{epsilon, delta}, and in between evenly spaced quantiles of the normal distribution.
 
     Gaussian trade-off curves are straight lines in these, so that every part of them is resolved alike.
     """
-    num_points = check_count("num_points", num_points, least=8, most=100_000)
     lowest = scipy.special.ndtri(min(1e-6, delta / 100))
-    spaced = scipy.special.ndtr(np.linspace(lowest, -lowest, num_points))
+    spaced = scipy.special.ndtr(np.linspace(lowest, -lowest, 96))
     kink = (1.0 - delta) * np.exp(-np.logaddexp(0.0, epsilon))
-    return np.unique(np.concatenate([[0.0, kink, 1.0 - delta, 1.0], spaced]))
+    return np.unique([0.0, kink, 1.0 - delta, 1.0, *spaced])

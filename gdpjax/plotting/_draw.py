@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdpjax._core.arguments import check_flag, check_instance
+from gdpjax._core.arguments import check_instance
 from gdpjax._core.figures import rounded
 from gdpjax._core.types import FAILURE
 from gdpjax.plotting._curves import EpsilonCurves, TradeoffCurves
@@ -34,33 +34,37 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
     6
     """
     check_instance("curves", curves, TradeoffCurves, "made by tradeoff_curves")
-    log = check_flag("log", log)
-    alpha = curves.alpha
+
+    # A bound in print is rounded up.
+    epsilon = rounded(float(curves.epsilon.upper), 5, "up")
+    mu = rounded(curves.mu_upper, 5, "up")
+    lines = {
+        rf"certified: $\varepsilon = {epsilon}$ at $\delta = {scientific(curves.delta)}$ alone": curves.approximate_dp,
+        rf"certified: $\mu = {mu}$, with failure ${scientific(FAILURE)}$": curves.gaussian_certified,
+    }
+    if curves.gaussian_clt is not None:
+        lines[rf"estimate (CLT): $\mu = {curves.mu_clt:.3g}$, no guarantee"] = curves.gaussian_clt
 
     def height(beta: np.ndarray) -> np.ndarray:
         return 1.0 - beta if log else beta
 
-    # A bound in print is rounded up.
-    epsilon, mu = (rounded(float(upper), 5, "up") for upper in (curves.epsilon.upper, curves.mu_upper))
-    statement = rf"certified: $\varepsilon = {epsilon}$ at $\delta = {scientific(curves.delta)}$ alone"
-    gaussian = rf"certified: $\mu = {mu}$, with failure ${scientific(FAILURE)}$"
-    lines = {statement: curves.approximate_dp, gaussian: curves.gaussian_certified}
-    if curves.gaussian_clt is not None:
-        lines[rf"estimate (CLT): $\mu = {curves.mu_clt:.3g}$, no guarantee"] = curves.gaussian_clt
-
+    alpha = curves.alpha
     with figure(size=(COLUMN, 4.0)) as (drawing, axes):
         draw_band(axes, alpha, *map(height, curves.curve), label="certified: no attack does better")
         for label, beta in lines.items():
             axes.plot(alpha, height(beta), label=label)
-        blind = {"color": GREY, "linestyle": "-", "linewidth": 0.6, "label": "blind guess: perfect privacy"}
-        axes.plot(alpha, height(1.0 - alpha), **blind)
-        axes.set(xlabel=r"false alarms of an attack: type I error $\alpha$", xlim=(0, 1), ylim=(0, 1))
-        axes.set(ylabel=r"what the attack misses: type II error $\beta$")
+        blind = height(1.0 - alpha)
+        axes.plot(alpha, blind, color=GREY, linestyle="-", linewidth=0.6, label="blind guess: perfect privacy")
+        axes.set(
+            xlabel=r"false alarms of an attack: type I error $\alpha$",
+            ylabel=r"what the attack misses: type II error $\beta$",
+            xlim=(0, 1),
+            ylim=(0, 1),
+        )
         if log:
             ends = min(1e-3, curves.delta / 100), 1
-            axes.set(
-                ylabel=r"what the attack finds: power $1 - \beta$", xscale="log", yscale="log", xlim=ends, ylim=ends
-            )
+            axes.set(ylabel=r"what the attack finds: power $1 - \beta$")
+            axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
             number_ticks(axes)
         axes.set_box_aspect(1)
         drawing.legend(loc=BELOW)
@@ -86,15 +90,15 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     'number of steps'
     """
     check_instance("curves", curves, EpsilonCurves, "made by epsilon_curves")
-    log = check_flag("log", log)
+    steps = curves.num_steps
     with figure(size=(COLUMN, 3.0)) as (drawing, axes):
-        steps = curves.num_steps
         draw_band(axes, steps, *curves.certified, label="certified: lower and upper bound")
         axes.plot(steps, curves.moments_accountant, label="moments accountant: upper bound")
         axes.plot(steps, curves.moments_accountant_classic, label="moments accountant of 2016: upper bound")
         axes.plot(steps, curves.clt, label="estimate (CLT): may understate, no guarantee")
         axes.set(
-            xlabel="number of steps", ylabel=rf"privacy loss $\varepsilon$ at $\delta = {scientific(curves.delta)}$"
+            xlabel="number of steps",
+            ylabel=rf"privacy loss $\varepsilon$ at $\delta = {scientific(curves.delta)}$",
         )
         if log:
             axes.set(xscale="log", yscale="log", xlim=(1, steps[-1]))

@@ -1,13 +1,14 @@
 """The score of trainings against the certified epsilon that they had spent, from their logs."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.arguments import check_instance, check_number
+from gdpjax._core.arguments import check_names, check_number
 from gdpjax._core.documents import read_document, read_document_lines
 from gdpjax._core.figures import is_percentage, shown_score
 from gdpjax.accounting._gdp import DELTA
@@ -22,7 +23,10 @@ NO_SCORES = ("notice", "step", "epoch", "mu_", "epsilon_")
 
 
 def plot_score(
-    *runs: Any, names: Sequence[str] | None = None, score: str | None = None, delta: float | None = None
+    *runs: Any,
+    names: Sequence[str] | None = None,
+    score: str | None = None,
+    delta: float | None = None,
 ) -> "Figure":
     """Draw the score of one or several trainings against the certified epsilon that they had spent.
 
@@ -46,50 +50,65 @@ def plot_score(
     [[0.5, 80.0], [0.8, 90.0]]
     """
     logs = [_log(run, delta) for run in runs]
-    deltas = {delta_of_run for _, delta_of_run, _ in logs} | ({delta} - {None})
+    deltas = {log.delta for log in logs} | ({delta} - {None})
     if len(deltas) != 1 or None in deltas:
         raise ValueError(f"expected runs at one delta, or delta= for records, got deltas {sorted(map(str, deltas))}")
     delta = check_number("delta", deltas.pop(), DELTA)
-    texts = [name for name, _, _ in logs] if names is None else check_instance("names", names, (list, tuple))
-    if len(texts) != len(runs):
-        raise ValueError(f"expected a name for each run, got {len(texts)} names for {len(runs)} runs")
+    labels = []
+    for name, log in zip(check_names(names, len(runs)), logs, strict=True):
+        labels.append(name or log.name)
+
     if score is None:
-        figures = (name for record in logs[0][2] for name in record)
-        score = next((name for name in figures if not name.startswith(NO_SCORES)), "score")
+        recorded = (name for record in logs[0].records for name in record)
+        score = next((name for name in recorded if not name.startswith(NO_SCORES)), "score")
 
     with figure(size=(COLUMN, 2.2 + 0.15 * len(runs))) as (drawing, axes):
-        for i, (_, _, records) in enumerate(logs):
-            axes.plot(*_points(records, score), label=texts[i], marker=MARKERS[i % 7], markevery=0.06)
+        for log, label, marker in zip(logs, labels, itertools.cycle(MARKERS)):
+            axes.plot(*_points(log.records, score), label=label, marker=marker, markevery=0.06)
         scale_x(axes, axes.dataLim.intervalx)
-        unit = " (%)" if is_percentage(score) else ""
-        xlabel = rf"certified $\varepsilon$ spent, at $\delta = {scientific(delta)}$"
-        axes.set(xlabel=xlabel, ylabel=score.replace("_", " ") + unit)
+        axes.set(
+            xlabel=rf"certified $\varepsilon$ spent, at $\delta = {scientific(delta)}$",
+            ylabel=score.replace("_", " ") + (" (%)" if is_percentage(score) else ""),
+        )
         axes.grid()
-        if any(texts):
+        if any(labels):
             drawing.legend(loc=BELOW)
     return drawing
 
 
-def _log(run: Any, delta: float | None) -> tuple[str | None, float | None, Sequence[Mapping[str, Any]]]:
-    """Return a run's name, the delta of its epsilons, and its records."""
+class _Log(NamedTuple):
+    """The name of a run, the delta of its epsilons, and its records."""
+
+    name: str | None
+    delta: float | None
+    records: Sequence[Mapping[str, Any]]
+
+
+def _log(run: Any, delta: float | None) -> _Log:
+    """Return the log of a run, with the delta of its plan if it has a folder."""
     run = getattr(run, "out", run)
     if isinstance(run, list | tuple):
-        return None, delta, run
+        return _Log(None, delta, run)
     folder = Path(run)
     plan = read_document(folder / PLAN, dict[str, Any])
-    return folder.resolve().name, plan.get("delta"), read_document_lines(folder / LOG, dict[str, Any])
+    records = read_document_lines(folder / LOG, dict[str, Any])
+    return _Log(folder.resolve().name, plan.get("delta"), records)
 
 
 def _points(records: Sequence[Mapping[str, Any]], score: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the certified epsilons of a run's records, which do not decrease, and the scores, as shown."""
     # Infinite epsilons are texts in a log.
-    found = [record for record in records if score in record and math.isfinite(float(record.get(EPSILON, "inf")))]
+    found = []
+    for record in records:
+        epsilon = float(record.get(EPSILON, "inf"))
+        if score in record and math.isfinite(epsilon):
+            found.append((epsilon, shown_score(score, record[score])))
     if not found:
         raise ValueError(
             f"expected records with a finite {EPSILON} and the score {score!r}, got none in {len(records)}"
         )
-    epsilon = np.array([float(record[EPSILON]) for record in found])
+    epsilons, scores = np.array(found).T
     # Upper ends are 1e-3 from the truth or less: those of close steps may be in the other order.
-    if (epsilon[1:] < 0.99 * epsilon[:-1]).any():
+    if (epsilons[1:] < 0.99 * epsilons[:-1]).any():
         raise ValueError("the epsilons of a run must increase; give several runs as several arguments")
-    return np.maximum.accumulate(epsilon), np.array([shown_score(score, record[score]) for record in found])
+    return np.maximum.accumulate(epsilons), scores

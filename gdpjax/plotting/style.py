@@ -95,9 +95,9 @@ def check_picture(path: "str | os.PathLike[str]") -> str:
     return suffix
 
 
-def draw_band(axes: Any, x: Any, lower: Any, upper: Any, **options: Any) -> None:
-    """Draw a line at both ends of a bracket, and fill the band between them; ``options`` are those of its line."""
-    (edge,) = axes.plot(x, upper, **options)
+def draw_band(axes: Any, x: Any, lower: Any, upper: Any, label: str) -> None:
+    """Draw a line at both ends of a bracket, and fill the band between them."""
+    (edge,) = axes.plot(x, upper, label=label)
     color = edge.get_color()
     axes.plot(x, lower, color=color, linestyle=edge.get_linestyle())
     axes.fill_between(x, lower, upper, color=color, alpha=0.3, linewidth=0)

@@ -2,79 +2,126 @@
 
 import html
 import re
-import string
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from string import Template
 from typing import NamedTuple
 
+import numpy as np
+import scipy
+
 from gdpjax._core.figures import text_table
+from gdpjax.plotting.style import COLORS
+from gdpjax.reporting._runs import Described
 
 WIDTH = 80
-_PAGE = Path(__file__).with_name("card.html")
 Rows = Sequence[Sequence[str]]
+
+
+def write_text(runs: Sequence[str], tables: Sequence[Rows], notes: Sequence[str]) -> str:
+    """Return a report for a terminal, from the sentences on its runs, its tables and its notes."""
+
+    def filled(texts: Sequence[str]) -> str:
+        return "\n".join(textwrap.fill(text, WIDTH, subsequent_indent="  ") for text in texts)
+
+    return "\n\n".join([filled(runs), *map(text_table, tables), filled(notes)])
 
 
 class Form(NamedTuple):
     """A notation for reports.
 
     Attributes:
-      table: writes rows of cells, the head first.
-      sentence: writes a sentence.
-      page: the places of the runs' sentences, the tables, the notes, and perhaps a picture.
+      escape: writes a text so that nothing in it is taken for a command.
+      sentence: a line of text, with {} for it.
+      row: a row of a table, with {} for its cells.
+      between: stands between two cells.
+      column: declares a column.
+      table: a table of $head and $body, with $columns.
+      page: the whole of $runs, $tables and $notes, and perhaps of a $picture.
     """
 
-    table: Callable[[Rows], str]
-    sentence: Callable[[str], str]
-    page: str = "$runs\n\n$tables\n\n$notes"
+    escape: Callable[[str], str]
+    sentence: str
+    row: str
+    between: str
+    column: str
+    table: str
+    page: str
 
     def write(self, runs: Sequence[str], tables: Sequence[Rows], notes: Sequence[str], picture: str = "") -> str:
-        """Return a report in this form."""
-        return string.Template(self.page).substitute(
-            runs="\n".join(map(self.sentence, runs)),
-            tables="\n\n".join(map(self.table, tables)),
-            notes="\n".join(map(self.sentence, notes)),
+        """Return a report in this form, from the sentences on its runs, its tables and its notes."""
+        written = []
+        for rows in tables:
+            head, *body = [self.row.format(self.between.join(map(self.escape, row))) for row in rows]
+            columns = self.column * len(rows[0])
+            written.append(Template(self.table).substitute(head=head, columns=columns, body="\n".join(body)))
+        runs, notes = ([self.sentence.format(self.escape(text)) for text in texts] for texts in (runs, notes))
+        return Template(self.page).substitute(
+            runs="\n".join(runs),
+            tables="\n\n".join(written),
+            notes="\n".join(notes),
             picture=picture,
         )
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
-
-
-def _markdown(text: str) -> str:
-    return re.sub(r"([\\|*_`\[\]])", r"\\\1", html.escape(text, quote=False))
-
-
-def _markdown_table(rows: Rows) -> str:
-    head, *body = ["| " + " | ".join(map(_markdown, row)) + " |" for row in rows]
-    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
-
+MARKDOWN = Form(
+    escape=lambda text: re.sub(r"([\\|*_`\[\]])", r"\\\1", html.escape(text, quote=False)),
+    sentence="{}\n",
+    row="| {} |",
+    between=" | ",
+    column="|---",
+    table="$head\n$columns|\n$body",
+    page="$runs\n$tables\n\n$notes",
+)
 
 _COMMANDS = {character: f"\\{character}" for character in "{}$&#_%"}
 _COMMANDS |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _COMMANDS |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+LATEX = Form(
+    escape=lambda text: text.translate(str.maketrans(_COMMANDS)),
+    sentence="% {}",
+    row=r"{} \\",
+    between=" & ",
+    column="l",
+    table=r"""\begin{tabular}{$columns}
+\toprule
+$head
+\midrule
+$body
+\bottomrule
+\end{tabular}""",
+    page="$runs\n$notes\n$tables",
+)
+
+HTML = Form(
+    escape=html.escape,
+    sentence="<p>{}</p>",
+    row="<tr><td>{}</td></tr>",
+    between="</td><td>",
+    column="",
+    table="<table>\n<thead>$head</thead>\n$body\n</table>",
+    page=Path(__file__).with_name("card.html").read_text(encoding="utf-8"),
+)
+_CURVE = """<g color="$color"><g class="unit"><polygon points="$band"/><polyline points="$line"/></g>
+<path d="M250 ${y}h31"/><text x="288" y="$y" dy="4">$name</text></g>"""
 
 
-def _latex(text: str) -> str:
-    """Return ``text`` with every character that LaTeX would take for a command written out."""
-    return text.translate(str.maketrans(_COMMANDS))
-
-
-def _latex_table(rows: Rows) -> str:
-    columns = "l" + "r" * (len(rows[0]) - 2) + "l"
-    head, *body = [" & ".join(map(_latex, row)) + r" \\" for row in rows]
-    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
-
-def _html_table(rows: Rows) -> str:
-    head, *body = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    lines = [f"<tr>{cells}</tr>" for cells in body]
-    return "\n".join(["<table>", f"<thead><tr>{head}</tr></thead>", *lines, "</table>"])
-
-
-TEXT = Form(text_table, _filled)
-MARKDOWN = Form(_markdown_table, lambda text: _markdown(text) + "\n", "$runs\n$tables\n\n$notes")
-LATEX = Form(_latex_table, "% {}".format, "$runs\n$notes\n$tables")
-HTML = Form(_html_table, lambda text: f"<p>{html.escape(text)}</p>", _PAGE.read_text(encoding="utf-8"))
+def picture_of(runs: Sequence[Described]) -> str:
+    """Return for each run the band between its certified bounds, a line and the name beside it, as lines of SVG."""
+    # Gaussian trade-off curves are straight lines in these quantiles: every part is resolved alike.
+    alpha = scipy.special.ndtr([-9.0, *np.linspace(-3.0, 3.0, 19), 9.0])
+    drawn = []
+    for place, run in enumerate(runs):
+        lower, upper = (
+            [f"{x:.5f},{y:.5f}" for x, y in zip(alpha, beta, strict=True)] for beta in run.curve.tradeoff(alpha)
+        )
+        curve = Template(_CURVE).substitute(
+            color=COLORS[place % 5],
+            band=" ".join(lower + upper[::-1]),
+            line=" ".join(lower),
+            y=32 + 18 * place,
+            name=html.escape(run.name[:24]),
+        )
+        drawn.append(curve)
+    return "\n".join(drawn)

@@ -1,23 +1,21 @@
 """The report card of one run or of several: `report` and its `Report`."""
 
+import datetime
 import json
-import time
 from typing import Any
 
 import jax
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, check_instance, check_number, keyword_checked
+from gdpjax._core.arguments import check_choice, check_names, check_number, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
-from gdpjax._core.figures import plain
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
 from gdpjax._core.version import VERSION
-from gdpjax.reporting._figures import Figure, figures_of
-from gdpjax.reporting._forms import HTML, LATEX, MARKDOWN, TEXT, WIDTH, Form
-from gdpjax.reporting._picture import picture
+from gdpjax.reporting._figures import figures_of
+from gdpjax.reporting._forms import HTML, LATEX, MARKDOWN, WIDTH, picture_of, write_text
 from gdpjax.reporting._runs import Described, describe_run
-from gdpjax.reporting._tables import SIDE_BY_SIDE, notes_of, paragraph, tables_of
+from gdpjax.reporting._tables import notes_of, paragraph, table_of
 
 FORMAT_VERSION = 1
 DELTAS = (1e-5, 1e-6, 1e-7)
@@ -26,8 +24,8 @@ DELTAS = (1e-5, 1e-6, 1e-7)
 class Report:
     """The figures of one run or of several, and their forms; made by `report`, which says what they are.
 
-    ``str(report)`` is the text. The figures are certified brackets but for the moments accountant, an upper bound, and
-    the central limit theorem, an estimate; every form says so.
+    ``print(report)`` prints the text. The figures are certified brackets, apart from that of the moments accountant,
+    an upper bound, and those of the central limit theorem, estimates; every form names the standing of each.
 
     >>> from gdpjax import report
     >>> card = report((2.0, 0.02, 50), deltas=[1e-5])
@@ -35,16 +33,16 @@ class Report:
     (True, '\\\\end{tabular}')
     """
 
-    def __init__(self, runs: list[Described], figures: list[list[Figure]]) -> None:
-        self._runs, self._figures = runs, figures
-        today = time.strftime("%Y-%m-%d", time.gmtime())
-        self._made = {"gdpjax": VERSION, "jax": jax.__version__, "date": today}
-
-    def __str__(self) -> str:
-        return self.to_text()
+    def __init__(self, runs: list[Described]) -> None:
+        self._runs = runs
+        self._made = {
+            "gdpjax": VERSION,
+            "jax": jax.__version__,
+            "date": str(datetime.date.today()),
+        }
 
     def __repr__(self) -> str:
-        return f"Report of {', '.join(self.names)}"
+        return self.to_text()
 
     @property
     def names(self) -> list[str]:
@@ -56,17 +54,21 @@ class Report:
         place: Any = self.names.index(run) if run in self.names else run
         if place not in range(-len(self._runs), len(self._runs)):
             raise ValueError(f"run must be one of {', '.join(self.names)}, or its place from 0 on, got {shown(run)}")
-        (figure,) = self._chosen(check_choice("key", key, self._keys))[place]
-        return figure.value
+        figures = self._runs[place].figures
+        return figures[check_choice("key", key, list(figures))].value
 
     def to_text(self, *, figures: Any = None) -> str:
         """A table for a terminal, of all figures or of those named in ``figures``, laid out as in `to_latex`."""
-        texts = [self._written(TEXT, figures, side_by_side=columns) for columns in range(SIDE_BY_SIDE, 0, -1)]
-        return next((text for text in texts if max(map(len, text.splitlines())) <= WIDTH), texts[-1])
+        text = ""
+        for columns in (3, 2, 1):
+            text = write_text(*self._parts(figures, columns))
+            if max(map(len, text.splitlines())) <= WIDTH:
+                break
+        return text
 
     def to_markdown(self, *, figures: Any = None) -> str:
         """A Markdown table, of all figures or of those named in ``figures``, laid out as in `to_latex`."""
-        return self._written(MARKDOWN, figures)
+        return MARKDOWN.write(*self._parts(figures))
 
     def to_latex(self, *, figures: Any = None) -> str:
         r"""A LaTeX table with booktabs rules, narrow enough for a page; the preamble needs ``\usepackage{booktabs}``.
@@ -84,7 +86,7 @@ class Report:
         >>> from gdpjax import report
         >>> card = report((2.0, 0.02, 50), (1.0, 0.02, 50), names=["ours", "theirs"], deltas=[1e-5])
         >>> print("\n".join(card.to_latex(figures=["epsilon_at_delta_1e-05"]).splitlines()[-13:]))
-        \begin{tabular}{lrrl}
+        \begin{tabular}{llll}
         \toprule
         quantity & ours & theirs & standing \\
         \midrule
@@ -98,7 +100,7 @@ class Report:
         \bottomrule
         \end{tabular}
         """
-        return self._written(LATEX, figures)
+        return LATEX.write(*self._parts(figures))
 
     def to_json(self) -> str:
         """A JSON text: every figure of every run, brackets as [lower, upper], with its standing.
@@ -106,50 +108,51 @@ class Report:
         Beside them the phases of each run in numbers, and the versions and the date that made the card.
         """
         runs = []
-        for run, figures in zip(self._runs, self._figures, strict=True):
-            values = {figure.key: _json_value(figure.value) for figure in figures}
-            words = {"name": run.name, "scheme": run.scheme, "neighbours": run.neighbours}
-            phases = json.loads(run.events.to_json())["events"]
-            done = {"not_private": run.not_private or None, "phases": phases}
-            runs.append({**words, **done, "figures": values})
-        standing = {figure.key: figure.standing for figure in self._figures[0]}
-        document = {"gdpjax_report": FORMAT_VERSION, "made": self._made, "runs": runs, "standing": standing}
+        for run in self._runs:
+            described = {
+                "name": run.name,
+                "scheme": run.scheme,
+                "neighbours": run.neighbours,
+                "not_private": run.not_private or None,
+                "phases": json.loads(run.events.to_json())["events"],
+                "figures": {key: figure.in_json() for key, figure in run.figures.items()},
+            }
+            runs.append(described)
+        document = {
+            "gdpjax_report": FORMAT_VERSION,
+            "made": self._made,
+            "runs": runs,
+            "standing": {key: figure.standing for key, figure in self._runs[0].figures.items()},
+        }
         return json.dumps(document, indent=2, allow_nan=False)
 
     def to_html(self) -> str:
         """One HTML page with the table and the trade-off curves, which needs no other file."""
-        return self._written(HTML, picture=picture(self._runs))
+        return HTML.write(*self._parts(), picture=picture_of(self._runs))
 
-    def _written(self, form: Form, keys: Any = None, picture: str = "", side_by_side: int = SIDE_BY_SIDE) -> str:
-        """The figures that have these names in a form; all of them for None."""
-        figures = self._chosen(keys)
-        tables = tables_of(self._runs, figures, side_by_side)
-        notes = [
-            *notes_of(figures[0], tables),
-            "Made by gdpjax {gdpjax} with jax {jax} on {date}.".format(**self._made),
-        ]
-        return form.write(list(map(paragraph, self._runs, figures)), tables, notes, picture)
+    def _parts(self, keys: Any = None, columns: int = 3) -> tuple[list[str], list[Any], list[str]]:
+        """The sentences on the runs, the tables of so many runs each, and the notes, of the figures with these keys."""
+        runs = self._runs
+        if keys is not None:
+            keys = [keys] if isinstance(keys, str) else keys
+            for key in keys:
+                check_choice("figures", key, list(runs[0].figures))
+            runs = [run._replace(figures={key: run.figures[key] for key in keys}) for run in runs]
 
-    @property
-    def _keys(self) -> list[str]:
-        return [figure.key for figure in self._figures[0]]
-
-    def _chosen(self, keys: Any) -> list[list[Figure]]:
-        """The figures of each run that have these names, in their order; all of them for None."""
-        if keys is None:
-            return self._figures
-        keys = [keys] if isinstance(keys, str) else check_instance("figures", keys, (list, tuple))
-        places = [self._keys.index(check_choice("figures", key, self._keys)) for key in keys]
-        return [[own[place] for place in places] for own in self._figures]
-
-
-def _json_value(value: Bounds | float | None) -> Any:
-    """Return a figure for JSON: [lower, upper], one number, or null; infinities are texts."""
-    return [plain(end) for end in value] if isinstance(value, Bounds) else plain(value)
+        tables = []
+        for start in range(0, len(runs), columns):
+            tables.append(table_of(runs[start : start + columns], len(runs) == 1))
+        made = "Made by gdpjax {gdpjax} with jax {jax} on {date}.".format(**self._made)
+        return list(map(paragraph, runs)), tables, [*notes_of(tables), made]
 
 
 @keyword_checked(delta="deltas", name="names")
-def report(*runs: Any, deltas: Any = None, names: Any = None, unit: str | None = None) -> Report:
+def report(
+    *runs: Any,
+    deltas: Any = None,
+    names: Any = None,
+    unit: str | None = None,
+) -> Report:
     """Return the report card of runs: what they cost in privacy, by every measure that papers ask for.
 
     For each run: scheme and neighbours, epsilon at several deltas, mu and the regret of reporting it, the membership
@@ -182,16 +185,15 @@ def report(*runs: Any, deltas: Any = None, names: Any = None, unit: str | None =
     """
     if not runs:
         raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")
-    names = [None] * len(runs) if names is None else check_instance("names", names, (list, tuple))
-    if len(names) != len(runs):
-        raise ValueError(f"names must be one text for each of the {len(runs)} runs, got {len(names)}")
     described = []
-    for place, (run, name) in enumerate(zip(runs, names, strict=True), start=1):
-        described.append(describe_run(run, name, f"run {place}", unit))
+    for run, name in zip(runs, check_names(names, len(runs)), strict=True):
+        described.append(describe_run(run, name, f"run {len(described) + 1}", unit))
+
     if deltas is None:
         deltas = [*(run.delta for run in described if run.delta is not None), *DELTAS]
-    deltas = [deltas] if np.ndim(deltas) == 0 else deltas
-    deltas = tuple(dict.fromkeys(check_number("deltas", delta, OPEN_UNIT) for delta in deltas))
-    if not deltas:
+    checked = {}
+    for delta in np.atleast_1d(deltas):
+        checked[check_number("deltas", delta, OPEN_UNIT)] = None
+    if not checked:
         raise ValueError("deltas must be at least one number, got none")
-    return Report(described, [figures_of(run, deltas) for run in described])
+    return Report([run._replace(figures=figures_of(run, list(checked))) for run in described])

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdpjax._core.documents import read_bytes
+from gdpjax._core.figures import plain
 from gdpjax._core.sentences import neighbours_differ
 from gdpjax._core.shown import shown
-from gdpjax._core.types import NeighboringRelation
+from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.accounting import certified
 from gdpjax.ledger import AnyEvent, Event, Ledger
 from gdpjax.tradeoff import CertifiedCurve
@@ -18,6 +19,28 @@ _SHORT = {
     NeighboringRelation.REPLACE_ONE: "replace",
     NeighboringRelation.REPLACE_SPECIAL: "replace by null",
 }
+
+
+class Figure(NamedTuple):
+    """One line of a report.
+
+    Fields:
+        label: what it is called in a table; the plain text form.
+        value: `Bounds` of two numbers, or one number, or None where it is not known.
+        standing: what kind of number it is.
+        reason: why there is no value.
+        quoted: the end of the bracket that can be relied on.
+    """
+
+    label: str
+    value: Any
+    standing: str
+    reason: str = ""
+    quoted: str = "upper"
+
+    def in_json(self) -> Any:
+        """Return the value for JSON: [lower, upper], one number, or null; infinities are texts."""
+        return list(map(plain, self.value)) if isinstance(self.value, Bounds) else plain(self.value)
 
 
 class Described(NamedTuple):
@@ -33,6 +56,7 @@ class Described(NamedTuple):
         unasked: why they are not asked.
         not_private: why nothing is guaranteed; empty where something is.
         delta: the one that a plan was made for.
+        figures: its lines in the report, each a `Figure`, by their names in JSON, the same for every run.
     """
 
     name: str
@@ -44,6 +68,7 @@ class Described(NamedTuple):
     unasked: str = ""
     not_private: str = ""
     delta: float | None = None
+    figures: Any = None
 
 
 def describe_run(run: Any, name: str | None, default: str, unit: str | None = None) -> Described:
@@ -56,22 +81,26 @@ def describe_run(run: Any, name: str | None, default: str, unit: str | None = No
     if isinstance(run, Plan):
         return _of_plan(run, name, unit, path)
     if isinstance(run, CertifiedCurve):
-        facts = {"scheme": "certified curve"}
         return Described(
-            name, run, "a certified curve", "are those of the curve", facts, unasked="a curve has no steps"
+            name,
+            run,
+            scheme="a certified curve",
+            neighbours="are those of the curve",
+            facts={"scheme": "certified curve"},
+            unasked="a curve has no steps",
         )
     if isinstance(run, tuple | list) and len(run) == 3:
         run = Event(*run)
-    if not isinstance(run, Ledger | AnyEvent):
+    if not isinstance(run, Ledger | AnyEvent) or run == Ledger():
         raise ValueError(
-            "a report is of a Plan, a Ledger, an event, (noise_multiplier, sampling_prob, num_steps), a CertifiedCurve "
-            f"or the path of a run's folder, got {shown(run)}"
+            "a report is of a Plan, a Ledger of at least one event, an event, (noise_multiplier, sampling_prob, "
+            f"num_steps), a CertifiedCurve or the path of a run's folder, got {shown(run)}"
         )
-    described = _of_events(run, certified(run), name, unit)
-    if any(
-        getattr(event, "noise_multiplier", 1) == 0 < getattr(event, "sampling_prob", 1) for event in described.events
-    ):
-        return described._replace(not_private="noise_multiplier = 0 adds no noise at all")
+    events = run if isinstance(run, Ledger) else Ledger([run])
+    described = _of_events(events, certified(run), name, unit)
+    for event in events:
+        if getattr(event, "noise_multiplier", 1) == 0 < getattr(event, "sampling_prob", 1):
+            return described._replace(not_private="noise_multiplier = 0 adds no noise at all")
     return described
 
 
@@ -86,11 +115,8 @@ def _read(path: Path) -> Plan | Ledger:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _of_events(run: Ledger | AnyEvent, curve: CertifiedCurve, name: str, unit: str | None) -> Described:
+def _of_events(events: Ledger, curve: CertifiedCurve, name: str, unit: str | None) -> Described:
     """Return the description of what was released."""
-    events = run if isinstance(run, Ledger) else Ledger([run])
-    if not events:
-        raise ValueError("a report is of at least one event, got an empty Ledger")
     facts = {"scheme": f"{len(events)} releases, see above", "steps": str(events.num_steps)}
     if len(events) == 1:
         facts = dict(events[0].facts())
@@ -106,7 +132,7 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
     unit, unasked = plan.unit, plan.without_privacy() or ""
     if plan.group_size > 1:
         unit, unasked = f"group of up to {plan.group_size} {plan.unit}s", "it is of one unit, not of groups"
-    described = _of_events(plan.event, plan.curve, name, unit)
+    described = _of_events(Ledger([plan.event]), plan.curve, name, unit)
     facts = described.facts | {"size of the data": f"at most {plan.max_examples}"}
     scheme = f"{described.scheme}. Tuned: {plan.tuned}. Released: {plan.released}"
     steps_made = None if folder is None else num_steps_kept(folder)
@@ -114,5 +140,9 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
         facts["steps made"] = f"{steps_made} of {plan.num_steps}"
         scheme = f"{scheme}. {plan.on_steps_made(steps_made)}".removesuffix(".")
     return described._replace(
-        scheme=scheme, facts=facts, unasked=unasked, not_private=plan.without_privacy() or "", delta=plan.delta
+        scheme=scheme,
+        facts=facts,
+        unasked=unasked,
+        not_private=plan.without_privacy() or "",
+        delta=plan.delta,
     )
