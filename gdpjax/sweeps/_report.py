@@ -20,7 +20,6 @@ from gdpjax.sweeps._plans import SEED_NOTICE
 from gdpjax.sweeps._results import (
     Layout,
     Row,
-    best_by_target,
     configurations,
     count,
     how_far,
@@ -82,8 +81,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
         compilations=compiled,
         notice=SEED_NOTICE if isinstance(about.sweep["seeds"], list) else None,
         price=price(rows),
-        settings=varied(rows, layout, told="epsilon"),
-        best=best_by_target(candidates, layout),
+        settings=varied(rows, layout),
         front=front,
         on_front={number for configuration in front for number in configuration.trials},
         rows=rows,

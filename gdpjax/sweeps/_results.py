@@ -39,8 +39,6 @@ LABELS = {
     "error": "what went wrong",
 } | {name: kind.label for name, kind in STANDARD.items() if kind.label is not None}
 """The names of columns for people; other names are written with spaces."""
-BUDGETS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
-MOST_TARGETS = 12
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 129)])
 """The Renyi orders over which the price of all trials is the smallest."""
 Row = dict[str, Any]
@@ -157,7 +155,10 @@ def configurations(rows: Sequence[Row], layout: Layout) -> list[Configuration]:
 
 
 def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Configuration]:
-    """Return the configurations that none beats in mean score at the same or a smaller certified epsilon."""
+    """Return the configurations that none beats in mean score at the same or a smaller certified epsilon.
+
+    The last of them within a budget is the best within it.
+    """
 
     def cheapest_then_best(candidate: Configuration) -> tuple[float, float]:
         return candidate.epsilon_upper, -layout.better(candidate.mean)
@@ -178,30 +179,12 @@ def best_within(candidates: Sequence[Configuration], layout: Layout, epsilon: fl
     return max(affordable, key=lambda candidate: layout.better(candidate.mean), default=None)
 
 
-def best_by_target(candidates: Sequence[Configuration], layout: Layout) -> list[tuple[float, Configuration]]:
-    """Return the best configuration within each budget of certified epsilon, once, at the smallest it wins.
-
-    The budgets are the targets that the sweep was given, else the epsilons that occur, if they are few, else round.
-    """
-    epsilons = sorted({candidate.epsilon_upper for candidate in candidates})
-    targets = sorted({candidate.settings["epsilon"] for candidate in candidates} - {None}) or epsilons
-    if len(targets) > MOST_TARGETS:
-        targets = [budget for budget in BUDGETS if epsilons[0] <= budget < epsilons[-1]] + epsilons[-1:]
-    best: list[tuple[float, Configuration]] = []
-    for target in targets:
-        found = best_within(candidates, layout, target)
-        if found is not None and (not best or best[-1][1] is not found):
-            best.append((target, found))
-    return best
-
-
-def varied(rows: Sequence[Row], layout: Layout, told: str = "") -> list[str]:
-    """Return the hyperparameters that were varied, without the one that is ``told`` elsewhere.
-
-    A calibrated noise multiplier and its target are one of them: the target.
-    """
+def varied(rows: Sequence[Row], layout: Layout) -> list[str]:
+    """Return the hyperparameters that were varied; of a target and its calibrated noise multiplier the target."""
     names = [name for name in layout.hyperparameters if len({row[name] for row in rows} - {None}) > 1]
-    return [name for name in names if name != told and (name != "noise_multiplier" or "epsilon" not in names)]
+    if "epsilon" in names and "noise_multiplier" in names:
+        names.remove("noise_multiplier")
+    return names
 
 
 def count(number: int, what: str) -> str:

@@ -208,12 +208,6 @@ def learning_rates(configurations):
     return [each.settings["learning_rate"] for each in configurations]
 
 
-def targets_of(rows):
-    """Return the targets for which the report names the best configuration."""
-    configurations = _results.configurations(rows, LAYOUT)
-    return [target for target, _ in _results.best_by_target(configurations, LAYOUT)]
-
-
 def test_seeds_are_averaged_and_the_front_is_of_means():
     """The trials of one configuration are averaged, and the front and the best are those of the means."""
     rows = rows_of(
@@ -239,16 +233,8 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     front = _results.pareto_front(configurations, LAYOUT)
     assert learning_rates(front) == [0.1, 0.2]
     assert [each.epsilon_upper for each in front] == [1.0, 2.0]
-    best = []
-    for target, configuration in _results.best_by_target(configurations, LAYOUT):
-        best.append((target, configuration.settings["learning_rate"], configuration.mean))
-    assert best == [(1.0, 0.1, pytest.approx(0.8)), (2.0, 0.2, 0.95)]
-
-
-def test_a_winner_has_one_row_at_the_smallest_target():
-    """A configuration that wins at larger targets too is named once, and targets are rounded up."""
-    rows = rows_of((0.1, 0.5185612366582208, 0.7), (0.2, 1.0, 0.9), (0.3, 2.0, 0.8), (0.4, 3.0, 0.95))
-    assert targets_of(rows) == [0.5185612366582208, 1.0, 3.0]
+    for budget, last in ((1.5, 0), (2.0, 1), (9.0, 1)):
+        assert _results.best_within(configurations, LAYOUT, budget) is front[last]
 
 
 def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
@@ -271,17 +257,6 @@ def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
     assert "50 \u00b1" not in table
     _sweep.SweepProgress(console, layout).on_chunk(rows)
     assert said.getvalue().count("65 \u00b1 7.1") == 2
-
-
-def test_targets_are_those_of_the_sweep_or_round_numbers():
-    """The best is named for each target of the sweep; without targets, for round numbers and the largest epsilon."""
-    rows = rows_of((0.1, 0.99, 0.7), (0.1, 1.98, 0.8))
-    for row, target in zip(rows, (1.0, 2.0), strict=True):
-        row["epsilon"] = target
-    assert targets_of(rows) == [1.0, 2.0]
-
-    without_targets = rows_of(*((0.1, 0.3 + number / 10, number / 100) for number in range(40)))
-    assert targets_of(without_targets) == [0.5, 1.0, 2.0, 3.0, 4.0, pytest.approx(4.2)]
 
 
 def test_price_is_that_of_the_accountants():
