@@ -822,7 +822,7 @@ TRAPS = {
         "A target that the finite range of the noise excludes is answered by a plan with another epsilon.",
         (
             "tests/training/test_plan.py::test_no_plan_has_silently_another_epsilon",
-            "tests/sweeps/test_sweep_spec.py::test_settings_without_a_plan_are_refused_together",
+            "tests/sweeps/test_sweep_spec.py::test_settings_without_a_plan_are_refused",
         ),
         "the plan of the least noise is returned, as before: all of their cases with a target fail",
     ),

@@ -78,7 +78,6 @@ def _train(arguments: argparse.Namespace) -> int:
             resume=arguments.resume,
             diagnostics=not arguments.no_diagnostics,
             console=console,
-            how_to_resume=shlex.join(["gdpjax", "train", str(arguments.spec), "--out", str(arguments.out), "--resume"]),
         )
     except BatchOverflowError as error:
         print(f"gdpjax train: error: {error}", file=sys.stderr)
@@ -87,9 +86,6 @@ def _train(arguments: argparse.Namespace) -> int:
         print(f"gdpjax train: {stop}", file=sys.stderr)
         return INTERRUPTED
     print_training(console, result)
-    # For the owner of the data alone, apart from what may be released.
-    if result.private_warning is not None:
-        print(f"gdpjax train: {result.private_warning}", file=sys.stderr)
     if result.error is not None:
         print(f"gdpjax train: error: {result.error}", file=sys.stderr)
         return FAILED

@@ -18,7 +18,6 @@ Packages of the extra ``sweeps`` are imported when a sweep begins, not with this
 # What is imported under an alias is for the other parts of the repository, and not public.
 from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._examples import load_examples as load_examples
-from gdpjax.sweeps._folder import is_finished as is_finished
 from gdpjax.sweeps._imports import as_spec as as_spec
 from gdpjax.sweeps._imports import new_project as new_project
 from gdpjax.sweeps._plans import SEED_NOTICE as SEED_NOTICE

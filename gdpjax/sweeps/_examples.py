@@ -113,14 +113,6 @@ def _arrays(part: str, value: Any) -> tuple[np.ndarray, ...]:
     return tuple(arrays)
 
 
-def shapes_of(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the shapes of the results of a function, or raise the UserError for what it raises; ``what`` names it."""
-    try:
-        return jax.eval_shape(function, *arguments)
-    except (Exception, SystemExit) as error:
-        raise failure_of(what, error) from error
-
-
 def failure_of(what: str, error: BaseException) -> UserError:
     """Return the UserError for an exception in a function of the user, with its notes and the line that raised it."""
     if isinstance(error, UserError):

@@ -136,12 +136,6 @@ def resume(folder: Path, examples: Examples, program_sha256: str) -> jax.Array:
     return jax.random.wrap_key_data(jnp.asarray(secret["key"], jnp.uint32))
 
 
-def is_finished(folder: Path, spec: Spec) -> bool:
-    """Return whether a sweep of this spec was run in the folder to its end."""
-    is_there = (folder / RESULTS).is_file() and has_sweep(folder)
-    return is_there and described(folder).sweep == spec.described()
-
-
 def described(folder: Path) -> Described:
     """Return the description that a folder has of its sweep."""
     if not has_sweep(folder):
@@ -175,11 +169,9 @@ def write_part(folder: Path, rows: Sequence[Row], layout: Layout) -> None:
     _write(parts / f"part-{max(numbers, default=-1) + 1:06d}.parquet", rows, layout)
 
 
-def finish(folder: Path, layout: Layout) -> list[Row]:
-    """Return all rows by number, and write them into one file, too."""
-    rows = read_rows(folder, layout)
-    _write(folder / RESULTS, rows, layout)
-    return rows
+def finish(folder: Path, layout: Layout) -> None:
+    """Write all rows into one file, too."""
+    _write(folder / RESULTS, read_rows(folder, layout), layout)
 
 
 def read_rows(folder: Path, layout: Layout) -> list[Row]:

@@ -17,6 +17,7 @@ from typing import Any
 import optax
 
 from gdpjax._core.arguments import did_you_mean
+from gdpjax._core.shown import shown
 from gdpjax.sweeps._examples import failure_of
 from gdpjax.sweeps._spec import Source, Spec, read_spec, spec_of_mapping
 from gdpjax.sweeps._task import Task
@@ -43,38 +44,29 @@ def sgd(learning_rate: float, momentum: float | None = None) -> optax.GradientTr
     return optax.sgd(learning_rate, momentum)
 
 
-def adam(learning_rate: float, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
-    """Return the optimizer of DP-Adam."""
-    return optax.adam(learning_rate, b1, b2, eps)
-
-
-def adamw(learning_rate: float, weight_decay: float = 1e-4) -> optax.GradientTransformation:
-    """Return the optimizer of DP-Adam with weight decay."""
-    return optax.adamw(learning_rate, weight_decay=weight_decay)
-
-
-OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd, "adam": optax.adam, "adamw": optax.adamw}
 
 
 def import_task(source: Source) -> Task:
     """Return the task of imported functions; a name that cannot be imported is refused with its line."""
-    names = {field: source.text_of(field) for field in FIELDS}
+    names = {field: source.content.get(field) for field in FIELDS}
     functions = []
     for field, name in names.items():
         with source.at(field):
-            is_ours = field == "optimizer" and name in OPTIMIZERS
-            functions.append(OPTIMIZERS[name] if is_ours else _function(field, name, source.path))
+            functions.append(_function(field, name, source.path))
     with source.at():
         return Task(*functions, names=names)
 
 
-def _function(field: str, name: str, spec: Path | None) -> Callable[..., Any]:
-    """Return the function "module:function" of a field."""
-    module_name, _, attribute = name.partition(":")
+def _function(field: str, name: Any, spec: Path | None) -> Callable[..., Any]:
+    """Return the function "module:function" of a field, or an optimizer by its name alone."""
+    known = OPTIMIZERS if field == "optimizer" else {}
+    if isinstance(name, str) and name in known:
+        return known[name]
+    module_name, _, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not module_name or not attribute or module_name.endswith(".py"):
-        known = f"one of {', '.join(OPTIMIZERS)}, or " if field == "optimizer" else ""
-        hint = did_you_mean(name, OPTIMIZERS) if known else ""
-        raise UserError(f'{field} must be {known}"module:function", got {name!r}{hint}')
+        others = f", or one of {', '.join(known)}" if known else ""
+        raise UserError(f'{field} must be "module:function"{others}, got {shown(name)}{did_you_mean(name, known)}')
     module = import_module(module_name, spec)
     function = getattr(module, attribute, None)
     if not callable(function):

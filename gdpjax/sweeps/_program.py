@@ -69,6 +69,11 @@ class Blueprint:
         numbers = {name: jax.ShapeDtypeStruct(width, jnp.float32) for name in self.real}
         return numbers, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), width))
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The shapes of what the functions of the task take: numbers, a key, one example, the evaluation data."""
+        return *self.shapes(), self.examples.example, self.examples.evaluation_shapes
+
     def model(self, numbers: Numbers) -> Model:
         """Return the model; the numbers may be traced."""
         return self.task.model(self.examples.example, {**self.constants, **numbers})
@@ -83,10 +88,6 @@ class Blueprint:
         loss = self.model(numbers).loss
         return private_training(plan, loss, self.optimizer(numbers), num_arrays=len(self.examples.train))
 
-    def scores(self, numbers: Numbers, params: Any, evaluation: Any) -> Mapping[str, Any]:
-        """Return the scores of one trained model."""
-        return self.model(numbers).scores(params, *evaluation)
-
     def loss(self, numbers: Numbers, key: Any, example: Any) -> Any:
         """Return the loss of one example by an untrained model."""
         model = self.model(numbers)
@@ -95,7 +96,11 @@ class Blueprint:
 
 def make_scores(blueprint: Blueprint) -> Callable[[Settings, Any], dict[str, float]]:
     """Return ``scores(settings, params)`` on the evaluation data: compiled once for all trials of a shape."""
-    compiled = jax.jit(blueprint.scores)
+
+    @jax.jit
+    def compiled(numbers: Numbers, params: Any, evaluation: Any) -> Mapping[str, Any]:
+        return blueprint.model(numbers).scores(params, *evaluation)
+
     evaluation = tuple(jnp.asarray(array) for array in blueprint.examples.evaluation)
 
     def scores(settings: Settings, params: Any) -> dict[str, float]:

@@ -88,10 +88,6 @@ class SweepProgress(_Bars):
         self._rows = list(on_record)
         self.show("trials", total=num_trials, completed=len(on_record))
 
-    def on_plans(self, done: int) -> None:
-        """Called when ``done`` plans are made, and their noise is calibrated."""
-        self.show("trials", note=f"{done} plans")
-
     def on_chunks(self, description: str) -> None:
         """Chunks of another shape are on their way: their program is compiled first."""
         self.show("steps", note=f"compiling: {description}")

@@ -35,11 +35,11 @@ from typing import Annotated, Any, Literal, NoReturn
 import msgspec
 import numpy as np
 
-from gdpjax._core.arguments import check_choice, did_you_mean
+from gdpjax._core.arguments import did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
 from gdpjax._core.grids import values_of
 from gdpjax._core.shown import shown
-from gdpjax.sweeps._task import LEARNING_RATE, ONLY_NUMBERS, STANDARD, Hyperparameter, Task
+from gdpjax.sweeps._task import Hyperparameter, Task
 from gdpjax.sweeps.records import UserError
 
 MOST_TRIALS = 100_000
@@ -50,15 +50,7 @@ ALTERNATIVES = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TRIALS)]
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-_WORDS = {
-    "object": "a table of keys",
-    "array": "a list",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-}
-"""The types of JSON, as a person calls them."""
+Seeds = Count | Annotated[tuple[Seed, ...], msgspec.Meta(min_length=1)]
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -76,7 +68,7 @@ class Content(msgspec.Struct, frozen=True):
     hyperparameters: dict[str, Any] = {}
 
 
-class Range(msgspec.Struct, frozen=True):
+class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``{ min = 0.1, max = 1.0, count = 3, log = true }``: ``count`` numbers in a grid, any in a random search."""
 
     min: Any
@@ -116,27 +108,13 @@ class Source:
         except ValueError as error:
             self.fail(*field, problem=str(error))
 
-    def text_of(self, name: str) -> str:
-        """Return the text of a top-level field, which must be there."""
-        value = self.content.get(name)
-        if not isinstance(value, str):
-            problem = "is missing" if value is None else f"must be one text, got {shown(value)}; {ONLY_NUMBERS}"
-            self.fail(name, problem=f"{name} {problem}")
-        return value
-
-    def one_of(self, name: str, known: Iterable[str], default: str | None = None) -> str:
-        """Return a top-level field that is one of the ``known`` texts."""
-        with self.at(name):
-            return check_choice(name, self.content.get(name, default), known)
-
     def converted(self, *field: str, value: Any, kind: Any) -> Any:
         """Return ``value`` as a ``kind``; where it does not fit, fail with the field that msgspec names."""
         try:
             return convert_document(value, kind, "")
         except DocumentError as error:
             place = (*field, *re.findall(r"[A-Za-z_]\w*", error.field))
-            words = re.sub(r"`([a-z |]+)`", _in_words, error.problem).replace("object missing required field", "needs")
-            self.fail(*place, problem=f"{place[-1]}: {words}")
+            self.fail(*place, problem=f"{place[-1]}: {error.problem}")
 
     def refuse_unknown(self, *field: str, content: Mapping[str, Any], known: Iterable[str]) -> None:
         """Refuse a name that is not among the known ones, with a guess."""
@@ -144,15 +122,7 @@ class Source:
         for name in content:
             if name not in known:
                 hint = did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
-                if not field and name in (*STANDARD, LEARNING_RATE, "seeds"):
-                    hint = "; it belongs under [hyperparameters]"
                 self.fail(*field, str(name), problem=f"unknown field {shown(name)}{hint}")
-
-
-def _in_words(kinds: re.Match[str]) -> str:
-    """Return types of JSON in words; other texts in quotes as they are."""
-    names = [name for name in kinds[1].split(" | ") if name != "null"]
-    return " or ".join(_WORDS.get(name, f"`{name}`") for name in names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,13 +156,7 @@ def read_spec(path: Path, fields: Iterable[str], task_of: Callable[[Source], Tas
 
     ``fields`` are those that name the task, which ``task_of`` makes of them.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read the sweep {path}: {reason}") from error
-    return parse_spec(path, text, fields, task_of)
+    return parse_spec(path, path.read_text(encoding="utf-8"), fields, task_of)
 
 
 def parse_spec(path: Path, text: str, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
@@ -206,13 +170,9 @@ def parse_spec(path: Path, text: str, fields: Iterable[str], task_of: Callable[[
 
 def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
     """Return the sweep that a dictionary describes."""
-    try:
-        # Numbers and arrays of NumPy as those of Python.
-        plain = msgspec.to_builtins(dict(content), enc_hook=lambda value: value.tolist())
-        text = json.dumps(plain, indent=2) + "\n"
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"a spec has texts, numbers, lists and tables: {error}") from error
-    return _spec_of(Source(None, text, plain), (), lambda source: task)
+    # Numbers and arrays of NumPy become those of Python.
+    text = json.dumps(content, indent=2, default=lambda value: np.asarray(value).tolist())
+    return _spec_of(Source(None, text, json.loads(text)), (), lambda source: task)
 
 
 def _spec_of(source: Source, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
@@ -242,31 +202,26 @@ def _spec_of(source: Source, fields: Iterable[str], task_of: Callable[[Source], 
         source.fail(SECTION, problem="give epsilon, a target, or noise_multiplier under [hyperparameters]")
     kinds = [kind for name, kind in task.hyperparameters.items() if name in table]
     choices = {kind.name: _choice(source, table[kind.name], kind, content) for kind in kinds}
-    seeds = source.converted(SECTION, "seeds", value=table.get("seeds", 1), kind=Count | tuple[Seed, ...])
-    for name, values in (choices | {"seeds": seeds}).items():
-        if values == ():
-            source.fail(SECTION, name, problem=f"{name} = [] leaves nothing to train: give a value, or remove it")
+    seeds = source.converted(SECTION, "seeds", value=table.get("seeds", 1), kind=Seeds)
     return Spec(source, task, content, float(delta), choices, seeds)
 
 
 def _choice(source: Source, value: Any, kind: Hyperparameter, content: Content) -> Choice:
     """Return the values of one hyperparameter, or its range in a random search."""
-    is_random = content.search == "random"
     field = SECTION, kind.name
-    if isinstance(value, str) and is_random and ":" in value:
-        source.fail(*field, problem=f"a range of {kind.name} in a random search is {{ min = ..., max = ... }}")
     if isinstance(value, dict):
-        value = _range(source, value, kind, is_random)
+        value = _range(source, value, kind, content.search == "random")
     if isinstance(value, str):
         try:
             value = values_of(value, whole=kind.whole)
         except ValueError as error:
             source.fail(*field, problem=f"{kind.name}: {error}")
-        value = [int(each) if kind.whole and each.is_integer() else each for each in value]
     if not isinstance(value, Range):
+        values = value if isinstance(value, list) else [value]
         with source.at(*field):
-            values = value if isinstance(value, list) else [value]
-            value = tuple(dict.fromkeys(kind.checked(each) for each in values))
+            value = tuple(dict.fromkeys(map(kind.checked, values)))
+        if not value:
+            source.fail(*field, problem=f"{kind.name} = [] leaves nothing to train: give a value, or remove it")
     if content.one_program and kind.whole and (isinstance(value, Range) or len(value) > 1):
         problem = f"one_program = true promises one compiled program, but each value of {kind.name} needs its own"
         source.fail(*field, problem=problem)
@@ -276,7 +231,6 @@ def _choice(source: Source, value: Any, kind: Hyperparameter, content: Content) 
 def _range(source: Source, table: dict[str, Any], kind: Hyperparameter, is_random: bool) -> Range | str:
     """Return a range of a random search, or the text of a range in a grid."""
     field = SECTION, kind.name
-    source.refuse_unknown(*field, content=table, known=Range.__struct_fields__)
     found: Range = source.converted(*field, value=table, kind=Range)
     with source.at(*field):
         low, high = kind.checked(found.min), kind.checked(found.max)

@@ -134,14 +134,14 @@ def run_sweep(
     console = as_console(console)
     folder = Path(out)
     backend_for = backend_of(backend, width, memory_gb, ray_address)
-    # What a folder holds that is not resumed is another sweep.
-    holds_another = not resume and folders.has_sweep(folder)
+    if not resume:
+        folders.refuse_used(folder)
     try:
         sweep_in(folder, as_spec(task, spec), resume, backend_for, console)
-        result = reported(folder, folders.finish, console)
+        result = report_sweep(folder, console)
     except KeyboardInterrupt:
         message = f"interrupted: finished trials are on record in {folder}; --resume (resume=True) continues"
-        if holds_another or not folders.has_sweep(folder):
+        if not folders.has_sweep(folder):
             message = f"interrupted before the first trial: nothing was begun in {folder}"
         raise RunInterrupted(message) from None
     if not succeeded(result.rows):
@@ -151,16 +151,13 @@ def run_sweep(
 
 
 def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:
-    """Write the report of what there is of a sweep, also while it runs."""
-    return reported(Path(folder), folders.read_rows, as_console(console))
-
-
-def reported(folder: Path, rows_of: Callable[[Path, Layout], list[Row]], console: "Console") -> SweepResult:
-    """Write the report of the rows of a sweep, and print their summary."""
+    """Write the report of what there is of a sweep, also while it runs, and print its summary on the ``console``."""
+    console = as_console(console)
     from gdpjax.sweeps._report import write_report
 
+    folder = Path(folder)
     about = folders.described(folder)
-    rows = rows_of(folder, about.layout)
+    rows = folders.read_rows(folder, about.layout)
     if not rows:
         raise UserError(f"no trial is finished in {folder}")
     result = SweepResult(folder, rows, write_report(folder, rows), about.layout)
@@ -202,8 +199,6 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
     trials = list_trials(spec)
     if resume:
         folders.refuse_others(folder, spec)
-    else:
-        folders.refuse_used(folder)
     examples = load_examples(spec.task.load, spec.content.hold_out)
     scores, digest = check_programs(spec, trials, examples)
     layout = layout_of(spec, trials, scores)
@@ -213,7 +208,7 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
             progress.warn(SEED_NOTICE)
         drawn = spec.content.num_configurations
         progress.log(f"planning {count(len(trials), 'trial')}" + (f" of {drawn} that were drawn" if drawn else ""))
-        planned = plan_trials(spec, trials, examples.num_examples, progress.on_plans)
+        planned = plan_trials(spec, trials, examples.num_examples)
         keys = distinct_keys(planned, root)
         backend = backend_for(spec.task, examples, progress)
         with contextlib.closing(backend), folders.only_here(folder, layout.private):
@@ -221,6 +216,7 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
                 about = folders.Described(spec.described(), dict(spec.task.names), layout, len(trials), digest)
                 folders.begin(folder, root, spec, examples, about)
             run_trials(Sweep(folder, spec.task, layout, planned, keys), backend, progress)
+            folders.finish(folder, layout)
 
 
 def layout_of(spec: Spec, trials: Sequence[Trial], scores: Sequence[str]) -> Layout:

@@ -42,8 +42,6 @@ MOST_WHOLE = 2**31 - 1
 LEARNING_RATE = "learning_rate"
 NUM_STEPS = "num_steps"
 """A parameter of this name is no hyperparameter: it is given the number of steps of the plan, for a schedule."""
-ONLY_NUMBERS = "only numbers can be searched; take an int and branch on it"
-"""What to do about a text, such as the name of an optimizer."""
 Settings = Mapping[str, Any]
 """Hyperparameters by name; real ones may be traced."""
 
@@ -68,18 +66,14 @@ class Hyperparameter:
 
     def checked(self, value: Any) -> float:
         """Return ``value`` as a number of this kind, or raise UserError."""
-        if self.whole:
-            least = 1 if self.positive else -MOST_WHOLE
-            if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_WHOLE:
-                return value
-            expected = f"a whole number from {least} to {MOST_WHOLE}"
-        else:
-            least = SMALLEST if self.positive else -LARGEST
-            if _is_number(value) and least <= value <= LARGEST:
-                return float(value)
-            expected = "a number > 0 that float32 holds" if self.positive else "a number that float32 holds"
-        advice = f": {ONLY_NUMBERS}" if isinstance(value, str) else ""
-        raise UserError(f"{self.name} must be {expected}, got {shown(value)}{advice}")
+        smallest, largest = (1, MOST_WHOLE) if self.whole else (SMALLEST, LARGEST)
+        least = smallest if self.positive else -largest
+        if _is_number(value) and least <= value <= largest:
+            number = int(value) if self.whole else float(value)
+            if number == value:
+                return number
+        kind = "a whole number" if self.whole else "a number"
+        raise UserError(f"{self.name} must be {kind} from {least:.6g} to {largest:.6g}, got {shown(value)}")
 
 
 STANDARD = {

@@ -348,7 +348,7 @@ def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
 
 
 def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, small_digits):
-    with pytest.raises(UserError, match=r"sweep.toml, line 1: build and init failed"):
+    with pytest.raises(UserError, match=r"sweep.toml, line 1: a training failed"):
         run_small('model = "paper_cnn"' + SMALL, small_digits, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
 
@@ -383,7 +383,8 @@ def test_an_interrupted_sweep_says_truly_what_was_begun(several, tmp_path, small
         assert "before the first trial: nothing was begun" in sweep(tmp_path / "new")
         assert not (tmp_path / "new").exists()
         assert "--resume" in sweep(used, resume=True)
-    assert "nothing was begun" in sweep(used), "what it holds is another sweep"
+    with pytest.raises(UserError, match="already holds a sweep"):
+        _sweep.run_sweep(None, on(small_digits, SEVERAL), used)
 
 
 def test_a_log_says_how_far_the_whole_sweep_is(tmp_path, capsys, small_digits):
