@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 import shlex
+import shutil
 import sys
 from typing import Any
 
@@ -123,10 +124,16 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    from gdpjax.sweeps import new_project
+    import gdpjax.sweeps as sweeps
 
-    for path in new_project(arguments.folder):
-        print(path)
+    folder, template = arguments.folder, pathlib.Path(sweeps.__file__).with_name("template")
+    # A new repository holds files whose names begin with a dot.
+    others = sorted(path.name for path in folder.glob("[!.]*"))
+    if others:
+        raise ValueError(f"{folder} holds other files, such as {others[0]}; choose a new folder or an empty one")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("my_task.py", "train.toml", "sweep.toml", "README.md"):
+        print(shutil.copyfile(template / name, folder / name))
     print("\nNext:")
     print(f"  cd {shlex.quote(str(arguments.folder))}")
     print("  gdpjax train train.toml --out runs/train            # one private training and its epsilon")

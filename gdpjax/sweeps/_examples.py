@@ -141,11 +141,16 @@ def with_place(what: str, error: Exception) -> Exception:
     return failure_of(what, error) if _place_of(error) else error
 
 
+def is_own(path: str) -> bool:
+    """Return whether a file or folder is the user's own: neither installed nor of gdpjax or of Python."""
+    return "site-packages" not in path and not path.startswith(_LIBRARIES)
+
+
 def _place_of(error: BaseException) -> str:
     """Return the innermost line of the user's own, with its file and function; nothing where there is none."""
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         path = frame.filename
-        if "site-packages" not in path and not path.startswith(_LIBRARIES):
+        if is_own(path):
             place = f"{path}, line {frame.lineno}, in {frame.name}"
     return place

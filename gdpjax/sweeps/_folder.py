@@ -25,7 +25,7 @@ from gdpjax._core.folder_lock import FolderIsLocked, lock_folder
 from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._results import Layout, Row
-from gdpjax.sweeps._spec import SECTION, Spec
+from gdpjax.sweeps._spec import Spec
 from gdpjax.sweeps.records import UserError
 
 SPEC = "spec.toml"
@@ -108,19 +108,6 @@ def refuse_used(folder: Path) -> None:
     for name in (SWEEP, PARTS, RESULTS):
         if (folder / name).exists():
             raise UserError(f"{folder} already holds a sweep ({name}): add --resume, or choose another --out")
-
-
-def refuse_others(folder: Path, spec: Spec) -> None:
-    """Raise UserError, with the line of the first difference, unless the sweep was begun with this spec."""
-    if not has_sweep(folder):
-        raise UserError(f"nothing to resume: there is no sweep in {folder}")
-    saved = described(folder).sweep
-    now = spec.described()
-    for name in sorted(saved | now):
-        if saved.get(name) != now.get(name):
-            field = (SECTION, name) if name in (*spec.task.hyperparameters, "seeds") else (name,)
-            then = f"{name} is {json.dumps(now.get(name))} here, but {json.dumps(saved.get(name))} in the sweep"
-            spec.source.fail(*field, problem=f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
 
 
 def resume(folder: Path, examples: Examples, program_sha256: str) -> jax.Array:

@@ -23,12 +23,12 @@ from gdpjax._core.checks import POSITIVE
 from gdpjax._core.figures import rounded
 from gdpjax._core.keys import fresh_key
 from gdpjax.sweeps import _folder as folders
+from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples, load_examples
-from gdpjax.sweeps._imports import as_spec
 from gdpjax.sweeps._plans import SEED_NOTICE, Trial
 from gdpjax.sweeps._progress import PRIVATE_SCORES, SweepProgress, as_console, print_summary
 from gdpjax.sweeps._results import COSTS, Configuration, Layout, Row, best_within, configurations, count, succeeded
-from gdpjax.sweeps._spec import Spec
+from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._trials import check_programs, list_trials, plan_trials
 from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, LocalBackend, Result, Shape, failures, shape_of
@@ -198,7 +198,7 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
     """Run every trial that is not yet on record in ``folder``; refusals come before anything runs."""
     trials = list_trials(spec)
     if resume:
-        folders.refuse_others(folder, spec)
+        records.refuse_changes(folder, folders.described(folder).sweep, spec.described())
     examples = load_examples(spec.task.load, spec.content.hold_out)
     scores, digest = check_programs(spec, trials, examples)
     layout = layout_of(spec, trials, scores)
@@ -221,8 +221,8 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
 
 def layout_of(spec: Spec, trials: Sequence[Trial], scores: Sequence[str]) -> Layout:
     """Return the columns of a sweep."""
-    # A noise multiplier and its target have columns always, other hyperparameters if a trial has them.
-    used = {"noise_multiplier", "epsilon"}.union(*(trial.settings for trial in trials))
+    # A noise multiplier and its target have columns always, other hyperparameters if the trials have them.
+    used = {"noise_multiplier", "epsilon", *trials[0].settings}
     kinds = {name: kind for name, kind in spec.task.hyperparameters.items() if name in used}
     columns = {name: "int64" if kind.whole else "double" for name, kind in kinds.items()}
     content = spec.content

@@ -32,7 +32,6 @@ import jax
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_callable, check_instance
 from gdpjax._core.shown import shown
 from gdpjax.sweeps.records import UserError
 
@@ -148,11 +147,7 @@ class Task:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_instance("defaults", self.defaults, Mapping, "of hyperparameters to their values")
-        check_instance("names", self.names, Mapping, "of data, model and optimizer to what they are called")
         functions = {"data": self.load, "model": self.build, "optimizer": self.optimizer}
-        for what, function in functions.items():
-            check_callable(f"the function of the {what}", function)
         if not self.names:
             object.__setattr__(self, "names", {what: _name_of(function) for what, function in functions.items()})
         unknown = self.defaults.keys() - {*self.hyperparameters, "delta"}
@@ -163,9 +158,6 @@ class Task:
     def hyperparameters(self) -> dict[str, Hyperparameter]:
         """Everything that a spec may give a value to: the learning rate, the standard ones, the others."""
         own = self._of_optimizer.numbers | self._of_build.numbers
-        for name, kind in self._of_optimizer.numbers.items():
-            if own[name].whole != kind.whole:
-                raise UserError(f"{name} is a whole number for one of build and optimizer, and real for the other")
         rate = {LEARNING_RATE: own[LEARNING_RATE]} if LEARNING_RATE in own else {}
         return rate | STANDARD | own
 

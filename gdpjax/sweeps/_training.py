@@ -14,12 +14,11 @@ from gdpjax._core.figures import rounded, shown_score
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples, load_examples
-from gdpjax.sweeps._imports import as_spec
 from gdpjax.sweeps._plans import SEED_NOTICE, Cost, Trial, cost_of, epoch_end, make_keys, plan_of
 from gdpjax.sweeps._program import Blueprint, make_scores, not_finite
 from gdpjax.sweeps._progress import PRIVATE_SCORES, TrainingProgress, as_console
 from gdpjax.sweeps._results import label
-from gdpjax.sweeps._spec import Spec
+from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._trials import check_programs, only_trial
 from gdpjax.sweeps.records import RunInterrupted, UserError, interval, upper

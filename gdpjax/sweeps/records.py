@@ -115,7 +115,11 @@ def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: there is no run in {folder}")
-    saved = read_json(path, ConfigFile)["config"]
+    refuse_changes(folder, read_json(path, ConfigFile)["config"], config)
+
+
+def refuse_changes(folder: Path, saved: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise UserError unless the saved configuration of what is in ``folder`` is ``config``."""
     now = json.loads(json.dumps(_plain(config)))
     differences = []
     for name in sorted(saved | now):
@@ -123,7 +127,7 @@ def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
             differences.append(f"{name}: {saved.get(name)!r} then, {now.get(name)!r} now")
     if differences:
         raise UserError(
-            f"the run in {folder} was begun with another configuration ({'; '.join(differences)}); restore it, or "
+            f"what is in {folder} was begun with another configuration ({'; '.join(differences)}); restore it, or "
             "choose another --out"
         )
 

@@ -393,7 +393,7 @@ def test_other_defaults_of_the_task_are_not_resumed(tmp_path):
     sweeps.run_sweep(task, spec, tmp_path / "sweep")
     for name, value in {"noise_multiplier": 1.0, "l2_clip_norm": 0.5, "learning_rate": 0.2}.items():
         other = dataclasses.replace(TASK, defaults=defaults | {name: value})
-        with pytest.raises(UserError, match=rf"{name} is \[{value}\] here, but \[{NUMBERS[name]}\] in the sweep"):
+        with pytest.raises(UserError, match=rf"{name}: \[{NUMBERS[name]}\] then, \[{value}\] now"):
             sweeps.run_sweep(other, spec, tmp_path / "sweep", resume=True)
 
     # A default that something else takes the place of has no part in it.
@@ -484,24 +484,21 @@ def test_unlabelled_data(tmp_path):
 
 
 def test_the_code_of_a_task_travels_to_a_cluster(tmp_path, monkeypatch):
-    """A package as a folder, single files by value with what lies beside them; installed packages stay."""
-    pytest.importorskip("ray", reason="needs the extra distributed")
+    """A package as a folder, single files with what they import from beside them; installed packages stay."""
     from gdpjax.sweeps import _ray
 
-    root = Path(__file__).parents[2]
-    assert _ray.own_packages(TASK) == [str(root / "gdpjax"), str(root / "tests")]
-    assert _ray.own_modules(TASK) == []
     (tmp_path / "travelling_helper.py").write_text("RATE = 0.1\n")
     (tmp_path / "travelling_task.py").write_text(
         "import travelling_helper\n\ndef load():\n    pass\n\ndef build(example):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    import travelling_task  # type: ignore[import-not-found]
+    import travelling_task  # type: ignore[import-not-found]  # noqa: F401
 
-    task = Task(travelling_task.load, travelling_task.build, optax.sgd)
-    names = [module.__name__ for module in _ray.own_modules(task)]
-    assert sorted(names) == ["travelling_helper", "travelling_task"]
-    assert _ray.own_packages(task) == [str(root / "gdpjax")]
+    root = Path(__file__).parents[2]
+    code = _ray.own_code()
+    assert {str(tmp_path / f"travelling_{name}.py") for name in ("helper", "task")} < set(code)
+    assert {str(root / "gdpjax"), str(root / "tests")} < set(code)
+    assert not any("packages" in place or place.startswith(sys.base_prefix) for place in code)
 
 
 def with_table(table):
