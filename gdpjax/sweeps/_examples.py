@@ -136,11 +136,6 @@ def failure_of(what: str, error: BaseException) -> UserError:
     return UserError(f"{what} failed: {text}{where}")
 
 
-def with_place(what: str, error: Exception) -> Exception:
-    """Return the UserError for an exception that a function of the user raised, and any other one as it is."""
-    return failure_of(what, error) if _place_of(error) else error
-
-
 def is_own(path: str) -> bool:
     """Return whether a file or folder is the user's own: neither installed nor of gdpjax or of Python."""
     return "site-packages" not in path and not path.startswith(_LIBRARIES)

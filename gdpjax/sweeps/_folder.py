@@ -28,8 +28,6 @@ from gdpjax.sweeps._results import Layout, Row
 from gdpjax.sweeps._spec import Spec
 from gdpjax.sweeps.records import UserError
 
-SPEC = "spec.toml"
-SPEC_OF_A_CALL = "spec.json"
 SWEEP = "sweep.json"
 KEYS = "keys.NOT_FOR_RELEASE.json"
 PROGRAMS = "programs.jsonl"
@@ -94,7 +92,7 @@ def begin(folder: Path, key: jax.Array, spec: Spec, examples: Examples, describe
 
 def write_spec(folder: Path, spec: Spec) -> None:
     """Keep the spec as it was given."""
-    name = SPEC_OF_A_CALL if spec.source.path is None else SPEC
+    name = "spec.json" if spec.source.path is None else "spec.toml"
     write_atomically(folder / name, spec.source.text)
 
 
@@ -132,8 +130,8 @@ def described(folder: Path) -> Described:
 
 def spec_text(folder: Path) -> str:
     """Return the spec of a sweep as it was given."""
-    name = SPEC if (folder / SPEC).is_file() else SPEC_OF_A_CALL
-    return (folder / name).read_text(encoding="utf-8", errors="replace")
+    (path,) = folder.glob("spec.*")
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def record_program(folder: Path, program: dict[str, Any]) -> None:

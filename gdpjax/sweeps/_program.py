@@ -8,7 +8,7 @@ A program takes ``steps_per_call`` steps in a scan, and steps beyond the planned
 convolutions inside a loop far slower on a CPU than outside one; there a call is one step, and the loop is Python's.
 
 The number of trials side by side (the width) is guessed, the program compiled, and its memory read from the compiler;
-if that is above the budget, the width shrinks in proportion and the program is compiled again.
+if that is above the budget, the width is halved and the program is compiled again.
 """
 
 import dataclasses
@@ -168,7 +168,6 @@ def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: 
       UserError: one trial alone needs more memory.
     """
     share_bytes = memory_bytes // slots
-    shared_bytes = sum(leaf.nbytes for leaf in data.arrays)
     num_compiled = 0
     begin = time.perf_counter()
     while True:
@@ -182,10 +181,7 @@ def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: 
                 f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB, more than --memory-gb allows "
                 f"({memory_bytes / 1e9:.3g} GB); allow more, or take a smaller batch_size"
             )
-        # As many trials as fit, if the bytes that they do not share grow with their number.
-        bytes_of_trial = max(1.0, (program.memory_bytes - shared_bytes) / width)
-        largest_width = math.floor((share_bytes - shared_bytes) / bytes_of_trial)
-        width = min(width - 1, max(1, largest_width))
+        width //= 2
 
 
 def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:

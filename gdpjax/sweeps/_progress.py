@@ -169,7 +169,7 @@ def print_summary(
     for heading in ("certified", label(layout.score), *map(layout.label, names)):
         table.add_column(heading, justify="right")
     for best in pareto_front(configurations(rows, layout), layout):
-        settings = [layout.text(name, best.settings[name]) for name in names]
+        settings = [layout.text(name, best.rows[0][name]) for name in names]
         table.add_row(rounded(best.epsilon_upper, 4, "up"), layout.spread(best), *settings)
     console.print(table)
 

@@ -83,7 +83,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
         price=price(rows),
         settings=varied(rows, layout),
         front=front,
-        on_front={number for configuration in front for number in configuration.trials},
+        on_front={row["trial"] for configuration in front for row in configuration.rows},
         rows=rows,
         columns=[name for name in names if name not in common],
         common=[name for name in common if rows[0][name] is not None],

@@ -112,19 +112,15 @@ def label(name: str, units: bool = True) -> str:
 
 
 class Configuration(NamedTuple):
-    """All trainings of one configuration that did not fail.
+    """The rows of all trainings of one configuration that did not fail, and their scores."""
 
-    Fields:
-      settings: its hyperparameters.
-      epsilon_upper: the certified epsilon of one training.
-      scores: of the trainings, in order.
-      trials: their numbers.
-    """
-
-    settings: dict[str, Any]
-    epsilon_upper: float
+    rows: list[Row]
     scores: list[float]
-    trials: list[int]
+
+    @property
+    def epsilon_upper(self) -> float:
+        """The certified epsilon of one training."""
+        return self.rows[0]["epsilon_upper"]
 
     @property
     def mean(self) -> float:
@@ -144,14 +140,11 @@ def succeeded(rows: Sequence[Row]) -> list[Row]:
 
 def configurations(rows: Sequence[Row], layout: Layout) -> list[Configuration]:
     """Return the trials of each configuration together, in order; those that failed left out."""
-    by_settings: dict[tuple[Any, ...], Configuration] = {}
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in succeeded(rows):
-        settings = {name: row[name] for name in layout.hyperparameters}
-        new = Configuration(settings, row["epsilon_upper"], scores=[], trials=[])
-        found = by_settings.setdefault(tuple(settings.values()), new)
-        found.scores.append(row[layout.score])
-        found.trials.append(row["trial"])
-    return list(by_settings.values())
+        settings = tuple(row[name] for name in layout.hyperparameters)
+        found.setdefault(settings, []).append(row)
+    return [Configuration(same, [row[layout.score] for row in same]) for same in found.values()]
 
 
 def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Configuration]:

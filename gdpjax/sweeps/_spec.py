@@ -272,55 +272,50 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd, "adam": optax.adam, "ad
 
 def import_task(source: Source) -> Task:
     """Return the task of imported functions; a name that cannot be imported is refused with its line."""
-    names = {field: source.content.get(field) for field in FIELDS}
+    names = {}
     functions = []
-    for field, name in names.items():
+    for field in FIELDS:
+        names[field] = str(source.content.get(field))
         with source.at(field):
-            functions.append(_function(field, name, source.path))
+            functions.append(_function(field, names[field], source.path))
     with source.at():
         return Task(*functions, names=names)
 
 
-def _function(field: str, name: Any, spec: Path | None) -> Callable[..., Any]:
+def _function(field: str, name: str, spec: Path | None) -> Callable[..., Any]:
     """Return the function "module:function" of a field, or an optimizer by its name alone."""
     known = OPTIMIZERS if field == "optimizer" else {}
-    if isinstance(name, str) and name in known:
+    if name in known:
         return known[name]
-    module_name, _, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
+    module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or module_name.endswith(".py"):
         others = f", or one of {', '.join(known)}" if known else ""
-        raise UserError(f'{field} must be "module:function"{others}, got {shown(name)}{did_you_mean(name, known)}')
-    module = import_module(module_name, spec)
+        raise UserError(f'{field} must be "module:function"{others}, got {name!r}{did_you_mean(name, known)}')
+    module = import_module(module_name, Path.cwd() if spec is None else spec.parent)
     function = getattr(module, attribute, None)
     if not callable(function):
-        hint = did_you_mean(attribute, [known for known in vars(module) if not known.startswith("_")])
+        hint = did_you_mean(attribute, vars(module))
         raise UserError(f"{field}: the module {module_name} has no function {attribute}{hint}")
     return function
 
 
-def import_module(name: str, spec: Path | None) -> Any:
-    """Import a module that may lie beside the spec or here; these folders stay on the path for what it imports later.
+def import_module(name: str, folder: Path) -> Any:
+    """Import a module that may lie in ``folder`` or here; both stay on the path for what it imports later.
 
     Raises:
       UserError: it is not there, it fails, or another one of that name is loaded.
     """
-    here = Path.cwd().resolve()
-    beside = here if spec is None else spec.resolve().parent
-    folders = list(dict.fromkeys([str(beside), str(here)]))
-    for folder in reversed(folders):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    for place in (Path.cwd(), folder.resolve()):
+        if str(place) not in sys.path:
+            sys.path.insert(0, str(place))
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        # Either this module is missing, or something fails in it.
-        if isinstance(error, ModuleNotFoundError) and error.name == name.split(".")[0]:
-            raise UserError(f"there is no module {name} in {' or '.join(folders)}") from error
         raise failure_of(f"importing {name}", error) from error
 
     # Python keeps modules by name: one of another folder would be taken for this one.
-    expected = (beside / f"{name}.py").resolve()
+    expected = (folder / f"{name}.py").resolve()
     loaded = getattr(module, "__file__", None)
     if expected.is_file() and (loaded is None or Path(loaded).resolve() != expected):
         raise UserError(f"{expected} has the name of another module, {loaded}; rename it")

@@ -73,17 +73,20 @@ class SweepResult:
         on public evaluation data, too, since every model that is scored was trained on private data: see the report.
         """
         found = self._best(epsilon)
-        trials = [row for row in self.rows if row["trial"] in found.trials]
-        best: Row = {name: trials[0][name] for name in (*self.layout.hyperparameters, *COSTS)}
-        best |= {name: statistics.fmean(row[name] for row in trials) for name in self.layout.scores}
-        return best | {f"{self.layout.score}_stdev": found.stdev, "trial": found.trials}
+        best: Row = {name: found.rows[0][name] for name in (*self.layout.hyperparameters, *COSTS)}
+        for name in self.layout.scores:
+            best[name] = statistics.fmean(row[name] for row in found.rows)
+        best[f"{self.layout.score}_stdev"] = found.stdev
+        best["trial"] = [row["trial"] for row in found.rows]
+        return best
 
     def best_in_words(self, epsilon: float | None = None) -> str:
         """Return one sentence about `best`, which ``gdpjax sweep-report --epsilon`` prints."""
         layout, found = self.layout, self._best(epsilon)
         within = "" if epsilon is None else f" within a certified epsilon of {epsilon:g}"
-        given = {name: value for name, value in found.settings.items() if value is not None and name != "epsilon"}
-        settings = ", ".join(f"{layout.label(name)} {layout.text(name, value)}" for name, value in given.items())
+        first = found.rows[0]
+        names = [name for name in layout.hyperparameters if first[name] is not None and name != "epsilon"]
+        settings = ", ".join(f"{layout.label(name)} {layout.text(name, first[name])}" for name in names)
         sentence = (
             f"The best{within}: {layout.label(layout.score)} {layout.spread(found)}, at epsilon "
             f"{rounded(found.epsilon_upper, 4, 'up')} for ONE training, with {settings}."

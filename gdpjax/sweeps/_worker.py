@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax.ledger import Event, ledger_of
-from gdpjax.sampling import BatchOverflowError
-from gdpjax.sweeps._examples import Examples, failure_of, with_place
+from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._plans import Keys, Trial
 from gdpjax.sweeps._program import Blueprint, Program, arguments_of, make_program, make_scores, not_finite
 from gdpjax.sweeps._task import Settings, Task
@@ -157,7 +156,7 @@ class Worker:
             program = make_program(blueprint, self._data, **limits)
             return _Compiled(program, self._data, blueprint, make_scores(blueprint))
         except Exception as error:
-            return with_place("the training", error)
+            return error
 
 
 def _train(compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Steps) -> list[Row]:
@@ -188,10 +187,8 @@ def _row(compiled: _Compiled, trial: Trial, state: State) -> Row:
     try:
         state.check_status()
         scores = compiled.scores(trial.settings, state.params)
-    except BatchOverflowError as error:
-        return row_of(trial, error=described(error))
     except Exception as error:
-        return row_of(trial, error=described(failure_of("scores", error)))
+        return row_of(trial, error=described(error))
     reason = not_finite(state.params, scores)
     return row_of(trial, scores) if reason is None else row_of(trial, error=reason)
 

@@ -147,13 +147,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def make_folder(folder: Path, private: bool = False) -> None:
-    """Make a folder where there is none, for its owner alone if it is ``private``; UserError if it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if private:
-            folder.chmod(0o700)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
+    """Make a folder where there is none, for its owner alone if it is ``private``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if private:
+        folder.chmod(0o700)
 
 
 def start_log(folder: Path, name: str) -> None:

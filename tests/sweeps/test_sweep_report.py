@@ -206,7 +206,7 @@ def test_every_tick_of_a_sweep_has_a_number_that_can_be_read(drawn, tmp_path, va
 
 
 def learning_rates(configurations):
-    return [each.settings["learning_rate"] for each in configurations]
+    return [each.rows[0]["learning_rate"] for each in configurations]
 
 
 def test_seeds_are_averaged_and_the_front_is_of_means():
@@ -226,7 +226,7 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     averaged = configurations[0]
     assert averaged.epsilon_upper == 1.0
     assert round(averaged.mean, 3) == 0.8
-    assert averaged.trials == [0, 1]
+    assert [row["trial"] for row in averaged.rows] == [0, 1]
     assert averaged.stdev == pytest.approx(np.std([0.7, 0.9], ddof=1))
     of_one_trial = configurations[1]
     assert of_one_trial.stdev is None

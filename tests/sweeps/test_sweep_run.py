@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -214,16 +213,14 @@ def fake_compile(each):
 
 
 def test_the_width_follows_the_memory(monkeypatch):
-    """Trials run side by side as far as the memory allows, which takes two compilations at most."""
+    """As many trials run side by side as the memory allows, by halves of the width."""
     monkeypatch.setattr(_program, "_compile", fake_compile(1000))
-    data = SimpleNamespace(arrays=[SimpleNamespace(nbytes=10**6)])
-    blueprint = SimpleNamespace(plan=SimpleNamespace(capacity=32))
-    fits = make_program(blueprint, data, width=32, memory_bytes=10**6 + 32_000)
+    fits = make_program(None, None, width=32, memory_bytes=10**6 + 32_000)
     assert (fits.width, fits.num_compiled) == (32, 1)
-    narrow = make_program(blueprint, data, width=32, memory_bytes=10**6 + 5_500)
-    assert (narrow.width, narrow.num_compiled) == (5, 2)
+    narrow = make_program(None, None, width=32, memory_bytes=10**6 + 5_500)
+    assert (narrow.width, narrow.num_compiled) == (4, 4)
     with pytest.raises(UserError, match=r"one trial alone needs 0\.001 GB.*--memory-gb"):
-        make_program(blueprint, data, width=32, memory_bytes=10**6)
+        make_program(None, None, width=32, memory_bytes=10**6)
 
 
 def test_convolutions_keep_the_loop_outside(small_digits):
