@@ -51,25 +51,22 @@ class RayBackend:
         self._examples = self._ray.put(examples)
 
     def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
-        """Start a task; its future raises `ChunkLost` if no retry is left."""
-        reference = self._task.remote(chunk, self._sent_task, self._examples, self.limits.memory_bytes, versions())
-        result: concurrent.futures.Future[Result] = concurrent.futures.Future()
-        reference.future().add_done_callback(lambda finished: self._pass_on(finished, result))
-        return result
+        """Start a task."""
+        task = self._task.remote(chunk, self._sent_task, self._examples, self.limits.memory_bytes, versions())
+        return task.future()
 
-    def _pass_on(self, finished: Any, result: "concurrent.futures.Future[Result]") -> None:
-        """Give the result or the error of a future of Ray to our own."""
-        error = finished.exception()
+    def result(self, future: "concurrent.futures.Future[Result]") -> Result:
+        """Return the result of a task that is over; `ChunkLost` if its workers died, and no retry is left.
+
+        Another error of Ray, such as that the cluster is gone, is not the trials' fault: they may be resumed.
+        """
         kinds = self._ray.exceptions
-        if error is None:
-            result.set_result(finished.result())
-        elif isinstance(error, kinds.RayTaskError):
-            result.set_exception(error.cause if isinstance(error.cause, Exception) else error)
-        elif isinstance(error, kinds.WorkerCrashedError | kinds.NodeDiedError | kinds.OutOfMemoryError):
-            result.set_exception(ChunkLost(f"{RETRIES + 1} workers died of it: {type(error).__name__}: {error}"))
-        else:
-            # The cluster is gone, for example: the trial is not at fault, and may be resumed.
-            result.set_exception(error)
+        try:
+            return future.result()
+        except kinds.RayTaskError as error:
+            raise error.cause from None
+        except (kinds.WorkerCrashedError, kinds.NodeDiedError, kinds.OutOfMemoryError) as error:
+            raise ChunkLost(f"{RETRIES + 1} workers died of it: {type(error).__name__}: {error}") from None
 
     def close(self) -> None:
         """Leave the cluster, which ends the job's tasks."""

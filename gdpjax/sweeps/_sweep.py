@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MOST_SLOTS = 8
 """The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
 BackendFor = Callable[[Task, Examples, SweepProgress], Any]
-"""Makes the place where chunks run, such as `LocalBackend`: ``limits``, ``submit(chunk)`` and ``close()``."""
+"""Makes the place where chunks run, such as `LocalBackend`: ``limits``, ``submit``, ``result`` and ``close``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +137,6 @@ def run_sweep(
     console = as_console(console)
     folder = Path(out)
     backend_for = backend_of(backend, width, memory_gb, ray_address)
-    if not resume:
-        folders.refuse_used(folder)
     try:
         sweep_in(folder, as_spec(task, spec), resume, backend_for, console)
         result = report_sweep(folder, console)
@@ -199,9 +197,11 @@ def num_slots() -> int:
 
 def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console") -> None:
     """Run every trial that is not yet on record in ``folder``; refusals come before anything runs."""
-    trials = list_trials(spec)
     if resume:
         records.refuse_changes(folder, folders.described(folder).sweep, spec.described())
+    else:
+        folders.refuse_used(folder)
+    trials = list_trials(spec)
     examples = load_examples(spec.task.load, spec.content.hold_out)
     scores, digest = check_programs(spec, trials, examples)
     layout = layout_of(spec, trials, scores)
@@ -287,7 +287,7 @@ def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
         chunk_of_future |= {backend.submit(chunk): chunk for chunk in chunks}
     for future in concurrent.futures.as_completed(chunk_of_future):
         try:
-            rows, program = future.result()
+            rows, program = backend.result(future)
         except ChunkLost as error:
             rows, program = failures(chunk_of_future[future].trials, error), None
         if program is not None:

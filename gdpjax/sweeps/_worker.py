@@ -96,6 +96,10 @@ class LocalBackend:
         """Put the chunk into the queue of the threads."""
         return self._pool.submit(self._worker.run, chunk, self._on_steps)
 
+    def result(self, future: "concurrent.futures.Future[Result]") -> Result:
+        """Return the result of a chunk that is over."""
+        return future.result()
+
     def _on_steps(self, done: int, total: int) -> None:
         if self._stop.is_set():
             raise Stopped
