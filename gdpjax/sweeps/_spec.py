@@ -143,6 +143,12 @@ class Spec:
     choices: dict[str, Choice]
     seeds: int | tuple[int, ...]
 
+    @property
+    def fixed(self) -> dict[str, float]:
+        """The task's defaults, without one that a chosen target or noise multiplier takes the place of."""
+        defaults = self.task.defaults.items()
+        return {name: value for name, value in defaults if ALTERNATIVES.get(name) not in self.choices}
+
     def described(self) -> dict[str, Any]:
         """Return the content of the spec as JSON values, without comments, layout and the name of the file.
 
@@ -150,10 +156,8 @@ class Spec:
         """
         content = dict(self.task.names) | msgspec.to_builtins(self.content)
         del content[SECTION], content["one_program"]
-        # What a choice takes the place of has no part in the sweep.
-        for name, value in self.task.defaults.items():
-            if ALTERNATIVES.get(name) not in self.choices:
-                content[name] = (np.asarray(value).item(),)
+        for name, value in self.fixed.items():
+            content[name] = (np.asarray(value).item(),)
         content |= msgspec.to_builtins(self.choices)
         return json.loads(json.dumps(content | {"delta": self.delta, "seeds": self.seeds}))
 

@@ -21,7 +21,7 @@ from gdpjax._core.shown import shown
 from gdpjax.sweeps._examples import Examples, failure_of
 from gdpjax.sweeps._plans import Trial, cost_of_event, float32_above, plan_of
 from gdpjax.sweeps._program import Blueprint, Numbers
-from gdpjax.sweeps._spec import ALTERNATIVES, MOST_TRIALS, SECTION, Range, Spec
+from gdpjax.sweeps._spec import MOST_TRIALS, SECTION, Range, Spec
 from gdpjax.sweeps._task import RESERVED
 from gdpjax.sweeps.records import NOT_SCORES, UserError, named_arrays
 from gdpjax.training import Data, Plan
@@ -31,9 +31,10 @@ _DECIDE_PRIVACY = ("epsilon", "noise_multiplier", "batch_size", "epochs")
 
 def list_trials(spec: Spec) -> list[Trial]:
     """Return every trial of a spec in a fixed order: each configuration once for each seed, none twice."""
-    seeds = list(spec.seeds) if isinstance(spec.seeds, tuple) else [None] * spec.seeds
+    seeds = spec.seeds if isinstance(spec.seeds, tuple) else [None] * spec.seeds
     lists = [choice for choice in spec.choices.values() if isinstance(choice, tuple)]
-    num_trials = len(seeds) * (spec.content.num_configurations or math.prod(map(len, lists)))
+    num_configurations = spec.content.num_configurations or math.prod(map(len, lists))
+    num_trials = num_configurations * len(seeds)
     # Before anything takes memory.
     if num_trials > MOST_TRIALS:
         raise UserError(f"{num_trials} trials; at most {MOST_TRIALS} are run in one sweep")
@@ -43,13 +44,11 @@ def list_trials(spec: Spec) -> list[Trial]:
     candidates = _drawn(spec) if spec.content.search == "random" else grid
     trials: list[Trial] = []
     for values in dict.fromkeys(candidates):
-        chosen = dict(zip(spec.choices, values, strict=True))
-        # A target or a noise multiplier that is chosen takes the place of the other's default.
-        settings = {name: value for name, value in spec.task.defaults.items() if ALTERNATIVES.get(name) not in chosen}
-        settings |= chosen
+        settings = spec.fixed | dict(zip(spec.choices, values, strict=True))
         ordered = {name: settings[name] for name in spec.task.hyperparameters if name in settings}
         for replicate, seed in enumerate(seeds):
-            trials.append(Trial(len(trials), dict(ordered), spec.delta, seed, replicate, spec.task.names))
+            trial = Trial(len(trials), dict(ordered), spec.delta, seed, replicate, spec.task.names)
+            trials.append(trial)
     return trials
 
 

@@ -247,5 +247,5 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     was_stopped = event.num_steps < planned.num_steps and bool(state.overflowed)
     has_planned_noise = event.noise_multiplier == planned.noise_multiplier
     has_planned_sampling = event.sampling_prob == planned.sampling_prob
-    if not has_planned_noise or not has_planned_sampling or not (is_complete or was_stopped):
+    if not (has_planned_noise and has_planned_sampling and (is_complete or was_stopped)):
         raise RuntimeError(f"the ledger says {event}, but the cost was computed for {planned}")

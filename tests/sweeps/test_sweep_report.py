@@ -300,7 +300,7 @@ def test_cells_are_rounded_to_the_safe_side():
 def test_the_page_has_the_results_as_csv_and_words_for_people(large):
     """The page holds the columns by their names for a file, and by words in its table."""
     text = report_sweep(large).report.read_text()
-    assert "trial,learning_rate,l2_clip_norm,noise_multiplier" in text, "for the button, with the names of the columns"
+    assert '["trial", "learning_rate", "l2_clip_norm", "noise_multiplier"' in text, "for the button"
     assert "<th>test accuracy (%)</th>" in text
     assert "<th>clip norm</th>" in text
     assert "memory_bytes" not in text
