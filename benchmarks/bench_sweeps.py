@@ -20,6 +20,7 @@ Beside that, how long a file of a thousand trials takes to open (`benchmarks.swe
 import concurrent.futures
 import pathlib
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -143,10 +144,13 @@ def _measured(way: Way, times: list[Any], planned: int) -> dict[str, Any]:
 
 def _trials(settings: Settings) -> tuple[list[Any], "Work"]:
     from experiments.sweeps.named_task import FIELDS, named_task
-    from gdpjax.sweeps import list_trials, load_examples, parse_spec, plan_trials
+    from gdpjax.sweeps import list_trials, load_examples, plan_trials, read_spec
 
     options = settings._asdict() | {"count": settings.configurations // 4}
-    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options), FIELDS, named_task)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "benchmark.toml"
+        path.write_text(SPEC.format_map(options))
+        spec = read_spec(path, FIELDS, named_task)
     examples = load_examples(spec.task.load)
     trials = plan_trials(spec, list_trials(spec), examples.num_examples)
     assert len(trials) == settings.configurations

@@ -28,7 +28,6 @@ from gdpjax.sweeps._progress import as_console as as_console
 from gdpjax.sweeps._spec import Source as Source
 from gdpjax.sweeps._spec import Spec as Spec
 from gdpjax.sweeps._spec import as_spec as as_spec
-from gdpjax.sweeps._spec import parse_spec as parse_spec
 from gdpjax.sweeps._spec import read_spec as read_spec
 from gdpjax.sweeps._sweep import num_slots as num_slots
 from gdpjax.sweeps._sweep import report_sweep, run_sweep

@@ -239,8 +239,12 @@ def arguments_of(
     The settings of the last trial fill what is left of the width, with keys of their own: configurations that share a
     key are refused as a whole.
     """
-    num_missing = width - len(settings)
-    settings = [*settings, *[settings[-1]] * num_missing]
-    unused = [Keys(*(jax.random.fold_in(key, lane) for key in keys[-1])) for lane in range(num_missing)]
-    numbers = {name: jnp.asarray([each[name] for each in settings], jnp.float32) for name in names}
-    return numbers, jax.tree.map(lambda *each: jnp.stack(each), *keys, *unused)
+    settings, keys = list(settings), list(keys)
+    while len(settings) < width:
+        settings.append(settings[-1])
+        unused = jax.random.fold_in(keys[-1].training, 0)
+        keys.append(keys[-1]._replace(training=unused))
+    numbers = {}
+    for name in names:
+        numbers[name] = jnp.asarray([each[name] for each in settings], jnp.float32)
+    return numbers, jax.tree.map(lambda *each: jnp.stack(each), *keys)

@@ -144,7 +144,12 @@ def configurations(rows: Sequence[Row], layout: Layout) -> list[Configuration]:
     for row in succeeded(rows):
         settings = tuple(row[name] for name in layout.hyperparameters)
         found.setdefault(settings, []).append(row)
-    return [Configuration(same, [row[layout.score] for row in same]) for same in found.values()]
+
+    whole = []
+    for same in found.values():
+        scores = [row[layout.score] for row in same]
+        whole.append(Configuration(same, scores))
+    return whole
 
 
 def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Configuration]:
@@ -196,7 +201,7 @@ def how_far(num_finished: int, num_trials: int, programs: Sequence[Mapping[str, 
     ('1 of 24 trials finished', '0 compilations for 0 shapes')
     """
     num_compiled = sum(program["num_compiled"] for program in programs)
-    shapes = {str([program.get(name) for name in ("num_steps", "batch_size", "constants")]) for program in programs}
+    shapes = {(program["num_steps"], program["batch_size"], str(program.get("constants"))) for program in programs}
     finished = f"{num_finished} of {count(num_trials, 'trial')} finished"
     return finished, f"{count(num_compiled, 'compilation')} for {count(len(shapes), 'shape')}"
 

@@ -167,11 +167,7 @@ def read_spec(path: Path, fields: Iterable[str], task_of: Callable[[Source], Tas
 
     ``fields`` are those that name the task, which ``task_of`` makes of them.
     """
-    return parse_spec(path, path.read_text(encoding="utf-8"), fields, task_of)
-
-
-def parse_spec(path: Path, text: str, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
-    """Return the sweep in a TOML text, as `read_spec`; ``path`` is for messages."""
+    text = path.read_text(encoding="utf-8")
     try:
         content = tomllib.loads(text)
     except ValueError as error:
@@ -260,7 +256,8 @@ def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> S
     if isinstance(spec, Spec):
         return spec
     if isinstance(spec, str | Path):
-        return read_spec(Path(spec), FIELDS, import_task) if task is None else read_spec(Path(spec), (), lambda _: task)
+        path = Path(spec)
+        return read_spec(path, FIELDS, import_task) if task is None else read_spec(path, (), lambda source: task)
     if not isinstance(spec, Mapping) or not isinstance(task, Task):
         raise UserError("give a Task with a dictionary or a TOML file, or None with a TOML file that names the task")
     return spec_of_mapping(spec, task)

@@ -47,8 +47,8 @@ def list_trials(spec: Spec) -> list[Trial]:
         settings = spec.fixed | dict(zip(spec.choices, values, strict=True))
         ordered = {name: settings[name] for name in spec.task.hyperparameters if name in settings}
         for replicate, seed in enumerate(seeds):
-            trial = Trial(len(trials), dict(ordered), spec.delta, seed, replicate, spec.task.names)
-            trials.append(trial)
+            number = len(trials)
+            trials.append(Trial(number, dict(ordered), spec.delta, seed, replicate, spec.task.names))
     return trials
 
 
@@ -69,10 +69,11 @@ def _drawn(spec: Spec) -> Iterator[tuple[float, ...]]:
         choice = spec.choices[name]
         if not isinstance(choice, Range):
             return choice[int(generator.integers(len(choice)))]
+        low, high = choice.min, choice.max
         if choice.log:
-            value = math.exp(generator.uniform(math.log(choice.min), math.log(choice.max)))
+            value = math.exp(generator.uniform(math.log(low), math.log(high)))
         else:
-            value = float(generator.uniform(choice.min, choice.max))
+            value = float(generator.uniform(low, high))
         # 6 digits are more than anybody means.
         return round(value) if spec.task.hyperparameters[name].whole else float(f"{value:.6g}")
 
@@ -115,10 +116,13 @@ def check_task(blueprint: Blueprint) -> tuple[str, ...]:
       UserError: one of them fails, or returns something else than it should; the message names the line.
     """
     examples = blueprint.examples
-    shapes = [jax.ShapeDtypeStruct((examples.num_examples, *row.shape), row.dtype) for row in examples.example]
-    rows = Data(tuple(shapes), jax.ShapeDtypeStruct((), jnp.int32))
+    rows = []
+    for row in examples.example:
+        shape = (examples.num_examples, *row.shape)
+        rows.append(jax.ShapeDtypeStruct(shape, row.dtype))
+    data = Data(tuple(rows), jax.ShapeDtypeStruct((), jnp.int32))
 
-    def everything(numbers: Numbers, key: Any, example: Any, evaluation: Any, rows: Data) -> Any:
+    def everything(numbers: Numbers, key: Any, example: Any, evaluation: Any, data: Data) -> Any:
         model = blueprint.model(numbers)
         params = model.init(key)
         try:
@@ -128,11 +132,11 @@ def check_task(blueprint: Blueprint) -> tuple[str, ...]:
             error.add_note(f"loss is called with ONE example, here {shapes}: its arrays have no batch axis")
             raise
         training = blueprint.training(numbers)
-        training.step(training.init(params, key), rows)
+        training.step(training.init(params, key), data)
         return params, model.scores(params, *evaluation)
 
     try:
-        params, scores = jax.eval_shape(everything, *blueprint.arguments, rows)
+        params, scores = jax.eval_shape(everything, *blueprint.arguments, data)
     except (Exception, SystemExit) as error:
         raise failure_of("a training", error) from error
     named_arrays(params)
@@ -188,4 +192,5 @@ def _with_plan(trial: Trial, plan: Plan) -> Trial:
     noise_multiplier = float32_above(plan.noise_multiplier)
     settings = trial.settings | {"noise_multiplier": noise_multiplier}
     plan = plan.replace(noise_multiplier=noise_multiplier, clip=trial.settings["l2_clip_norm"])
-    return dataclasses.replace(trial, settings=settings, plan=plan, cost=cost_of_event(plan.event, plan.delta))
+    cost = cost_of_event(plan.event, plan.delta)
+    return dataclasses.replace(trial, settings=settings, plan=plan, cost=cost)
