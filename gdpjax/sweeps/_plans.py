@@ -182,9 +182,9 @@ def make_keys(seed: int | None, settings: Mapping[str, object], root: jax.Array 
 
     Two settings with one seed get different keys: with the same noise, the difference of their results would have none.
     """
-    if root is None:
-        root = fresh_key()
-    key = root if seed is None else jax.random.key(seed)
+    key = fresh_key() if root is None else root
+    if seed is not None:
+        key = jax.random.key(seed)
 
     # 64 bits of a digest of the settings, in two words.
     text = json.dumps(settings, sort_keys=True, default=str)

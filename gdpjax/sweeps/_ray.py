@@ -98,10 +98,9 @@ def own_code() -> list[str]:
     places = [str(Path(__file__).parents[1])]
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        folders = getattr(module, "__path__", [])
-        if "." in name or name == "__main__":
-            continue
-        places += [place for place in [*folders, source][:1] if place is not None and is_own(place)]
+        place = next(iter(getattr(module, "__path__", [])), source)
+        if place and "." not in name and name != "__main__" and is_own(place):
+            places.append(place)
     return list(dict.fromkeys(places))
 
 

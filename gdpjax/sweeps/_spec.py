@@ -175,10 +175,16 @@ def read_spec(path: Path, fields: Iterable[str], task_of: Callable[[Source], Tas
     return _spec_of(Source(path, text, content), fields, task_of)
 
 
+def _plain(value: Any) -> Any:
+    """Return a number or an array of NumPy as those of Python; UserError for what a file could not hold either."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise UserError(f"a spec has texts, numbers, lists and tables, got {shown(value)}")
+
+
 def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
     """Return the sweep that a dictionary describes."""
-    # Numbers and arrays of NumPy become those of Python.
-    text = json.dumps(content, indent=2, default=lambda value: np.asarray(value).tolist())
+    text = json.dumps(content, indent=2, default=_plain)
     return _spec_of(Source(None, text, json.loads(text)), (), lambda source: task)
 
 

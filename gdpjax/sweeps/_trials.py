@@ -144,8 +144,9 @@ def check_task(blueprint: Blueprint) -> tuple[str, ...]:
         raise UserError(f'scores must return numbers by name, such as {{"accuracy": ...}}, got {shown(scores)}')
     taken = {*blueprint.task.hyperparameters, *RESERVED, *NOT_SCORES}
     for name, value in scores.items():
-        if getattr(value, "shape", None) != ():
-            raise UserError(f"scores must return numbers, got {shown(value)} for {name!r}")
+        is_number = getattr(value, "shape", None) == ()
+        if not is_number or jnp.issubdtype(value.dtype, jnp.complexfloating):
+            raise UserError(f"scores must return real numbers, got {shown(value)} for {name!r}")
         is_word = str(name).isidentifier()
         if not is_word or name in taken or name.startswith(("epsilon_", "mu_")):
             raise UserError(f"a score needs a name of its own (letters, digits, _), got {name!r}")

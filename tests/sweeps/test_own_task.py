@@ -223,6 +223,7 @@ MISTAKES = {
     "learning_rate must be a number from 1.17549e-38": {"hyperparameters": NUMBERS | {"learning_rate": float("inf")}},
     "unknown field '7'": {7: 1},
     "score must be one of rmse, size, got 'accuracy'": {"score": "accuracy"},
+    "a spec has texts, numbers, lists and tables, got": {"hyperparameters": NUMBERS | {"learning_rate": optax.sgd}},
     "0 < min if it is logarithmic": {
         "hyperparameters": NUMBERS | {"penalty": {"min": 0.0, "max": 1.0, "count": 3, "log": True}}
     },
@@ -262,7 +263,10 @@ REFUSED = {
         scores=lambda params, x, y: {"mean": jnp.mean(y)},
     ),
     "a training failed: TypeError": stepping_with(lambda updates, state, params: ({"a": updates}, state)),
-    "scores must return numbers, got an array of float32[16]": with_model(scores=lambda params, x, y: {"mean": y}),
+    "scores must return real numbers, got an array of complex64[]": with_model(
+        scores=lambda params, x, y: {"mean": jnp.mean(y) * 1j}
+    ),
+    "scores must return real numbers, got an array of float32[16]": with_model(scores=lambda params, x, y: {"mean": y}),
     "side effects (debug_print)": with_model(
         loss=lambda params, x, y: (jax.debug.print("x"), jnp.sum(params @ x) - y)[1]
     ),
