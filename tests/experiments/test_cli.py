@@ -65,7 +65,7 @@ def test_resume_needs_a_run(tmp_path, capsys):
 def test_a_folder_that_cannot_be_made(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert cli.main(["train", "--out", str(tmp_path / "file" / "run")]) == 2
-    assert "choose another --out" in capsys.readouterr().err
+    assert "run: Not a directory" in capsys.readouterr().err
 
 
 def test_unknown_dataset_names_the_choices(capsys):
