@@ -92,7 +92,6 @@ ANYTHING = {
     ("nnx.explain", "wrt"),
     ("nnx.private_training", "wrt"),
     ("report", "unit"),
-    ("train", "how_to_resume"),
 }
 
 

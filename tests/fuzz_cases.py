@@ -349,7 +349,6 @@ def _sweep_cases() -> dict[str, Case]:
             "run",
             resume=False,
             diagnostics=True,
-            how_to_resume="the same again",
         ),
         "run_sweep": case(
             _in_a_folder(sweeps.run_sweep),

@@ -32,6 +32,7 @@ import jax
 import numpy as np
 import optax
 
+from gdpjax._core.arguments import check_callable
 from gdpjax._core.shown import shown
 from gdpjax.sweeps.records import UserError
 
@@ -148,8 +149,9 @@ class Task:
 
     def __post_init__(self) -> None:
         functions = {"data": self.load, "model": self.build, "optimizer": self.optimizer}
-        if not self.names:
-            object.__setattr__(self, "names", {what: _name_of(function) for what, function in functions.items()})
+        check_callable("load", self.load)
+        names = dict(self.names) or {what: _name_of(function) for what, function in functions.items()}
+        object.__setattr__(self, "names", names)
         unknown = self.defaults.keys() - {*self.hyperparameters, "delta"}
         if unknown:
             raise UserError(f"defaults has {', '.join(sorted(unknown))}, which is no hyperparameter of this task")
