@@ -17,6 +17,7 @@ are timed on a few of them.
 import concurrent.futures
 import pathlib
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -55,10 +56,13 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield everything at once."""
     from benchmarks import turns
     from experiments.sweeps.named_task import FIELDS, named_task
-    from gdpjax.sweeps import list_trials, load_examples, parse_spec, plan_trials
+    from gdpjax.sweeps import list_trials, load_examples, read_spec, plan_trials
 
     options = settings._asdict() | {"count": settings.configurations // 4}
-    spec = parse_spec(pathlib.Path("benchmark.toml"), SPEC.format_map(options), FIELDS, named_task)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "benchmark.toml"
+        path.write_text(SPEC.format_map(options))
+        spec = read_spec(path, FIELDS, named_task)
     examples = load_examples(spec.task.load)
     trials = plan_trials(spec, list_trials(spec), examples.num_examples)
     assert len(trials) == settings.configurations

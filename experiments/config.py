@@ -315,15 +315,3 @@ def identity(config: TrainConfig) -> dict[str, object]:
     for field in dataclasses.fields(config):
         flat |= dataclasses.asdict(getattr(config, field.name))
     return {name: value for name, value in flat.items() if name not in ("out", "resume")}
-
-
-def resume_command(config: TrainConfig, out: Path) -> str:
-    """Return the command that continues this run."""
-    flags = []
-    for name, value in identity(config).items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            flags.append(f"--{flag} {value}")
-    return f"python -m experiments train {' '.join(flags)} --out {out} --resume"

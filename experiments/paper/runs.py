@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from rich.console import Console
 
 from experiments.config import TrainConfig, identity
@@ -15,6 +16,27 @@ from gdpjax.sweeps import records
 
 PUBLIC_METRICS = ("step", "epoch", "test_accuracy", "test_rmse", "epsilon_lower", "epsilon_upper")
 """What is kept of every epoch."""
+
+
+class Privacy(msgspec.Struct):
+    """The fields of ``privacy`` in the result of a run that are read. Infinite epsilons are written as texts."""
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: records.Whole
+    delta: float
+    mu_clt: float | str
+    epsilon_clt: float | str
+    epsilon_moments_accountant: float | str
+    epsilon_lower: float | str
+    epsilon_upper: float | str
+
+
+class ResultFile(msgspec.Struct):
+    """The fields of the result of a run that are read."""
+
+    privacy: Privacy
+    config: dict[str, Any]
 
 
 class PlannedRun(NamedTuple):
@@ -94,7 +116,7 @@ def public_figures(run: PlannedRun) -> dict[str, Any]:
     speeds = sorted(line["steps_per_second"] for line in lines if "steps_per_second" in line)
     return {
         "seed": run.seed,
-        "result": records.read_json(run.folder / records.RESULT, records.ResultFile),
+        "result": records.read_json(run.folder / records.RESULT, ResultFile),
         "epochs": epochs,
         "steps_per_second": speeds[len(speeds) // 2] if speeds else None,
     }

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from experiments.config import identity
-from experiments.paper.runs import FinishedRuns, PlannedRun
+from experiments.paper.runs import FinishedRuns, PlannedRun, ResultFile
 from experiments.paper.settings import EXPERIMENTS, Row
 from experiments.tables import mean_and_stdev, table, write_with_table
 from gdpjax import accounting
@@ -24,7 +24,7 @@ class RecordedRun(msgspec.Struct):
     """A finished run in a result file."""
 
     seed: records.Whole
-    result: records.ResultFile
+    result: ResultFile
     epochs: list[records.Epoch]
     steps_per_second: float | None
 

@@ -1,5 +1,6 @@
 """The command ``python -m experiments recipes``."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from experiments.recipes import tables
 from experiments.recipes.catalogue import RECIPES, Recipe
 from experiments.recipes.outcome import Row, outcome
 from experiments.sweeps import command as sweep
-from gdpjax.sweeps import is_finished, report_sweep
+from gdpjax.sweeps import report_sweep
 
 
 def run(config: RecipesConfig) -> None:
@@ -43,8 +44,15 @@ def _record(recipe: Recipe, runs: Path) -> dict[str, Any]:
 
 def _rows_of_sweep(spec: Path, out: Path) -> list[Row]:
     """Return the rows of a sweep, from its folder as far as they are there."""
-    if not is_finished(out, sweep.read(spec)):
+    if not _is_finished(out, spec):
         # One trial at a time: they are large.
         config = SweepConfig(spec, out=out, resume=out.exists(), width=1)
         sweep.run(config)
     return report_sweep(out).rows
+
+
+def _is_finished(out: Path, spec: Path) -> bool:
+    """Return whether a sweep of this spec was run to its end."""
+    if not (out / "results.parquet").is_file():
+        return False
+    return json.loads((out / "sweep.json").read_text())["sweep"] == sweep.read(spec).described()

@@ -19,10 +19,16 @@ FIELDS = ("dataset", "model", "optimizer")
 
 def named_task(source: Source) -> Task:
     """Return the task of the fields of a sweep file; a name that is not there is refused with its line."""
-    if "dataset" not in source.content:
-        source.fail(problem=f"dataset is missing: one of {', '.join(PRESETS)}")
-    dataset = source.one_of("dataset", get_args(DatasetName))
+    dataset = _one_of("dataset", get_args(DatasetName), source)
     preset = PRESETS[dataset]
-    model = source.one_of("model", get_args(ModelName), preset.model.model)
-    optimizer = source.one_of("optimizer", get_args(OptimizerName), preset.optimizer.optimizer)
+    model = _one_of("model", get_args(ModelName), source, preset.model.model)
+    optimizer = _one_of("optimizer", get_args(OptimizerName), source, preset.optimizer.optimizer)
     return make_task(dataset, model, optimizer)
+
+
+def _one_of(field: str, known: tuple[str, ...], source: Source, default: str | None = None) -> str:
+    """Return a field that is one of the ``known`` names."""
+    name = source.content.get(field, default)
+    if name not in known:
+        source.fail(field, problem=f"{field} must be one of {', '.join(known)}, got {name!r}")
+    return name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config import TrainConfig, resume_command
+from experiments.config import TrainConfig
 from experiments.train.tasks import make_task, numbers_of
 from gdpjax.sweeps import TrainingResult, print_training, train
 
@@ -27,7 +27,6 @@ def run_quietly(config: TrainConfig, console: Console, name: str) -> TrainingRes
         resume=config.run.resume,
         diagnostics=config.run.diagnostics,
         console=console,
-        how_to_resume=resume_command(config, out),
     )
 
 

@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 import shlex
+import shutil
 import sys
 from typing import Any
 
@@ -78,7 +79,6 @@ def _train(arguments: argparse.Namespace) -> int:
             resume=arguments.resume,
             diagnostics=not arguments.no_diagnostics,
             console=console,
-            how_to_resume=shlex.join(["gdpjax", "train", str(arguments.spec), "--out", str(arguments.out), "--resume"]),
         )
     except BatchOverflowError as error:
         print(f"gdpjax train: error: {error}", file=sys.stderr)
@@ -87,9 +87,6 @@ def _train(arguments: argparse.Namespace) -> int:
         print(f"gdpjax train: {stop}", file=sys.stderr)
         return INTERRUPTED
     print_training(console, result)
-    # For the owner of the data alone, apart from what may be released.
-    if result.private_warning is not None:
-        print(f"gdpjax train: {result.private_warning}", file=sys.stderr)
     if result.error is not None:
         print(f"gdpjax train: error: {result.error}", file=sys.stderr)
         return FAILED
@@ -127,10 +124,16 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    from gdpjax.sweeps import new_project
+    import gdpjax.sweeps as sweeps
 
-    for path in new_project(arguments.folder):
-        print(path)
+    folder, template = arguments.folder, pathlib.Path(sweeps.__file__).with_name("template")
+    # A new repository holds files whose names begin with a dot.
+    others = sorted(path.name for path in folder.glob("[!.]*"))
+    if others:
+        raise ValueError(f"{folder} holds other files, such as {others[0]}; choose a new folder or an empty one")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("my_task.py", "train.toml", "sweep.toml", "README.md"):
+        print(shutil.copyfile(template / name, folder / name))
     print("\nNext:")
     print(f"  cd {shlex.quote(str(arguments.folder))}")
     print("  gdpjax train train.toml --out runs/train            # one private training and its epsilon")

@@ -5,7 +5,7 @@
 
 * `records`   the files of a run, and the errors that are the user's to mend
 * `_task`, `_examples`   what the user brings: functions, of which numbers may be searched, and data
-* `_spec`, `_imports`   a TOML file or a dictionary, checked, with lines in the messages; files to begin with
+* `_spec`   a TOML file or a dictionary, checked, with lines in the messages
 * `_plans`, `_trials`   each trial with its plan, its certified cost and its own randomness
 * `_program`, `_worker`, `_ray`   one compiled program for each shape, and a chunk of trials through it
 * `_results`, `_folder`   what is kept and what follows from it, and how a sweep resumes
@@ -18,9 +18,6 @@ Packages of the extra ``sweeps`` are imported when a sweep begins, not with this
 # What is imported under an alias is for the other parts of the repository, and not public.
 from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._examples import load_examples as load_examples
-from gdpjax.sweeps._folder import is_finished as is_finished
-from gdpjax.sweeps._imports import as_spec as as_spec
-from gdpjax.sweeps._imports import new_project as new_project
 from gdpjax.sweeps._plans import SEED_NOTICE as SEED_NOTICE
 from gdpjax.sweeps._plans import make_keys as make_keys
 from gdpjax.sweeps._plans import plan_of as plan_of
@@ -30,7 +27,7 @@ from gdpjax.sweeps._program import make_program as make_program
 from gdpjax.sweeps._progress import as_console as as_console
 from gdpjax.sweeps._spec import Source as Source
 from gdpjax.sweeps._spec import Spec as Spec
-from gdpjax.sweeps._spec import parse_spec as parse_spec
+from gdpjax.sweeps._spec import as_spec as as_spec
 from gdpjax.sweeps._spec import read_spec as read_spec
 from gdpjax.sweeps._sweep import num_slots as num_slots
 from gdpjax.sweeps._sweep import report_sweep, run_sweep

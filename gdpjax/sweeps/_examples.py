@@ -113,14 +113,6 @@ def _arrays(part: str, value: Any) -> tuple[np.ndarray, ...]:
     return tuple(arrays)
 
 
-def shapes_of(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the shapes of the results of a function, or raise the UserError for what it raises; ``what`` names it."""
-    try:
-        return jax.eval_shape(function, *arguments)
-    except (Exception, SystemExit) as error:
-        raise failure_of(what, error) from error
-
-
 def failure_of(what: str, error: BaseException) -> UserError:
     """Return the UserError for an exception in a function of the user, with its notes and the line that raised it."""
     if isinstance(error, UserError):
@@ -144,9 +136,9 @@ def failure_of(what: str, error: BaseException) -> UserError:
     return UserError(f"{what} failed: {text}{where}")
 
 
-def with_place(what: str, error: Exception) -> Exception:
-    """Return the UserError for an exception that a function of the user raised, and any other one as it is."""
-    return failure_of(what, error) if _place_of(error) else error
+def is_own(path: str) -> bool:
+    """Return whether a file or folder is the user's own: neither installed nor of gdpjax or of Python."""
+    return "site-packages" not in path and not path.startswith(_LIBRARIES)
 
 
 def _place_of(error: BaseException) -> str:
@@ -154,6 +146,6 @@ def _place_of(error: BaseException) -> str:
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         path = frame.filename
-        if "site-packages" not in path and not path.startswith(_LIBRARIES):
+        if is_own(path):
             place = f"{path}, line {frame.lineno}, in {frame.name}"
     return place

@@ -24,11 +24,9 @@ from gdpjax._core.files import FolderIsLocked, lock_folder, write_atomically
 from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._results import Layout, Row
-from gdpjax.sweeps._spec import SECTION, Spec
+from gdpjax.sweeps._spec import Spec
 from gdpjax.sweeps.records import UserError
 
-SPEC = "spec.toml"
-SPEC_OF_A_CALL = "spec.json"
 SWEEP = "sweep.json"
 KEYS = "keys.NOT_FOR_RELEASE.json"
 PROGRAMS = "programs.jsonl"
@@ -93,7 +91,7 @@ def begin(folder: Path, key: jax.Array, spec: Spec, examples: Examples, describe
 
 def write_spec(folder: Path, spec: Spec) -> None:
     """Keep the spec as it was given."""
-    name = SPEC_OF_A_CALL if spec.source.path is None else SPEC
+    name = "spec.json" if spec.source.path is None else "spec.toml"
     write_atomically(folder / name, spec.source.text)
 
 
@@ -109,19 +107,6 @@ def refuse_used(folder: Path) -> None:
             raise UserError(f"{folder} already holds a sweep ({name}): add --resume, or choose another --out")
 
 
-def refuse_others(folder: Path, spec: Spec) -> None:
-    """Raise UserError, with the line of the first difference, unless the sweep was begun with this spec."""
-    if not has_sweep(folder):
-        raise UserError(f"nothing to resume: there is no sweep in {folder}")
-    saved = described(folder).sweep
-    now = spec.described()
-    for name in sorted(saved | now):
-        if saved.get(name) != now.get(name):
-            field = (SECTION, name) if name in (*spec.task.hyperparameters, "seeds") else (name,)
-            then = f"{name} is {json.dumps(now.get(name))} here, but {json.dumps(saved.get(name))} in the sweep"
-            spec.source.fail(*field, problem=f"{then} in {folder}; restore {folder / SPEC}, or choose another --out")
-
-
 def resume(folder: Path, examples: Examples, program_sha256: str) -> jax.Array:
     """Return the key of a sweep that was begun with these data and this model; UserError for another."""
     secret = records.read_json(folder / KEYS, Secret)
@@ -135,12 +120,6 @@ def resume(folder: Path, examples: Examples, program_sha256: str) -> jax.Array:
     return jax.random.wrap_key_data(jnp.asarray(secret["key"], jnp.uint32))
 
 
-def is_finished(folder: Path, spec: Spec) -> bool:
-    """Return whether a sweep of this spec was run in the folder to its end."""
-    is_there = (folder / RESULTS).is_file() and has_sweep(folder)
-    return is_there and described(folder).sweep == spec.described()
-
-
 def described(folder: Path) -> Described:
     """Return the description that a folder has of its sweep."""
     if not has_sweep(folder):
@@ -150,8 +129,8 @@ def described(folder: Path) -> Described:
 
 def spec_text(folder: Path) -> str:
     """Return the spec of a sweep as it was given."""
-    name = SPEC if (folder / SPEC).is_file() else SPEC_OF_A_CALL
-    return (folder / name).read_text(encoding="utf-8", errors="replace")
+    (path,) = folder.glob("spec.*")
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def record_program(folder: Path, program: dict[str, Any]) -> None:
@@ -174,11 +153,9 @@ def write_part(folder: Path, rows: Sequence[Row], layout: Layout) -> None:
     _write(parts / f"part-{max(numbers, default=-1) + 1:06d}.parquet", rows, layout)
 
 
-def finish(folder: Path, layout: Layout) -> list[Row]:
-    """Return all rows by number, and write them into one file, too."""
-    rows = read_rows(folder, layout)
-    _write(folder / RESULTS, rows, layout)
-    return rows
+def finish(folder: Path, layout: Layout) -> None:
+    """Write all rows into one file, too."""
+    _write(folder / RESULTS, read_rows(folder, layout), layout)
 
 
 def read_rows(folder: Path, layout: Layout) -> list[Row]:

@@ -167,9 +167,7 @@ class Trial:
 
         One that is run again with other settings has other noise: with the same, the difference would have none.
         """
-        if self.seed is not None:
-            return make_keys(self.seed, self.identity())
-        return _split(_with_settings(jax.random.fold_in(root, self.number), self.identity()))
+        return make_keys(self.seed, self.identity(), jax.random.fold_in(root, self.number))
 
 
 class Keys(NamedTuple):
@@ -179,27 +177,19 @@ class Keys(NamedTuple):
     training: Any
 
 
-def make_keys(seed: int | None, settings: Mapping[str, object]) -> Keys:
-    """Return independent keys, from the system's entropy, or from a seed and all settings of a training.
+def make_keys(seed: int | None, settings: Mapping[str, object], root: jax.Array | None = None) -> Keys:
+    """Return independent keys from all settings of a training, and a seed, or ``root``, or the system's entropy.
 
     Two settings with one seed get different keys: with the same noise, the difference of their results would have none.
     """
-    if seed is None:
-        return Keys(fresh_key(), fresh_key())
-    return _split(_with_settings(jax.random.key(seed), settings))
+    key = fresh_key() if root is None else root
+    if seed is not None:
+        key = jax.random.key(seed)
 
-
-def _split(key: jax.Array) -> Keys:
-    """Return the two keys of a training from one."""
-    init_key, training_key = jax.random.split(key, 2)
-    return Keys(init_key, training_key)
-
-
-def _with_settings(key: jax.Array, settings: Mapping[str, object]) -> jax.Array:
-    """Return a key of ``key`` and all settings of a training; other settings get another one."""
     # 64 bits of a digest of the settings, in two words.
     text = json.dumps(settings, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).digest()
     for first in (0, 4):
-        key = jax.random.fold_in(key, int.from_bytes(digest[first : first + 4], "little"))
-    return key
+        word = int.from_bytes(digest[first : first + 4], "little")
+        key = jax.random.fold_in(key, word)
+    return Keys(*jax.random.split(key, 2))

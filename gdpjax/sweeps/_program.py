@@ -8,7 +8,7 @@ A program takes ``steps_per_call`` steps in a scan, and steps beyond the planned
 convolutions inside a loop far slower on a CPU than outside one; there a call is one step, and the loop is Python's.
 
 The number of trials side by side (the width) is guessed, the program compiled, and its memory read from the compiler;
-if that is above the budget, the width shrinks in proportion and the program is compiled again.
+if that is above the budget, the width is halved and the program is compiled again.
 """
 
 import dataclasses
@@ -69,6 +69,11 @@ class Blueprint:
         numbers = {name: jax.ShapeDtypeStruct(width, jnp.float32) for name in self.real}
         return numbers, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), width))
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The shapes of what the functions of the task take: numbers, a key, one example, the evaluation data."""
+        return *self.shapes(), self.examples.example, self.examples.evaluation_shapes
+
     def model(self, numbers: Numbers) -> Model:
         """Return the model; the numbers may be traced."""
         return self.task.model(self.examples.example, {**self.constants, **numbers})
@@ -83,10 +88,6 @@ class Blueprint:
         loss = self.model(numbers).loss
         return private_training(plan, loss, self.optimizer(numbers), num_arrays=len(self.examples.train))
 
-    def scores(self, numbers: Numbers, params: Any, evaluation: Any) -> Mapping[str, Any]:
-        """Return the scores of one trained model."""
-        return self.model(numbers).scores(params, *evaluation)
-
     def loss(self, numbers: Numbers, key: Any, example: Any) -> Any:
         """Return the loss of one example by an untrained model."""
         model = self.model(numbers)
@@ -95,7 +96,11 @@ class Blueprint:
 
 def make_scores(blueprint: Blueprint) -> Callable[[Settings, Any], dict[str, float]]:
     """Return ``scores(settings, params)`` on the evaluation data: compiled once for all trials of a shape."""
-    compiled = jax.jit(blueprint.scores)
+
+    @jax.jit
+    def compiled(numbers: Numbers, params: Any, evaluation: Any) -> Mapping[str, Any]:
+        return blueprint.model(numbers).scores(params, *evaluation)
+
     evaluation = tuple(jnp.asarray(array) for array in blueprint.examples.evaluation)
 
     def scores(settings: Settings, params: Any) -> dict[str, float]:
@@ -163,7 +168,6 @@ def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: 
       UserError: one trial alone needs more memory.
     """
     share_bytes = memory_bytes // slots
-    shared_bytes = sum(leaf.nbytes for leaf in data.arrays)
     num_compiled = 0
     begin = time.perf_counter()
     while True:
@@ -177,10 +181,7 @@ def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: 
                 f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB, more than --memory-gb allows "
                 f"({memory_bytes / 1e9:.3g} GB); allow more, or take a smaller batch_size"
             )
-        # As many trials as fit, if the bytes that they do not share grow with their number.
-        bytes_of_trial = max(1.0, (program.memory_bytes - shared_bytes) / width)
-        largest_width = math.floor((share_bytes - shared_bytes) / bytes_of_trial)
-        width = min(width - 1, max(1, largest_width))
+        width //= 2
 
 
 def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
@@ -238,8 +239,12 @@ def arguments_of(
     The settings of the last trial fill what is left of the width, with keys of their own: configurations that share a
     key are refused as a whole.
     """
-    num_missing = width - len(settings)
-    settings = [*settings, *[settings[-1]] * num_missing]
-    unused = [Keys(*(jax.random.fold_in(key, lane) for key in keys[-1])) for lane in range(num_missing)]
-    numbers = {name: jnp.asarray([each[name] for each in settings], jnp.float32) for name in names}
-    return numbers, jax.tree.map(lambda *each: jnp.stack(each), *keys, *unused)
+    settings, keys = list(settings), list(keys)
+    while len(settings) < width:
+        settings.append(settings[-1])
+        unused = jax.random.fold_in(keys[-1].training, 0)
+        keys.append(keys[-1]._replace(training=unused))
+    numbers = {}
+    for name in names:
+        numbers[name] = jnp.asarray([each[name] for each in settings], jnp.float32)
+    return numbers, jax.tree.map(lambda *each: jnp.stack(each), *keys)

@@ -8,12 +8,12 @@ from gdpjax._core.figures import rounded, shown_score
 from gdpjax.sweeps._results import (
     Layout,
     Row,
-    best_by_target,
     best_within,
     configurations,
     count,
     how_far,
     label,
+    pareto_front,
     succeeded,
     varied,
 )
@@ -88,10 +88,6 @@ class SweepProgress(_Bars):
         self._rows = list(on_record)
         self.show("trials", total=num_trials, completed=len(on_record))
 
-    def on_plans(self, done: int) -> None:
-        """Called when ``done`` plans are made, and their noise is calibrated."""
-        self.show("trials", note=f"{done} plans")
-
     def on_chunks(self, description: str) -> None:
         """Chunks of another shape are on their way: their program is compiled first."""
         self.show("steps", note=f"compiling: {description}")
@@ -164,17 +160,17 @@ class TrainingProgress(_Bars):
 def print_summary(
     console: "Console", rows: Sequence[Row], layout: Layout, programs: Sequence[Mapping[str, Any]], num_trials: int
 ) -> None:
-    """Print the best by target, what failed, and how much was compiled."""
+    """Print the best for each epsilon, what failed, and how much was compiled."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"Best by target (certified epsilon of ONE training, delta = {rows[0]['delta']!r})")
-    names = varied(rows, layout, told="epsilon")
-    for heading in ("epsilon at most", "certified", label(layout.score), *map(layout.label, names)):
+    table = Table(title=f"Best for each certified epsilon of ONE training, at delta = {rows[0]['delta']!r}")
+    names = varied(rows, layout)
+    for heading in ("certified", label(layout.score), *map(layout.label, names)):
         table.add_column(heading, justify="right")
-    for target, best in best_by_target(configurations(rows, layout), layout):
-        figures = [rounded(target, 4, "up"), rounded(best.epsilon_upper, 4, "up"), layout.spread(best)]
-        table.add_row(*figures, *(layout.text(name, best.settings[name]) for name in names))
+    for best in pareto_front(configurations(rows, layout), layout):
+        settings = [layout.text(name, best.rows[0][name]) for name in names]
+        table.add_row(rounded(best.epsilon_upper, 4, "up"), layout.spread(best), *settings)
     console.print(table)
 
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)

@@ -4,23 +4,19 @@ Each task is one chunk with the keys of its trials, on one CPU, or on one GPU wh
 again, elsewhere, when its node or its process dies under it; the trainings are then the same ones, with the same noise,
 and only one result reaches the driver, which alone writes.
 
-The code travels with the job: gdpjax, and the package or the modules that the task's functions come from. So do the
-data, once to the object store of each node, from where its processes read them without a copy. A cluster that holds
-them is part of what has to be trusted with private data. The installed packages that compute must be the same
-everywhere, which is checked.
+The code travels with the job: gdpjax, and the modules that are imported and not installed. So do the data, once to the
+object store of each node, from where its processes read them without a copy. A cluster that holds them is part of what
+has to be trusted with private data. The installed packages that compute must be the same everywhere, which is checked.
 """
 
 import concurrent.futures
 import dataclasses
-import functools
 import sys
-import sysconfig
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from gdpjax.sweeps import records
-from gdpjax.sweeps._examples import Examples
+from gdpjax.sweeps._examples import Examples, is_own
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, Result, Worker
 from gdpjax.sweeps.records import UserError
@@ -41,9 +37,7 @@ class RayBackend:
 
     def __init__(self, task: Task, examples: Examples, width: int, memory_bytes: int, address: str | None) -> None:
         self._ray = import_ray()
-        _connect(self._ray, address, own_packages(task))
-        for module in own_modules(task):
-            self._ray.cloudpickle.register_pickle_by_value(module)
+        _connect(self._ray, address, own_code())
 
         # A chunk for each GPU at a time, or for each CPU where there are no GPUs.
         resources = self._ray.cluster_resources()
@@ -57,25 +51,22 @@ class RayBackend:
         self._examples = self._ray.put(examples)
 
     def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
-        """Start a task; its future raises `ChunkLost` if no retry is left."""
-        reference = self._task.remote(chunk, self._sent_task, self._examples, self.limits.memory_bytes, versions())
-        result: concurrent.futures.Future[Result] = concurrent.futures.Future()
-        reference.future().add_done_callback(lambda finished: self._pass_on(finished, result))
-        return result
+        """Start a task."""
+        task = self._task.remote(chunk, self._sent_task, self._examples, self.limits.memory_bytes, versions())
+        return task.future()
 
-    def _pass_on(self, finished: Any, result: "concurrent.futures.Future[Result]") -> None:
-        """Give the result or the error of a future of Ray to our own."""
-        error = finished.exception()
+    def result(self, future: "concurrent.futures.Future[Result]") -> Result:
+        """Return the result of a task that is over; `ChunkLost` if its workers died, and no retry is left.
+
+        Another error of Ray, such as that the cluster is gone, is not the trials' fault: they may be resumed.
+        """
         kinds = self._ray.exceptions
-        if error is None:
-            result.set_result(finished.result())
-        elif isinstance(error, kinds.RayTaskError):
-            result.set_exception(error.cause if isinstance(error.cause, Exception) else error)
-        elif isinstance(error, kinds.WorkerCrashedError | kinds.NodeDiedError | kinds.OutOfMemoryError):
-            result.set_exception(ChunkLost(f"{RETRIES + 1} workers died of it: {type(error).__name__}: {error}"))
-        else:
-            # The cluster is gone, for example: the trial is not at fault, and may be resumed.
-            result.set_exception(error)
+        try:
+            return future.result()
+        except kinds.RayTaskError as error:
+            raise error.cause from None
+        except (kinds.WorkerCrashedError, kinds.NodeDiedError, kinds.OutOfMemoryError) as error:
+            raise ChunkLost(f"{RETRIES + 1} workers died of it: {type(error).__name__}: {error}") from None
 
     def close(self) -> None:
         """Leave the cluster, which ends the job's tasks."""
@@ -99,50 +90,22 @@ def import_ray() -> Any:
     return ray
 
 
-def own_modules(task: Task) -> list[ModuleType]:
-    """Return the single-file modules of the task, and those beside them that they have imported.
+def own_code() -> list[str]:
+    """Return the folders and files of gdpjax and of the modules that are imported here and not installed.
 
-    Other nodes do not have them, so that they are sent by value.
+    Other nodes do not have them. Among them are the module of the task, and what it imports from beside it.
     """
-    folders = [folder for folder in _folders(task) if not _is_package(folder)]
-    modules = []
+    places = [str(Path(__file__).parents[1])]
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        if source and name != "__main__" and Path(source).parent in folders:
-            modules.append(module)
-    return modules
-
-
-def own_packages(task: Task) -> list[str]:
-    """Return the folders of gdpjax and of the packages that the task's functions are in."""
-    packages = [Path(__file__).parents[1]]
-    for folder in filter(_is_package, _folders(task)):
-        while _is_package(folder.parent):
-            folder = folder.parent
-        packages.append(folder)
-    return [str(folder) for folder in dict.fromkeys(packages)]
-
-
-def _is_package(folder: Path) -> bool:
-    return (folder / "__init__.py").is_file()
-
-
-def _folders(task: Task) -> list[Path]:
-    """Return the folders of the task's functions, without those of installed packages, which every node has."""
-    installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
-    folders = []
-    for function in (task.build, task.optimizer):
-        while isinstance(function, functools.partial):
-            function = function.func
-        module = sys.modules.get(getattr(function, "__module__", ""))
-        source = getattr(module, "__file__", None)
-        if source and not source.startswith(installed):
-            folders.append(Path(source).parent)
-    return folders
+        place = next(iter(getattr(module, "__path__", [])), source)
+        if place and "." not in name and name != "__main__" and is_own(place):
+            places.append(place)
+    return list(dict.fromkeys(places))
 
 
 def _connect(ray: Any, address: str | None, code: list[str]) -> None:
-    """Join the cluster, whose nodes get the folders ``code``; UserError if there is none."""
+    """Join the cluster, whose nodes get the folders and files ``code``; UserError if there is none."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         ray.init(address=address or "auto", runtime_env={"py_modules": code}, **quiet)

@@ -1,9 +1,7 @@
 """Write the report of a sweep: one HTML page with all its resources in it, and its figures beside it as PNG."""
 
 import base64
-import csv
 import functools
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,6 @@ from gdpjax.sweeps._plans import SEED_NOTICE
 from gdpjax.sweeps._results import (
     Layout,
     Row,
-    best_by_target,
     configurations,
     count,
     how_far,
@@ -43,57 +40,44 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     about = folders.described(folder)
     layout = about.layout
     programs = folders.read_programs(folder)
-    failed = [row for row in rows if row["error"] is not None]
-    candidates = configurations(rows, layout)
-    front = pareto_front(candidates, layout)
     over, compiled = how_far(len(rows), about.num_trials, programs)
-
-    # The figures, of trials that did not fail: each in the page, with the text that stands in for it.
-    pictures = []
-    if candidates:
-        save_pareto(rows, layout, target / PARETO)
-        pictures.append((PARETO, "the certified epsilon of one training"))
-        if save_varied(rows, layout, target / VARIED):
-            pictures.append((VARIED, "each hyperparameter that was varied"))
-    score = label(layout.score, units=False)
-    figures = []
-    for name, against in pictures:
-        data = base64.b64encode((target / name).read_bytes()).decode()
-        figures.append({"text": f"{score.capitalize()} against {against}", "data": data})
+    names = varied(rows, layout)
 
     # A column with one value is told once. The first three always stay.
-    names = list(dict.fromkeys(["trial", layout.score, "epsilon_upper", *varied(rows, layout), *layout.columns]))
-    common = [name for name in names[3:] if len(rows) > 1 and len({row[name] for row in rows}) == 1]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(layout.columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    columns = list(dict.fromkeys(["trial", layout.score, "epsilon_upper", *names, *layout.columns]))
+    common = [name for name in columns[3:] if len(rows) > 1 and len({row[name] for row in rows}) == 1]
 
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+    # The figures, of trials that did not fail: each is in the page, with the text that stands in for it.
+    score = label(layout.score, units=False)
+    figures = {}
+    candidates = configurations(rows, layout)
+    if candidates:
+        save_pareto(rows, layout, target / PARETO)
+        figures[PARETO] = f"{score.capitalize()} against the certified epsilon of one training"
+    if candidates and save_varied(rows, layout, target / VARIED):
+        figures[VARIED] = f"{score.capitalize()} against each hyperparameter that was varied"
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.undefined = jinja2.StrictUndefined
     environment.filters["label"] = layout.label
     environment.filters["up"] = functools.partial(rounded, digits=4, rounding="up")
-    page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+    environment.filters["base64"] = lambda name: base64.b64encode((target / name).read_bytes()).decode()
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    page = template.render(
         about=about,
         layout=layout,
         score=score,
         over=over,
         compilations=compiled,
-        notice=SEED_NOTICE if isinstance(about.sweep["seeds"], list) else None,
+        seed_notice=SEED_NOTICE,
         price=price(rows),
-        settings=varied(rows, layout, told="epsilon"),
-        best=best_by_target(candidates, layout),
-        front=front,
-        on_front={number for configuration in front for number in configuration.trials},
+        varied=names,
+        front=pareto_front(candidates, layout),
         rows=rows,
-        columns=[name for name in names if name not in common],
-        common=[name for name in common if rows[0][name] is not None],
-        failed=failed,
-        failed_columns=["trial", *varied(failed, layout), "error"],
+        columns=columns,
+        common=common,
         programs=programs,
         spec=folders.spec_text(folder),
-        csv=text.getvalue(),
         figures=figures,
     )
     write_atomically(target / PAGE, page)

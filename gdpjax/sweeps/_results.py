@@ -39,8 +39,6 @@ LABELS = {
     "error": "what went wrong",
 } | {name: kind.label for name, kind in STANDARD.items() if kind.label is not None}
 """The names of columns for people; other names are written with spaces."""
-BUDGETS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
-MOST_TARGETS = 12
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 129)])
 """The Renyi orders over which the price of all trials is the smallest."""
 Row = dict[str, Any]
@@ -114,19 +112,15 @@ def label(name: str, units: bool = True) -> str:
 
 
 class Configuration(NamedTuple):
-    """All trainings of one configuration that did not fail.
+    """The rows of all trainings of one configuration that did not fail, and their scores."""
 
-    Fields:
-      settings: its hyperparameters.
-      epsilon_upper: the certified epsilon of one training.
-      scores: of the trainings, in order.
-      trials: their numbers.
-    """
-
-    settings: dict[str, Any]
-    epsilon_upper: float
+    rows: list[Row]
     scores: list[float]
-    trials: list[int]
+
+    @property
+    def epsilon_upper(self) -> float:
+        """The certified epsilon of one training."""
+        return self.rows[0]["epsilon_upper"]
 
     @property
     def mean(self) -> float:
@@ -146,18 +140,23 @@ def succeeded(rows: Sequence[Row]) -> list[Row]:
 
 def configurations(rows: Sequence[Row], layout: Layout) -> list[Configuration]:
     """Return the trials of each configuration together, in order; those that failed left out."""
-    by_settings: dict[tuple[Any, ...], Configuration] = {}
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in succeeded(rows):
-        settings = {name: row[name] for name in layout.hyperparameters}
-        new = Configuration(settings, row["epsilon_upper"], scores=[], trials=[])
-        found = by_settings.setdefault(tuple(settings.values()), new)
-        found.scores.append(row[layout.score])
-        found.trials.append(row["trial"])
-    return list(by_settings.values())
+        settings = tuple(row[name] for name in layout.hyperparameters)
+        found.setdefault(settings, []).append(row)
+
+    whole = []
+    for same in found.values():
+        scores = [row[layout.score] for row in same]
+        whole.append(Configuration(same, scores))
+    return whole
 
 
 def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Configuration]:
-    """Return the configurations that none beats in mean score at the same or a smaller certified epsilon."""
+    """Return the configurations that none beats in mean score at the same or a smaller certified epsilon.
+
+    The last of them within a budget is the best within it.
+    """
 
     def cheapest_then_best(candidate: Configuration) -> tuple[float, float]:
         return candidate.epsilon_upper, -layout.better(candidate.mean)
@@ -178,30 +177,12 @@ def best_within(candidates: Sequence[Configuration], layout: Layout, epsilon: fl
     return max(affordable, key=lambda candidate: layout.better(candidate.mean), default=None)
 
 
-def best_by_target(candidates: Sequence[Configuration], layout: Layout) -> list[tuple[float, Configuration]]:
-    """Return the best configuration within each budget of certified epsilon, once, at the smallest it wins.
-
-    The budgets are the targets that the sweep was given, else the epsilons that occur, if they are few, else round.
-    """
-    epsilons = sorted({candidate.epsilon_upper for candidate in candidates})
-    targets = sorted({candidate.settings["epsilon"] for candidate in candidates} - {None}) or epsilons
-    if len(targets) > MOST_TARGETS:
-        targets = [budget for budget in BUDGETS if epsilons[0] <= budget < epsilons[-1]] + epsilons[-1:]
-    best: list[tuple[float, Configuration]] = []
-    for target in targets:
-        found = best_within(candidates, layout, target)
-        if found is not None and (not best or best[-1][1] is not found):
-            best.append((target, found))
-    return best
-
-
-def varied(rows: Sequence[Row], layout: Layout, told: str = "") -> list[str]:
-    """Return the hyperparameters that were varied, without the one that is ``told`` elsewhere.
-
-    A calibrated noise multiplier and its target are one of them: the target.
-    """
+def varied(rows: Sequence[Row], layout: Layout) -> list[str]:
+    """Return the hyperparameters that were varied; of a target and its calibrated noise multiplier the target."""
     names = [name for name in layout.hyperparameters if len({row[name] for row in rows} - {None}) > 1]
-    return [name for name in names if name != told and (name != "noise_multiplier" or "epsilon" not in names)]
+    if "epsilon" in names and "noise_multiplier" in names:
+        names.remove("noise_multiplier")
+    return names
 
 
 def count(number: int, what: str) -> str:
@@ -220,7 +201,7 @@ def how_far(num_finished: int, num_trials: int, programs: Sequence[Mapping[str, 
     ('1 of 24 trials finished', '0 compilations for 0 shapes')
     """
     num_compiled = sum(program["num_compiled"] for program in programs)
-    shapes = {str([program.get(name) for name in ("num_steps", "batch_size", "constants")]) for program in programs}
+    shapes = {(program["num_steps"], program["batch_size"], str(program.get("constants"))) for program in programs}
     finished = f"{num_finished} of {count(num_trials, 'trial')} finished"
     return finished, f"{count(num_compiled, 'compilation')} for {count(len(shapes), 'shape')}"
 

@@ -20,13 +20,16 @@
     epochs = 10
     seeds = 2                    # two trainings each with fresh keys; [0, 1] is reproducible, therefore not private
 
-The structure is checked by msgspec, the numbers by `Hyperparameter`; a complaint names the line of the file.
+The structure is checked by msgspec, the numbers by `Hyperparameter`; a complaint names the line of the file. Modules
+are looked for in the folder of the spec, in the current directory, and where Python looks anyway.
 """
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,31 +37,27 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import numpy as np
+import optax
 
-from gdpjax._core.arguments import check_choice, did_you_mean
+from gdpjax._core.arguments import did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
 from gdpjax._core.grids import values_of
 from gdpjax._core.shown import shown
-from gdpjax.sweeps._task import LEARNING_RATE, ONLY_NUMBERS, STANDARD, Hyperparameter, Task
+from gdpjax.sweeps._examples import failure_of
+from gdpjax.sweeps._task import Hyperparameter, Task
 from gdpjax.sweeps.records import UserError
 
 MOST_TRIALS = 100_000
 SECTION = "hyperparameters"
+FIELDS = ("data", "model", "optimizer")
+"""The fields that name the task."""
 ALTERNATIVES = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
 """A target and a noise multiplier take each other's place."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TRIALS)]
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-_WORDS = {
-    "object": "a table of keys",
-    "array": "a list",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-}
-"""The types of JSON, as a person calls them."""
+Seeds = Count | Annotated[tuple[Seed, ...], msgspec.Meta(min_length=1)]
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -76,7 +75,7 @@ class Content(msgspec.Struct, frozen=True):
     hyperparameters: dict[str, Any] = {}
 
 
-class Range(msgspec.Struct, frozen=True):
+class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``{ min = 0.1, max = 1.0, count = 3, log = true }``: ``count`` numbers in a grid, any in a random search."""
 
     min: Any
@@ -116,27 +115,13 @@ class Source:
         except ValueError as error:
             self.fail(*field, problem=str(error))
 
-    def text_of(self, name: str) -> str:
-        """Return the text of a top-level field, which must be there."""
-        value = self.content.get(name)
-        if not isinstance(value, str):
-            problem = "is missing" if value is None else f"must be one text, got {shown(value)}; {ONLY_NUMBERS}"
-            self.fail(name, problem=f"{name} {problem}")
-        return value
-
-    def one_of(self, name: str, known: Iterable[str], default: str | None = None) -> str:
-        """Return a top-level field that is one of the ``known`` texts."""
-        with self.at(name):
-            return check_choice(name, self.content.get(name, default), known)
-
     def converted(self, *field: str, value: Any, kind: Any) -> Any:
         """Return ``value`` as a ``kind``; where it does not fit, fail with the field that msgspec names."""
         try:
             return convert_document(value, kind, "")
         except DocumentError as error:
             place = (*field, *re.findall(r"[A-Za-z_]\w*", error.field))
-            words = re.sub(r"`([a-z |]+)`", _in_words, error.problem).replace("object missing required field", "needs")
-            self.fail(*place, problem=f"{place[-1]}: {words}")
+            self.fail(*place, problem=f"{place[-1]}: {error.problem}")
 
     def refuse_unknown(self, *field: str, content: Mapping[str, Any], known: Iterable[str]) -> None:
         """Refuse a name that is not among the known ones, with a guess."""
@@ -144,15 +129,7 @@ class Source:
         for name in content:
             if name not in known:
                 hint = did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
-                if not field and name in (*STANDARD, LEARNING_RATE, "seeds"):
-                    hint = "; it belongs under [hyperparameters]"
                 self.fail(*field, str(name), problem=f"unknown field {shown(name)}{hint}")
-
-
-def _in_words(kinds: re.Match[str]) -> str:
-    """Return types of JSON in words; other texts in quotes as they are."""
-    names = [name for name in kinds[1].split(" | ") if name != "null"]
-    return " or ".join(_WORDS.get(name, f"`{name}`") for name in names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +143,12 @@ class Spec:
     choices: dict[str, Choice]
     seeds: int | tuple[int, ...]
 
+    @property
+    def fixed(self) -> dict[str, float]:
+        """The task's defaults, without one that a chosen target or noise multiplier takes the place of."""
+        defaults = self.task.defaults.items()
+        return {name: value for name, value in defaults if ALTERNATIVES.get(name) not in self.choices}
+
     def described(self) -> dict[str, Any]:
         """Return the content of the spec as JSON values, without comments, layout and the name of the file.
 
@@ -173,10 +156,8 @@ class Spec:
         """
         content = dict(self.task.names) | msgspec.to_builtins(self.content)
         del content[SECTION], content["one_program"]
-        # What a choice takes the place of has no part in the sweep.
-        for name, value in self.task.defaults.items():
-            if ALTERNATIVES.get(name) not in self.choices:
-                content[name] = (np.asarray(value).item(),)
+        for name, value in self.fixed.items():
+            content[name] = (np.asarray(value).item(),)
         content |= msgspec.to_builtins(self.choices)
         return json.loads(json.dumps(content | {"delta": self.delta, "seeds": self.seeds}))
 
@@ -186,17 +167,7 @@ def read_spec(path: Path, fields: Iterable[str], task_of: Callable[[Source], Tas
 
     ``fields`` are those that name the task, which ``task_of`` makes of them.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read the sweep {path}: {reason}") from error
-    return parse_spec(path, text, fields, task_of)
-
-
-def parse_spec(path: Path, text: str, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
-    """Return the sweep in a TOML text, as `read_spec`; ``path`` is for messages."""
+    text = path.read_text(encoding="utf-8")
     try:
         content = tomllib.loads(text)
     except ValueError as error:
@@ -204,15 +175,17 @@ def parse_spec(path: Path, text: str, fields: Iterable[str], task_of: Callable[[
     return _spec_of(Source(path, text, content), fields, task_of)
 
 
+def _plain(value: Any) -> Any:
+    """Return a number or an array of NumPy as those of Python; UserError for what a file could not hold either."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise UserError(f"a spec has texts, numbers, lists and tables, got {shown(value)}")
+
+
 def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
     """Return the sweep that a dictionary describes."""
-    try:
-        # Numbers and arrays of NumPy as those of Python.
-        plain = msgspec.to_builtins(dict(content), enc_hook=lambda value: value.tolist())
-        text = json.dumps(plain, indent=2) + "\n"
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"a spec has texts, numbers, lists and tables: {error}") from error
-    return _spec_of(Source(None, text, plain), (), lambda source: task)
+    text = json.dumps(content, indent=2, default=_plain)
+    return _spec_of(Source(None, text, json.loads(text)), (), lambda source: task)
 
 
 def _spec_of(source: Source, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
@@ -242,31 +215,26 @@ def _spec_of(source: Source, fields: Iterable[str], task_of: Callable[[Source], 
         source.fail(SECTION, problem="give epsilon, a target, or noise_multiplier under [hyperparameters]")
     kinds = [kind for name, kind in task.hyperparameters.items() if name in table]
     choices = {kind.name: _choice(source, table[kind.name], kind, content) for kind in kinds}
-    seeds = source.converted(SECTION, "seeds", value=table.get("seeds", 1), kind=Count | tuple[Seed, ...])
-    for name, values in (choices | {"seeds": seeds}).items():
-        if values == ():
-            source.fail(SECTION, name, problem=f"{name} = [] leaves nothing to train: give a value, or remove it")
+    seeds = source.converted(SECTION, "seeds", value=table.get("seeds", 1), kind=Seeds)
     return Spec(source, task, content, float(delta), choices, seeds)
 
 
 def _choice(source: Source, value: Any, kind: Hyperparameter, content: Content) -> Choice:
     """Return the values of one hyperparameter, or its range in a random search."""
-    is_random = content.search == "random"
     field = SECTION, kind.name
-    if isinstance(value, str) and is_random and ":" in value:
-        source.fail(*field, problem=f"a range of {kind.name} in a random search is {{ min = ..., max = ... }}")
     if isinstance(value, dict):
-        value = _range(source, value, kind, is_random)
+        value = _range(source, value, kind, content.search == "random")
     if isinstance(value, str):
         try:
             value = values_of(value, whole=kind.whole)
         except ValueError as error:
             source.fail(*field, problem=f"{kind.name}: {error}")
-        value = [int(each) if kind.whole and each.is_integer() else each for each in value]
     if not isinstance(value, Range):
+        values = value if isinstance(value, list) else [value]
         with source.at(*field):
-            values = value if isinstance(value, list) else [value]
-            value = tuple(dict.fromkeys(kind.checked(each) for each in values))
+            value = tuple(dict.fromkeys(map(kind.checked, values)))
+        if not value:
+            source.fail(*field, problem=f"{kind.name} = [] leaves nothing to train: give a value, or remove it")
     if content.one_program and kind.whole and (isinstance(value, Range) or len(value) > 1):
         problem = f"one_program = true promises one compiled program, but each value of {kind.name} needs its own"
         source.fail(*field, problem=problem)
@@ -276,7 +244,6 @@ def _choice(source: Source, value: Any, kind: Hyperparameter, content: Content) 
 def _range(source: Source, table: dict[str, Any], kind: Hyperparameter, is_random: bool) -> Range | str:
     """Return a range of a random search, or the text of a range in a grid."""
     field = SECTION, kind.name
-    source.refuse_unknown(*field, content=table, known=Range.__struct_fields__)
     found: Range = source.converted(*field, value=table, kind=Range)
     with source.at(*field):
         low, high = kind.checked(found.min), kind.checked(found.max)
@@ -288,3 +255,75 @@ def _range(source: Source, table: dict[str, Any], kind: Hyperparameter, is_rando
     if is_random:
         return Range(low, high, None, found.log)
     return f"{low!r}:{high!r}:{'log' if found.log else ''}{found.count}"
+
+
+def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> Spec:
+    """Return a checked spec from what a caller may give."""
+    if isinstance(spec, Spec):
+        return spec
+    if isinstance(spec, str | Path):
+        path = Path(spec)
+        return read_spec(path, FIELDS, import_task) if task is None else read_spec(path, (), lambda source: task)
+    if not isinstance(spec, Mapping) or not isinstance(task, Task):
+        raise UserError("give a Task with a dictionary or a TOML file, or None with a TOML file that names the task")
+    return spec_of_mapping(spec, task)
+
+
+def sgd(learning_rate: float, momentum: float | None = None) -> optax.GradientTransformation:
+    """Return the optimizer of DP-SGD: steps along the noisy gradient."""
+    return optax.sgd(learning_rate, momentum)
+
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd, "adam": optax.adam, "adamw": optax.adamw}
+
+
+def import_task(source: Source) -> Task:
+    """Return the task of imported functions; a name that cannot be imported is refused with its line."""
+    names = {}
+    functions = []
+    for field in FIELDS:
+        names[field] = str(source.content.get(field))
+        with source.at(field):
+            functions.append(_function(field, names[field], source.path))
+    with source.at():
+        return Task(*functions, names=names)
+
+
+def _function(field: str, name: str, spec: Path | None) -> Callable[..., Any]:
+    """Return the function "module:function" of a field, or an optimizer by its name alone."""
+    known = OPTIMIZERS if field == "optimizer" else {}
+    if name in known:
+        return known[name]
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute or module_name.endswith(".py"):
+        others = f", or one of {', '.join(known)}" if known else ""
+        raise UserError(f'{field} must be "module:function"{others}, got {name!r}{did_you_mean(name, known)}')
+    module = import_module(module_name, Path.cwd() if spec is None else spec.parent)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        hint = did_you_mean(attribute, vars(module))
+        raise UserError(f"{field}: the module {module_name} has no function {attribute}{hint}")
+    return function
+
+
+def import_module(name: str, folder: Path) -> Any:
+    """Import a module that may lie in ``folder`` or here; both stay on the path for what it imports later.
+
+    Raises:
+      UserError: it is not there, it fails, or another one of that name is loaded.
+    """
+    for place in (Path.cwd(), folder.resolve()):
+        if str(place) not in sys.path:
+            sys.path.insert(0, str(place))
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise failure_of(f"importing {name}", error) from error
+
+    # Python keeps modules by name: one of another folder would be taken for this one.
+    expected = (folder / f"{name}.py").resolve()
+    loaded = getattr(module, "__file__", None)
+    if expected.is_file() and (loaded is None or Path(loaded).resolve() != expected):
+        raise UserError(f"{expected} has the name of another module, {loaded}; rename it")
+    return module

@@ -23,12 +23,12 @@ from gdpjax._core.checks import POSITIVE
 from gdpjax._core.figures import rounded
 from gdpjax._core.keys import fresh_key
 from gdpjax.sweeps import _folder as folders
+from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples, load_examples
-from gdpjax.sweeps._imports import as_spec
 from gdpjax.sweeps._plans import SEED_NOTICE, Trial
 from gdpjax.sweeps._progress import PRIVATE_SCORES, SweepProgress, as_console, print_summary
 from gdpjax.sweeps._results import COSTS, Configuration, Layout, Row, best_within, configurations, count, succeeded
-from gdpjax.sweeps._spec import Spec
+from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._trials import check_programs, list_trials, plan_trials
 from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, LocalBackend, Result, Shape, failures, shape_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MOST_SLOTS = 8
 """The other cores are for XLA's own threads, and each chunk keeps a good share of the memory."""
 BackendFor = Callable[[Task, Examples, SweepProgress], Any]
-"""Makes the place where chunks run, such as `LocalBackend`: ``limits``, ``submit(chunk)`` and ``close()``."""
+"""Makes the place where chunks run, such as `LocalBackend`: ``limits``, ``submit``, ``result`` and ``close``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,17 +73,20 @@ class SweepResult:
         on public evaluation data, too, since every model that is scored was trained on private data: see the report.
         """
         found = self._best(epsilon)
-        trials = [row for row in self.rows if row["trial"] in found.trials]
-        best: Row = {name: trials[0][name] for name in (*self.layout.hyperparameters, *COSTS)}
-        best |= {name: statistics.fmean(row[name] for row in trials) for name in self.layout.scores}
-        return best | {f"{self.layout.score}_stdev": found.stdev, "trial": found.trials}
+        best: Row = {name: found.rows[0][name] for name in (*self.layout.hyperparameters, *COSTS)}
+        for name in self.layout.scores:
+            best[name] = statistics.fmean(row[name] for row in found.rows)
+        best[f"{self.layout.score}_stdev"] = found.stdev
+        best["trial"] = [row["trial"] for row in found.rows]
+        return best
 
     def best_in_words(self, epsilon: float | None = None) -> str:
         """Return one sentence about `best`, which ``gdpjax sweep-report --epsilon`` prints."""
         layout, found = self.layout, self._best(epsilon)
         within = "" if epsilon is None else f" within a certified epsilon of {epsilon:g}"
-        given = {name: value for name, value in found.settings.items() if value is not None and name != "epsilon"}
-        settings = ", ".join(f"{layout.label(name)} {layout.text(name, value)}" for name, value in given.items())
+        first = found.rows[0]
+        names = [name for name in layout.hyperparameters if first[name] is not None and name != "epsilon"]
+        settings = ", ".join(f"{layout.label(name)} {layout.text(name, first[name])}" for name in names)
         sentence = (
             f"The best{within}: {layout.label(layout.score)} {layout.spread(found)}, at epsilon "
             f"{rounded(found.epsilon_upper, 4, 'up')} for ONE training, with {settings}."
@@ -134,14 +137,12 @@ def run_sweep(
     console = as_console(console)
     folder = Path(out)
     backend_for = backend_of(backend, width, memory_gb, ray_address)
-    # What a folder holds that is not resumed is another sweep.
-    holds_another = not resume and folders.has_sweep(folder)
     try:
         sweep_in(folder, as_spec(task, spec), resume, backend_for, console)
-        result = reported(folder, folders.finish, console)
+        result = report_sweep(folder, console)
     except KeyboardInterrupt:
         message = f"interrupted: finished trials are on record in {folder}; --resume (resume=True) continues"
-        if holds_another or not folders.has_sweep(folder):
+        if not folders.has_sweep(folder):
             message = f"interrupted before the first trial: nothing was begun in {folder}"
         raise RunInterrupted(message) from None
     if not succeeded(result.rows):
@@ -151,16 +152,13 @@ def run_sweep(
 
 
 def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepResult:
-    """Write the report of what there is of a sweep, also while it runs."""
-    return reported(Path(folder), folders.read_rows, as_console(console))
-
-
-def reported(folder: Path, rows_of: Callable[[Path, Layout], list[Row]], console: "Console") -> SweepResult:
-    """Write the report of the rows of a sweep, and print their summary."""
+    """Write the report of what there is of a sweep, also while it runs, and print its summary on the ``console``."""
+    console = as_console(console)
     from gdpjax.sweeps._report import write_report
 
+    folder = Path(folder)
     about = folders.described(folder)
-    rows = rows_of(folder, about.layout)
+    rows = folders.read_rows(folder, about.layout)
     if not rows:
         raise UserError(f"no trial is finished in {folder}")
     result = SweepResult(folder, rows, write_report(folder, rows), about.layout)
@@ -199,11 +197,11 @@ def num_slots() -> int:
 
 def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, console: "Console") -> None:
     """Run every trial that is not yet on record in ``folder``; refusals come before anything runs."""
-    trials = list_trials(spec)
     if resume:
-        folders.refuse_others(folder, spec)
+        records.refuse_changes(folder, folders.described(folder).sweep, spec.described())
     else:
         folders.refuse_used(folder)
+    trials = list_trials(spec)
     examples = load_examples(spec.task.load, spec.content.hold_out)
     scores, digest = check_programs(spec, trials, examples)
     layout = layout_of(spec, trials, scores)
@@ -213,7 +211,7 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
             progress.warn(SEED_NOTICE)
         drawn = spec.content.num_configurations
         progress.log(f"planning {count(len(trials), 'trial')}" + (f" of {drawn} that were drawn" if drawn else ""))
-        planned = plan_trials(spec, trials, examples.num_examples, progress.on_plans)
+        planned = plan_trials(spec, trials, examples.num_examples)
         keys = distinct_keys(planned, root)
         backend = backend_for(spec.task, examples, progress)
         with contextlib.closing(backend), folders.only_here(folder, layout.private):
@@ -221,12 +219,13 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
                 about = folders.Described(spec.described(), dict(spec.task.names), layout, len(trials), digest)
                 folders.begin(folder, root, spec, examples, about)
             run_trials(Sweep(folder, spec.task, layout, planned, keys), backend, progress)
+            folders.finish(folder, layout)
 
 
 def layout_of(spec: Spec, trials: Sequence[Trial], scores: Sequence[str]) -> Layout:
     """Return the columns of a sweep."""
-    # A noise multiplier and its target have columns always, other hyperparameters if a trial has them.
-    used = {"noise_multiplier", "epsilon"}.union(*(trial.settings for trial in trials))
+    # A noise multiplier and its target have columns always, other hyperparameters if the trials have them.
+    used = {"noise_multiplier", "epsilon", *trials[0].settings}
     kinds = {name: kind for name, kind in spec.task.hyperparameters.items() if name in used}
     columns = {name: "int64" if kind.whole else "double" for name, kind in kinds.items()}
     content = spec.content
@@ -288,7 +287,7 @@ def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
         chunk_of_future |= {backend.submit(chunk): chunk for chunk in chunks}
     for future in concurrent.futures.as_completed(chunk_of_future):
         try:
-            rows, program = future.result()
+            rows, program = backend.result(future)
         except ChunkLost as error:
             rows, program = failures(chunk_of_future[future].trials, error), None
         if program is not None:

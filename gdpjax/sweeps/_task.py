@@ -32,7 +32,7 @@ import jax
 import numpy as np
 import optax
 
-from gdpjax._core.arguments import check_callable, check_instance
+from gdpjax._core.arguments import check_callable
 from gdpjax._core.shown import shown
 from gdpjax.sweeps.records import UserError
 
@@ -42,8 +42,6 @@ MOST_WHOLE = 2**31 - 1
 LEARNING_RATE = "learning_rate"
 NUM_STEPS = "num_steps"
 """A parameter of this name is no hyperparameter: it is given the number of steps of the plan, for a schedule."""
-ONLY_NUMBERS = "only numbers can be searched; take an int and branch on it"
-"""What to do about a text, such as the name of an optimizer."""
 Settings = Mapping[str, Any]
 """Hyperparameters by name; real ones may be traced."""
 
@@ -68,18 +66,14 @@ class Hyperparameter:
 
     def checked(self, value: Any) -> float:
         """Return ``value`` as a number of this kind, or raise UserError."""
-        if self.whole:
-            least = 1 if self.positive else -MOST_WHOLE
-            if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_WHOLE:
-                return value
-            expected = f"a whole number from {least} to {MOST_WHOLE}"
-        else:
-            least = SMALLEST if self.positive else -LARGEST
-            if _is_number(value) and least <= value <= LARGEST:
-                return float(value)
-            expected = "a number > 0 that float32 holds" if self.positive else "a number that float32 holds"
-        advice = f": {ONLY_NUMBERS}" if isinstance(value, str) else ""
-        raise UserError(f"{self.name} must be {expected}, got {shown(value)}{advice}")
+        smallest, largest = (1, MOST_WHOLE) if self.whole else (SMALLEST, LARGEST)
+        least = smallest if self.positive else -largest
+        if _is_number(value) and least <= value <= largest:
+            number = int(value) if self.whole else float(value)
+            if number == value:
+                return number
+        kind = "a whole number" if self.whole else "a number"
+        raise UserError(f"{self.name} must be {kind} from {least:.6g} to {largest:.6g}, got {shown(value)}")
 
 
 STANDARD = {
@@ -154,13 +148,10 @@ class Task:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_instance("defaults", self.defaults, Mapping, "of hyperparameters to their values")
-        check_instance("names", self.names, Mapping, "of data, model and optimizer to what they are called")
         functions = {"data": self.load, "model": self.build, "optimizer": self.optimizer}
-        for what, function in functions.items():
-            check_callable(f"the function of the {what}", function)
-        if not self.names:
-            object.__setattr__(self, "names", {what: _name_of(function) for what, function in functions.items()})
+        check_callable("load", self.load)
+        names = dict(self.names) or {what: _name_of(function) for what, function in functions.items()}
+        object.__setattr__(self, "names", names)
         unknown = self.defaults.keys() - {*self.hyperparameters, "delta"}
         if unknown:
             raise UserError(f"defaults has {', '.join(sorted(unknown))}, which is no hyperparameter of this task")
@@ -169,9 +160,6 @@ class Task:
     def hyperparameters(self) -> dict[str, Hyperparameter]:
         """Everything that a spec may give a value to: the learning rate, the standard ones, the others."""
         own = self._of_optimizer.numbers | self._of_build.numbers
-        for name, kind in self._of_optimizer.numbers.items():
-            if own[name].whole != kind.whole:
-                raise UserError(f"{name} is a whole number for one of build and optimizer, and real for the other")
         rate = {LEARNING_RATE: own[LEARNING_RATE]} if LEARNING_RATE in own else {}
         return rate | STANDARD | own
 

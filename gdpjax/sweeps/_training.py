@@ -13,13 +13,12 @@ import numpy as np
 from gdpjax._core.figures import rounded, shown_score
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
-from gdpjax.sweeps._examples import Examples, load_examples, with_place
-from gdpjax.sweeps._imports import as_spec
+from gdpjax.sweeps._examples import Examples, load_examples
 from gdpjax.sweeps._plans import SEED_NOTICE, Cost, Trial, cost_of, epoch_end, make_keys, plan_of
 from gdpjax.sweeps._program import Blueprint, make_scores, not_finite
 from gdpjax.sweeps._progress import PRIVATE_SCORES, TrainingProgress, as_console
 from gdpjax.sweeps._results import label
-from gdpjax.sweeps._spec import Spec
+from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._trials import check_programs, only_trial
 from gdpjax.sweeps.records import RunInterrupted, UserError, interval, upper
@@ -46,8 +45,6 @@ class TrainingResult:
       seeded: whether it can be repeated, and is not private against anybody who knows the seed.
       scores: of the final model, not of the best epoch.
       scored_on: the data that the scores are on, in words.
-      private_warning: for the owner of the data, where most losses or gradients were not finite; else None. It is
-        private, and in no file but the diagnostics.
     """
 
     out: Path
@@ -59,7 +56,6 @@ class TrainingResult:
     seeded: bool
     scores: dict[str, float]
     scored_on: str
-    private_warning: str | None = None
 
     @property
     def params(self) -> Any:
@@ -80,7 +76,6 @@ def train(
     resume: bool = False,
     diagnostics: bool = True,
     console: "Console | None" = None,
-    how_to_resume: str = "the same again with --resume (resume=True)",
 ) -> TrainingResult:
     """Train one model privately in a folder, with checkpoints after every epoch.
 
@@ -89,10 +84,9 @@ def train(
       spec: as for `run_sweep`, with one value of each hyperparameter and one seed.
       out: folder of the run.
       resume: continue the run in ``out`` from its last checkpoint, bit for bit.
-      diagnostics: write training losses and gradient norms to a file that is outside epsilon and not for release.
-      console: a `rich.console.Console` for progress; by default nothing is printed. A ``private_warning`` of the result
-        is a Python warning then.
-      how_to_resume: the command that continues the run, for the message of an interruption.
+      diagnostics: write training losses and gradient norms to a file that is outside epsilon and not for release. A
+        warning, for the owner of the data alone, says if most of them were not finite.
+      console: a `rich.console.Console` for progress; by default nothing is printed.
 
     Returns:
       A `TrainingResult`.
@@ -110,10 +104,7 @@ def train(
     with TrainingProgress(shown_on) as progress:
         if trial.seed is not None:
             progress.warn(SEED_NOTICE)
-        result = Recorder(checked, trial, examples, folder, diagnostics).run(resume, progress, how_to_resume)
-    if console is None and result.private_warning is not None:
-        warnings.warn(result.private_warning, stacklevel=2)
-    return result
+        return Recorder(checked, trial, examples, folder, diagnostics).run(resume, progress)
 
 
 class Recorder:
@@ -139,11 +130,8 @@ class Recorder:
         }
         if trial.seed is not None:
             self.about["notice"] = SEED_NOTICE
-        # Private: of the batches so far.
-        self.num_rows = 0
-        self.num_not_finite = 0
 
-    def run(self, resume: bool, progress: TrainingProgress, how_to_resume: str) -> TrainingResult:
+    def run(self, resume: bool, progress: TrainingProgress) -> TrainingResult:
         """Train, or continue the run in the folder; Ctrl-C raises RunInterrupted."""
         history: list[dict[str, Any]] = []
         try:
@@ -159,8 +147,8 @@ class Recorder:
         except KeyboardInterrupt:
             step = history[-1]["step"] if history else 0
             raise RunInterrupted(
-                f"interrupted: {step} of {self.plan.num_steps} steps are on record in {self.out}; continue with\n"
-                f"  {how_to_resume}"
+                f"interrupted: {step} of {self.plan.num_steps} steps are on record in {self.out}; the same again with "
+                "--resume (resume=True) continues"
             ) from None
         except CheckpointError as error:
             raise UserError(str(error)) from error
@@ -176,12 +164,9 @@ class Recorder:
         """
         keys = make_keys(self.trial.seed, self.identity)
         blueprint = Blueprint(self.spec.task, self.examples, self.plan, self.trial.settings)
-        try:
-            params = blueprint.model(self.trial.settings).init(keys.init)
-            training = blueprint.training(self.trial.settings)
-            data = training.place(*self.examples.train)
-        except Exception as error:
-            raise with_place("the training", error) from error
+        params = blueprint.model(self.trial.settings).init(keys.init)
+        training = blueprint.training(self.trial.settings)
+        data = training.place(*self.examples.train)
         self._scores = make_scores(blueprint)
         if resume:
             records.refuse_differences(self.out, self.identity)
@@ -194,10 +179,6 @@ class Recorder:
                 records.start_log(self.out, name)
         run = start_run(self.out, training, params, data, key=keys.training, scan=False, resume=resume)
         kept_records = {name: records.rewind(self.out, name, run.step) for name in self.logs}
-        for record in kept_records.get(records.DIAGNOSTICS, []):
-            self.num_rows += record.get("batch_size", 0)
-            self.num_not_finite += record.get("num_not_finite", 0)
-
         return run, kept_records[records.METRICS]
 
     def _begin(self) -> None:
@@ -218,11 +199,9 @@ class Recorder:
             seconds = time.perf_counter() - begin
             record.update(self._record(run), steps_per_second=(run.step - first) / seconds)
             records.append(self.out, records.METRICS, [record])
-            clip_norm = self.trial.settings["l2_clip_norm"]
-            rows = [summarize(info, step, clip_norm) for step, info in enumerate(infos, start=first + 1)]
-            self.num_rows += sum(row["batch_size"] for row in rows)
-            self.num_not_finite += sum(row["num_not_finite"] for row in rows)
             if records.DIAGNOSTICS in self.logs:
+                clip_norm = self.trial.settings["l2_clip_norm"]
+                rows = [summarize(info, step, clip_norm) for step, info in enumerate(infos, start=first + 1)]
                 records.append(self.out, records.DIAGNOSTICS, rows)
 
         end = min(end for end in self.ends if end > first)
@@ -238,13 +217,6 @@ class Recorder:
 
     def _finish(self, state: State, history: list[dict[str, Any]]) -> TrainingResult:
         """Write the model and the result."""
-        warning = None
-        if 2 * self.num_not_finite > self.num_rows:
-            warning = (
-                f"PRIVATE: the losses or gradients of {self.num_not_finite} of {self.num_rows} examples were not "
-                "finite and were dropped: look for NaN and infinities in the loss and the data. Epsilon does not cover "
-                "this number: keep it to yourself"
-            )
         result = TrainingResult(
             out=self.out,
             plan=self.plan,
@@ -255,13 +227,27 @@ class Recorder:
             seeded=self.trial.seed is not None,
             scores=self._scores(self.trial.settings, state.params),
             scored_on=self.scored_on,
-            private_warning=warning,
         )
         records.save_model(self.out, state.params)
         privacy = dataclasses.asdict(result.cost) | {"epsilon_clt_standing": "asymptotic estimate, may understate"}
         summary = {"test_data": self.scored_on, "privacy": privacy, "seeded": result.seeded}
         records.write_json(self.out / records.RESULT, result.scores | summary | self.about)
+        if records.DIAGNOSTICS in self.logs:
+            warn_if_most_were_dropped(records.read_lines(self.out / records.DIAGNOSTICS, records.Diagnostics, header=1))
         return result
+
+
+def warn_if_most_were_dropped(diagnostics: list[dict[str, Any]]) -> None:
+    """Warn the owner of the data where most losses or gradients were not finite, and trained nothing."""
+    num_rows = sum(row.get("batch_size", 0) for row in diagnostics)
+    num_dropped = sum(row.get("num_not_finite", 0) for row in diagnostics)
+    if 2 * num_dropped > num_rows:
+        warnings.warn(
+            f"PRIVATE: the losses or gradients of {num_dropped} of {num_rows} examples were not finite and were "
+            "dropped: look for NaN and infinities in the loss and the data. Epsilon does not cover this number: keep "
+            "it to yourself",
+            stacklevel=2,
+        )
 
 
 def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:

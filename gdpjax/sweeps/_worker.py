@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax.ledger import Event, ledger_of
-from gdpjax.sampling import BatchOverflowError
-from gdpjax.sweeps._examples import Examples, failure_of, with_place
+from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._plans import Keys, Trial
 from gdpjax.sweeps._program import Blueprint, Program, arguments_of, make_program, make_scores, not_finite
 from gdpjax.sweeps._task import Settings, Task
@@ -97,6 +96,10 @@ class LocalBackend:
         """Put the chunk into the queue of the threads."""
         return self._pool.submit(self._worker.run, chunk, self._on_steps)
 
+    def result(self, future: "concurrent.futures.Future[Result]") -> Result:
+        """Return the result of a chunk that is over."""
+        return future.result()
+
     def _on_steps(self, done: int, total: int) -> None:
         if self._stop.is_set():
             raise Stopped
@@ -157,7 +160,7 @@ class Worker:
             program = make_program(blueprint, self._data, **limits)
             return _Compiled(program, self._data, blueprint, make_scores(blueprint))
         except Exception as error:
-            return with_place("the training", error)
+            return error
 
 
 def _train(compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Steps) -> list[Row]:
@@ -188,10 +191,8 @@ def _row(compiled: _Compiled, trial: Trial, state: State) -> Row:
     try:
         state.check_status()
         scores = compiled.scores(trial.settings, state.params)
-    except BatchOverflowError as error:
-        return row_of(trial, error=described(error))
     except Exception as error:
-        return row_of(trial, error=described(failure_of("scores", error)))
+        return row_of(trial, error=described(error))
     reason = not_finite(state.params, scores)
     return row_of(trial, scores) if reason is None else row_of(trial, error=reason)
 
@@ -246,5 +247,5 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     was_stopped = event.num_steps < planned.num_steps and bool(state.overflowed)
     has_planned_noise = event.noise_multiplier == planned.noise_multiplier
     has_planned_sampling = event.sampling_prob == planned.sampling_prob
-    if not has_planned_noise or not has_planned_sampling or not (is_complete or was_stopped):
+    if not (has_planned_noise and has_planned_sampling and (is_complete or was_stopped)):
         raise RuntimeError(f"the ledger says {event}, but the cost was computed for {planned}")

@@ -7,7 +7,6 @@ cover them: ``private_diagnostics.NOT_FOR_RELEASE.jsonl``, and the checkpoints, 
 import decimal
 import importlib.metadata
 import json
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,32 +57,6 @@ class Epoch(msgspec.Struct):
     steps_per_second: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class Privacy(msgspec.Struct):
-    """The fields of ``privacy`` in ``result.json`` that are read. Infinite epsilons are written as texts."""
-
-    noise_multiplier: float
-    sampling_prob: float
-    num_steps: Whole
-    delta: float
-    mu_clt: float | str
-    epsilon_clt: float | str
-    epsilon_moments_accountant: float | str
-    epsilon_lower: float | str
-    epsilon_upper: float | str
-
-
-class ResultFile(msgspec.Struct):
-    """The fields of ``result.json`` beside the scores; two of them are read."""
-
-    privacy: Privacy
-    config: dict[str, Any]
-    test_data: Any = None
-    seeded: Any = None
-    hyperparameters: Any = None
-    fingerprint: Any = None
-    notice: Any = None
-
-
 class Diagnostics(msgspec.Struct):
     """The fields of a line of the private diagnostics that are read."""
 
@@ -94,7 +67,8 @@ class Diagnostics(msgspec.Struct):
 
 LINES: dict[str, type] = {METRICS: Epoch, DIAGNOSTICS: Diagnostics}
 """The type of the lines of each log, after the notice."""
-NOT_SCORES = frozenset((*Epoch.__struct_fields__, *ResultFile.__struct_fields__))
+OF_A_RESULT = ("privacy", "config", "test_data", "seeded", "hyperparameters", "fingerprint", "notice")
+NOT_SCORES = frozenset((*Epoch.__struct_fields__, *OF_A_RESULT))
 """The fields that stand beside the scores in ``metrics.jsonl`` and ``result.json``, which a score may not replace."""
 
 
@@ -141,7 +115,11 @@ def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: there is no run in {folder}")
-    saved = read_json(path, ConfigFile)["config"]
+    refuse_changes(folder, read_json(path, ConfigFile)["config"], config)
+
+
+def refuse_changes(folder: Path, saved: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise UserError unless the saved configuration of what is in ``folder`` is ``config``."""
     now = json.loads(json.dumps(_plain(config)))
     differences = []
     for name in sorted(saved | now):
@@ -149,7 +127,7 @@ def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
             differences.append(f"{name}: {saved.get(name)!r} then, {now.get(name)!r} now")
     if differences:
         raise UserError(
-            f"the run in {folder} was begun with another configuration ({'; '.join(differences)}); restore it, or "
+            f"what is in {folder} was begun with another configuration ({'; '.join(differences)}); restore it, or "
             "choose another --out"
         )
 
@@ -169,13 +147,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def make_folder(folder: Path, private: bool = False) -> None:
-    """Make a folder where there is none, for its owner alone if it is ``private``; UserError if it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if private:
-            folder.chmod(0o700)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
+    """Make a folder where there is none, for its owner alone if it is ``private``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if private:
+        folder.chmod(0o700)
 
 
 def start_log(folder: Path, name: str) -> None:
@@ -201,7 +176,7 @@ def rewind(folder: Path, name: str, step: int) -> list[dict[str, Any]]:
 
 
 def named_arrays(params: Any) -> dict[str, Any]:
-    """Return the arrays of a tree by path; UserError where two paths read alike, of which a file would hold one.
+    """Return the arrays of a tree by path; UserError for a name that `numpy.savez` cannot write, or not twice.
 
     >>> named_arrays({"dense": {"bias": 1.0, "kernel": 2.0}})
     {'dense/bias': 1.0, 'dense/kernel': 2.0}
@@ -209,8 +184,8 @@ def named_arrays(params: Any) -> dict[str, Any]:
     arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if name in arrays:
-            raise UserError(f"two arrays of the parameters are called {name} in {MODEL}; rename one of them")
+        if name in arrays or name in ("file", "allow_pickle"):
+            raise UserError(f"no two arrays of the parameters can be called {name} in {MODEL}; rename one of them")
         arrays[name] = leaf
     return arrays
 
@@ -218,11 +193,7 @@ def named_arrays(params: Any) -> dict[str, Any]:
 def save_model(folder: Path, params: Any) -> None:
     """Write the trained parameters, by path: they are covered by epsilon and may be released."""
     temporary = folder / f"partial-{MODEL}"
-    # As numpy.savez does, for which no array may be called file.
-    with zipfile.ZipFile(temporary, "w") as archive:
-        for name, leaf in named_arrays(params).items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asarray(leaf), allow_pickle=False)
+    np.savez(temporary, **named_arrays(params))
     temporary.replace(folder / MODEL)
 
 

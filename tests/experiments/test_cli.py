@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import cli
-from experiments.config import PRESETS, DemoConfig, TrainConfig, identity, resume_command
+from experiments.config import PRESETS, DemoConfig, TrainConfig, identity
 from experiments.train import command
 
 
@@ -32,16 +32,6 @@ def test_flags_override_and_commands_are_told_apart():
     chosen, config = cli.parse(["demo"])
     assert isinstance(config, DemoConfig)
     assert chosen is cli.COMMANDS["demo"]
-
-
-def test_the_resume_command_parses_to_the_same_run(tmp_path):
-    _, config = cli.parse(["train", "--dataset", "mnist", "--seed", "1", "--no-diagnostics", "--batch-size", "64"])
-    words = resume_command(config, tmp_path).split()
-    assert words[:4] == ["python", "-m", "experiments", "train"]
-    _, again = cli.parse(words[3:])
-    assert identity(again) == identity(config)
-    assert again.run.resume
-    assert again.run.out == tmp_path
 
 
 MISTAKES = [

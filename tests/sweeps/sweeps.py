@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from experiments import data
 from experiments.sweeps.named_task import FIELDS, named_task
-from gdpjax.sweeps import Examples, _folder, _program, _sweep, _worker, parse_spec
+from gdpjax.sweeps import Examples, _folder, _program, _sweep, _worker, read_spec
 
 SMALL = """
 dataset = "digits"
@@ -40,8 +41,11 @@ def small(full):
 
 
 def spec_of(text):
-    """A spec that is in no file."""
-    return parse_spec(Path("sweep.toml"), text, FIELDS, named_task)
+    """The spec of a text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sweep.toml"
+        path.write_text(text)
+        return read_spec(path, FIELDS, named_task)
 
 
 def examples_of(dataset):

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.errors import UserError
 from experiments.paper import tables as reproduced
+from experiments.paper.runs import ResultFile
 from experiments.recipes import tables as recipes
 from gdpjax.sweeps import _folder, records
 
@@ -20,7 +21,7 @@ DAMAGED = (
 )  # fmt: skip
 KINDS = (
     records.ConfigFile,
-    records.ResultFile,
+    ResultFile,
     _folder.Secret,
     _folder.Described,
     _folder.CompiledProgram,
@@ -44,13 +45,15 @@ def test_damaged_documents_are_named(tmp_path, kind):
         records.read_json(path, kind)
 
 
-def test_parameters_may_be_called_like_arguments_of_savez(tmp_path):
-    """A parameter called file is an array of the model as any other."""
-    params = {"file": np.ones(2), "allow_pickle": {"w": np.zeros(3)}}
+def test_parameters_are_saved_by_their_paths(tmp_path):
+    """A parameter called like an argument of savez is refused, by the check before a training, too."""
+    params = {"layer": {"w": np.ones(2)}, "b": np.zeros(3)}
     records.save_model(tmp_path, params)
     with np.load(tmp_path / records.MODEL) as model:
-        np.testing.assert_array_equal(model["file"], params["file"])
-        np.testing.assert_array_equal(model["allow_pickle/w"], params["allow_pickle"]["w"])
+        np.testing.assert_array_equal(model["layer/w"], params["layer"]["w"])
+        np.testing.assert_array_equal(model["b"], params["b"])
+    with pytest.raises(UserError, match="can be called file"):
+        records.named_arrays({"file": np.ones(2)})
 
 
 EPOCH = {"step": 4, "epoch": 1, "test_accuracy": 0.5, "epsilon_upper": "inf", "unread": [1]}

@@ -42,6 +42,9 @@ class Fake:
             future.set_result(_worker.Result(rows, None))
         return future
 
+    def result(self, future):
+        return future.result()
+
 
 class Silent:
     def __init__(self):

@@ -99,8 +99,9 @@ class Outside(html.parser.HTMLParser):
 
 def test_a_thousand_trials(large):
     """A finished sweep has each trial once, in one small file, and a page that takes nothing from elsewhere."""
-    rows = _folder.finish(large, _folder.described(large).layout)
+    _folder.finish(large, _folder.described(large).layout)
     result = report_sweep(large)
+    rows = result.rows
     page = result.report
     assert [row["trial"] for row in rows] == list(range(1000)), "each once, in order"
 
@@ -205,13 +206,7 @@ def test_every_tick_of_a_sweep_has_a_number_that_can_be_read(drawn, tmp_path, va
 
 
 def learning_rates(configurations):
-    return [each.settings["learning_rate"] for each in configurations]
-
-
-def targets_of(rows):
-    """Return the targets for which the report names the best configuration."""
-    configurations = _results.configurations(rows, LAYOUT)
-    return [target for target, _ in _results.best_by_target(configurations, LAYOUT)]
+    return [each.rows[0]["learning_rate"] for each in configurations]
 
 
 def test_seeds_are_averaged_and_the_front_is_of_means():
@@ -231,7 +226,7 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     averaged = configurations[0]
     assert averaged.epsilon_upper == 1.0
     assert round(averaged.mean, 3) == 0.8
-    assert averaged.trials == [0, 1]
+    assert [row["trial"] for row in averaged.rows] == [0, 1]
     assert averaged.stdev == pytest.approx(np.std([0.7, 0.9], ddof=1))
     of_one_trial = configurations[1]
     assert of_one_trial.stdev is None
@@ -239,16 +234,8 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     front = _results.pareto_front(configurations, LAYOUT)
     assert learning_rates(front) == [0.1, 0.2]
     assert [each.epsilon_upper for each in front] == [1.0, 2.0]
-    best = []
-    for target, configuration in _results.best_by_target(configurations, LAYOUT):
-        best.append((target, configuration.settings["learning_rate"], configuration.mean))
-    assert best == [(1.0, 0.1, pytest.approx(0.8)), (2.0, 0.2, 0.95)]
-
-
-def test_a_winner_has_one_row_at_the_smallest_target():
-    """A configuration that wins at larger targets too is named once, and targets are rounded up."""
-    rows = rows_of((0.1, 0.5185612366582208, 0.7), (0.2, 1.0, 0.9), (0.3, 2.0, 0.8), (0.4, 3.0, 0.95))
-    assert targets_of(rows) == [0.5185612366582208, 1.0, 3.0]
+    for budget, last in ((1.5, 0), (2.0, 1), (9.0, 1)):
+        assert _results.best_within(configurations, LAYOUT, budget) is front[last]
 
 
 def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
@@ -271,17 +258,6 @@ def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
     assert "50 \u00b1" not in table
     _sweep.SweepProgress(console, layout).on_chunk(rows)
     assert said.getvalue().count("65 \u00b1 7.1") == 2
-
-
-def test_targets_are_those_of_the_sweep_or_round_numbers():
-    """The best is named for each target of the sweep; without targets, for round numbers and the largest epsilon."""
-    rows = rows_of((0.1, 0.99, 0.7), (0.1, 1.98, 0.8))
-    for row, target in zip(rows, (1.0, 2.0), strict=True):
-        row["epsilon"] = target
-    assert targets_of(rows) == [1.0, 2.0]
-
-    without_targets = rows_of(*((0.1, 0.3 + number / 10, number / 100) for number in range(40)))
-    assert targets_of(without_targets) == [0.5, 1.0, 2.0, 3.0, 4.0, pytest.approx(4.2)]
 
 
 def test_price_is_that_of_the_accountants():
@@ -324,7 +300,7 @@ def test_cells_are_rounded_to_the_safe_side():
 def test_the_page_has_the_results_as_csv_and_words_for_people(large):
     """The page holds the columns by their names for a file, and by words in its table."""
     text = report_sweep(large).report.read_text()
-    assert "trial,learning_rate,l2_clip_norm,noise_multiplier" in text, "for the button, with the names of the columns"
+    assert '["trial", "learning_rate", "l2_clip_norm", "noise_multiplier"' in text, "for the button"
     assert "<th>test accuracy (%)</th>" in text
     assert "<th>clip norm</th>" in text
     assert "memory_bytes" not in text

@@ -20,29 +20,30 @@ BAD = {
     ),
     "unknown field of a range": (
         TABLE + "learning_rate = { min = 0.1, max = 1.0, cuont = 3 }\n",
-        "line 3: unknown field 'cuont'; did you mean 'count'?",
+        "line 3: learning_rate: object contains unknown field `cuont`",
     ),
-    "no dataset": ("search = 'grid'\n", "dataset is missing"),
+    "no dataset": ("search = 'grid'\n", "dataset must be one of digits"),
     "no such dataset": ('dataset = "mnits"\n', "line 1: dataset must be one of digits, mnist, adult, imdb"),
+    "no seeds": (TABLE + "seeds = []\n", "line 3: seeds: expected `array` of length >= 1"),
     "no TOML": (HEAD + "epochs = = 3\n", "is not TOML: Invalid value (at line 2, column 10)"),
     "empty list": (TABLE + "learning_rate = []\n", "line 3: learning_rate = [] leaves nothing to train"),
     "outside its table": (
-        HEAD + "learning_rate = 1.0\n", "line 2: unknown field 'learning_rate'; it belongs under [hyperparameters]",
+        HEAD + "learning_rate = 1.0\n", "line 2: unknown field 'learning_rate'; the fields are dataset, model",
     ),
     "empty range": (TABLE + "epsilon = { min = 2, max = 1, count = 3 }\n", "line 3: the range of epsilon needs min"),
     "random without a number": (HEAD + 'search = "random"\n', "line 2: search = "),
     "grid with a number": (HEAD + "num_configurations = 3\n", "line 2: search = "),
     "range without count": (TABLE + "epsilon = { min = 1, max = 2 }\n", "line 3: the range of epsilon needs its count"),
-    "nan": (TABLE + "learning_rate = [0.1, nan]\n", "line 3: learning_rate must be a number > 0"),
+    "nan": (TABLE + "learning_rate = [0.1, nan]\n", "line 3: learning_rate must be a number from 1.17549e-38"),
     "more than float32 holds": (
         TABLE + "learning_rate = { min = 0.1, max = 1e39, count = 3 }\n",
-        "line 3: learning_rate must be a number > 0 that float32 holds, got 1e+39",
+        "line 3: learning_rate must be a number from 1.17549e-38 to 3.40282e+38, got 1e+39",
     ),
-    "negative": (TABLE + "noise_multiplier = -1\n", "line 3: noise_multiplier must be a number > 0"),
+    "negative": (TABLE + "noise_multiplier = -1\n", "line 3: noise_multiplier must be a number from 1.17549e-38"),
     "a word": (TABLE + 'l2_clip_norm = "one"\n', "line 3: l2_clip_norm: expected numbers, start:stop"),
     "half an epoch": (TABLE + "epochs = 1.5\n", "line 3: epochs must be a whole number from 1"),
     "truth": (TABLE + "epochs = true\n", "line 3: epochs must be a whole number from 1"),
-    "delta of one": (HEAD + "delta = 1.0\n", "line 2: delta: expected a number < 1.0"),
+    "delta of one": (HEAD + "delta = 1.0\n", "line 2: delta: expected `float` < 1.0"),
     "two targets": (TABLE + "noise_multiplier = 1\nepsilon = 2\n", "line 4: give either epsilon"),
     "a second program": (
         HEAD + "one_program = true\n[hyperparameters]\nlearning_rate = [0.1, 0.2]\nepochs = [1, 2]\n",
@@ -52,11 +53,11 @@ BAD = {
         TABLE + "learning_rate = { min = 1, max = 2, count = 1000 }\nepsilon = { min = 1, max = 2, count = 1000 }\n",
         "1000000 trials; at most 100000 are run in one sweep",
     ),
-    "too many seeds": (TABLE + "seeds = 2000000000\n", "seeds: expected a whole number <= 100000"),
-    "a table that is none": (HEAD + "hyperparameters = 3\n", "line 2: hyperparameters: expected a table of keys, got"),
-    "half a range": (TABLE + "epsilon = { min = 1 }\n", "line 3: epsilon: needs `max`"),
-    "negative seed": (TABLE + "seeds = [-1]\n", "line 3: seeds: expected a whole number >= 0"),
-    "a promise that is none": (HEAD + "one_program = 1\n", "line 2: one_program: expected true or false, got a whole"),
+    "too many seeds": (TABLE + "seeds = 2000000000\n", "seeds: expected `int` <= 100000"),
+    "a table that is none": (HEAD + "hyperparameters = 3\n", "line 2: hyperparameters: expected `object`, got"),
+    "half a range": (TABLE + "epsilon = { min = 1 }\n", "line 3: epsilon: object missing required field `max`"),
+    "negative seed": (TABLE + "seeds = [-1]\n", "line 3: seeds: expected `int` >= 0"),
+    "a promise that is none": (HEAD + "one_program = 1\n", "line 2: one_program: expected `bool`, got `int`"),
 }  # fmt: skip
 
 
@@ -124,11 +125,10 @@ def test_targets_are_met_with_the_noise_that_is_used():
     ("line", "message"),
     [
         ("noise_multiplier = [2.0, 0.05]", "no plan for noise_multiplier 0.05, .*: noise_.* too small for finite"),
-        ("epsilon = [8, 1000, 1e6]", "no plan for epsilon 1000.0, .* and 1 other settings: .* cannot be reached: the"),
-        (f"noise_multiplier = {[0.01 + 0.001 * i for i in range(10)]}", ".* and 9 other settings: "),
+        ("epsilon = [8, 1000, 1e6]", "no plan for epsilon 1000.0, batch_size .*: .* cannot be reached: the"),
     ],
 )
-def test_settings_without_a_plan_are_refused_together(line, message):
+def test_settings_without_a_plan_are_refused(line, message):
     """Trap 87: no row may be labelled with an epsilon that it has not."""
     spec = spec_of(SMALL + line + "\n")
     with pytest.raises(UserError, match=r"line \d+: " + message):
@@ -148,7 +148,7 @@ def test_absent_files_are_one_line_and_nothing_is_made(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GDPJAX_DATA", str(tmp_path))
     assert cli.main(["sweep", "none.toml"]) == 2
-    assert "cannot read the sweep none.toml: No such file" in capsys.readouterr().err
+    assert "none.toml: No such file" in capsys.readouterr().err
     (tmp_path / "sweep.toml").write_text('dataset = "adult"\n')
     assert cli.main(["sweep", "sweep.toml"]) == 2
     assert "Adult: no a9a" in capsys.readouterr().err
