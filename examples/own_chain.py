@@ -61,7 +61,9 @@ def main(num_steps=300, delta=1e-6):
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.02, num_steps // 10, num_steps)
     tx = optax.chain(
         # announced: a batch above the capacity stops the loader with an error, and so the loop.
-        gdpjax.privatize(grad_fn, noise_multiplier=plan.noise_multiplier, batches=batches, key=noise_key, announced=True),
+        gdpjax.privatize(
+            grad_fn, noise_multiplier=plan.noise_multiplier, batches=batches, key=noise_key, announced=True
+        ),
         optax.adamw(schedule),
     )
 
