@@ -54,16 +54,16 @@ def main(num_steps=300, delta=1e-6):
     # One key for the run; batches and noise have their own, both made from it.
     sample_key, noise_key, init_key = jax.random.split(gdpjax.fresh_key(), 3)
     batches = gdpjax.sampling.Poisson(num_examples=20_000, expected_batch_size=256, num_steps=num_steps)
-    # A hair below epsilon 1: the ledger rounds what it records, and adds the probability of too large a batch.
-    noise = gdpjax.accounting.calibrate_noise_multiplier(
-        epsilon=0.999, delta=delta, sampling_prob=batches.sampling_prob, num_steps=num_steps
-    )
+    # The plan finds the noise for epsilon 1. Its capacity, and so the shape of a step, is that of the batches.
+    plan = gdpjax.make_plan(batches, clip=1.0, delta=delta, epsilon=1.0)
 
     grad_fn = gdpjax.clipped_grad(loss_fn, 1.0, batch_argnums=(1, 2))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.02, num_steps // 10, num_steps)
     tx = optax.chain(
         # announced: a batch above the capacity stops the loader with an error, and so the loop.
-        gdpjax.privatize(grad_fn, noise_multiplier=noise, batches=batches, key=noise_key, announced=True),
+        gdpjax.privatize(
+            grad_fn, noise_multiplier=plan.noise_multiplier, batches=batches, key=noise_key, announced=True
+        ),
         optax.adamw(schedule),
     )
 

@@ -99,6 +99,13 @@ def test_account_table_states_every_standing(capsys):
     assert heading.index("standing") == first_line.index("given")
 
 
+def test_a_delta_above_one_over_the_size_is_called_too_large(capsys):
+    """Publishing one of 60,000 examples at random meets such a delta."""
+    for delta, is_large in (("1e-5", False), ("1e-3", True)):
+        table = run(capsys, "account", "--noise-multiplier", "1", *MNIST, "--delta", delta)
+        assert ("TOO LARGE" in lines_by_quantity(table)["delta"]) == is_large
+
+
 def test_a_run_without_noise_is_said_not_to_be_private(capsys):
     """Without noise every figure is infinite, and every line of the table says that nothing is private."""
     arguments = ["account", "--noise-multiplier", "0", *MNIST, "--delta", "1e-5"]

@@ -136,7 +136,7 @@ REASONS = {
     5: "expected_batch_size must be a number, got an empty cell",
     6: "has 4 cells instead of 6",
     8: "noise_multiplier must be a finite number > 0, got nan",
-    9: "expected_batch_size must be above 0 and at most max_examples, got 256",
+    9: "expected_batch_size must be above 0 and at most max_examples = 100, got 256",
     10: "max_examples must be a whole number >= 1, got 60000.5",
     11: "epochs must be a finite number > 0, got 0",
 }
@@ -172,6 +172,7 @@ def test_bad_rows_are_reported_with_their_line_and_the_others_written(tmp_path, 
         ("noise_multiplier,max_examples,num_examples,batch_size,epochs\n1,9,9,1,1\n", "max_examples is there twice"),
         ("noise_multiplier,sampling_prob,num_steps,batch_size\n1,.1,10,5\n", "or --sampling-prob"),
         ("sampling_prob,num_steps\n.1,10\n", "give --noise-multiplier, or a column"),
+        ("noise,rate,steps\n1,.1,10\n", "grid.csv has the columns noise, rate, steps\n"),
         ("noise_multiplier,sampling_prob,num_steps,epsilon_clt\n1,.1,10,1\n", "epsilon_clt is there twice"),
     ],
 )

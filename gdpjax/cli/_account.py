@@ -32,7 +32,7 @@ _DIGITS = 8
 _STANDINGS = {
     "mu_clt": (CLT_CAVEAT, "up"),
     "epsilon_clt": (CLT_CAVEAT, "up"),
-    "clt_reliable": ("epsilon_clt is proved within 5%", "nearest"),
+    "clt_reliable": ("whether epsilon_clt is proved within 5%", "nearest"),
     "mu_upper": ("certified, except with probability mu_failure", "up"),
     "mu_failure": ("given", "exact"),
     "epsilon_lower": ("certified lower bound", "down"),
@@ -62,18 +62,25 @@ def add_parser(commands: Any) -> None:
 def _account(arguments: argparse.Namespace) -> list[Row]:
     """Return the report of the run that the options describe."""
     run = (arguments.noise_multiplier, *run_of_options(arguments))
-    report = _run_report(run, arguments.delta, FAILURE, with_mu=True)
+    report = _run_report(run, arguments, FAILURE, with_mu=True)
     return [Row("noise_multiplier", arguments.noise_multiplier, "given", "exact"), *report]
 
 
-def _run_report(run: tuple[float, float, int], delta: float | None, failure: float, with_mu: bool) -> list[Row]:
+def _run_report(
+    run: tuple[float, float, int], arguments: argparse.Namespace, failure: float, with_mu: bool
+) -> list[Row]:
     """Return the rows about a run: epsilon at ``delta``, if that is given, and mu, if it is asked for."""
     noise_multiplier, sampling_prob, num_steps = run
+    delta = arguments.delta
+    standing_of_delta = "given" if delta is not None else "not given"
+    # Whoever publishes one example at random meets a delta of one over their number.
+    if delta is not None and delta * (arguments.max_examples or 0) >= 1:
+        standing_of_delta = "given; TOO LARGE: it is not below 1 / max_examples"
     found = _figures(run, delta, failure, with_mu)
     rows = [
         Row("num_steps", num_steps, "given"),
         Row("sampling_prob", sampling_prob, "given; Poisson sampling, add or remove one example", "exact"),
-        Row("delta", delta, "given" if delta is not None else "not given", "exact"),
+        Row("delta", delta, standing_of_delta, "exact"),
     ]
     for key, (standing, rounding) in _STANDINGS.items():
         if key not in found:
@@ -134,7 +141,7 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
             rows.append(Row(name, value, "the target" if name == quantity else "given", "exact"))
     with_mu = arguments.with_mu or (quantity == "mu" and accountant == "numeric")
     run = (noise_multiplier, sampling_prob, num_steps)
-    return [*rows, *_run_report(run, arguments.delta, failure, with_mu)]
+    return [*rows, *_run_report(run, arguments, failure, with_mu)]
 
 
 def _reached(quantity: str, run: tuple[float, float, int], target: dict[str, Any], accountant: str) -> float:

@@ -58,7 +58,9 @@ def run_of(values: Mapping[str, Any]) -> tuple[float, int]:
         num_examples, batch_size = values["max_examples"], values["expected_batch_size"]
         check("max_examples", num_examples, COUNT)
         if not 0 < batch_size <= num_examples:
-            raise ValueError(f"expected_batch_size must be above 0 and at most max_examples, got {batch_size:g}")
+            raise ValueError(
+                f"expected_batch_size must be above 0 and at most max_examples = {num_examples:g}, got {batch_size:g}"
+            )
     if "epochs" in values:
         return batch_size / num_examples, steps_of_epochs(values["epochs"], num_examples, batch_size)
     check("num_steps", values["num_steps"], COUNT)

@@ -161,11 +161,15 @@ def _make_grid(arguments: argparse.Namespace) -> Grid:
             except ValueError as error:
                 raise ValueError(f"{option_names(name)[0]}: {error}") from None
     columns, rows = read_table(arguments.input) if arguments.input else ([], [("", [])])
+    found = f"; {arguments.input} has the columns {', '.join(columns)}" if arguments.input else ""
     columns = [*columns, *options]
     names = [OTHER_NAMES.get(column) or column for column in columns]
     derived = [name for name in ("sampling_prob", "num_steps") if name not in names]
-    check_given(names)
-    _check_names([*names, *derived])
+    try:
+        check_given(names)
+        _check_names([*names, *derived])
+    except ValueError as error:
+        raise ValueError(f"{error}{found}") from None
     size = len(rows) * math.prod(map(len, options.values()))
     if size > MOST_VALUES:
         raise ValueError(f"the grid has {size} rows; at most {MOST_VALUES} are computed in one sweep")

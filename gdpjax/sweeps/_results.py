@@ -124,8 +124,8 @@ class Configuration(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean score over seeds."""
-        return statistics.fmean(self.scores)
+        """The mean score over seeds. Six digits: the seventh of a float32 would decide between equal means."""
+        return float(f"{statistics.fmean(self.scores):.6g}")
 
     @property
     def stdev(self) -> float | None:
@@ -174,7 +174,7 @@ def best_within(candidates: Sequence[Configuration], layout: Layout, epsilon: fl
     The page, the tables, the progress and `SweepResult.best` all name this one.
     """
     affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= epsilon * (1 + 1e-9)]
-    return max(affordable, key=lambda candidate: layout.better(candidate.mean), default=None)
+    return max(affordable, key=lambda each: (layout.better(each.mean), -each.epsilon_upper), default=None)
 
 
 def varied(rows: Sequence[Row], layout: Layout) -> list[str]:

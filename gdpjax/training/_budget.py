@@ -87,6 +87,12 @@ class Rest:
         spent = " with what was spent before" if self.spent else ""
         return f"epsilon = {self.epsilon:g}{spent}"
 
+    @property
+    def terms(self) -> str:
+        """What a budget is known by, in errors."""
+        relation = self.neighboring_relation.name
+        return f"epsilon = {self.epsilon}, delta = {self.delta}, unit {self.unit!r} and {relation}"
+
     def events_of(self, given: Any) -> tuple[AnyEvent, ...]:
         """Return the events of a mechanism, plan, event or ledger; ValueError for another unit, relation or delta."""
         events = Ledger(given if isinstance(given, Ledger) else [given]).events
@@ -339,7 +345,10 @@ class Budget:
         kept = _terms_of(self._path)
         terms = dataclasses.replace(kept, spent=Ledger())
         if terms != self._whole:
-            raise ValueError(f"{self._path} holds another budget: expected {self._whole}, got {terms}")
+            raise ValueError(
+                f"{self._path} holds another budget, of {terms.terms}, not of {self._whole.terms}; "
+                "gdpjax.Budget.open(path) opens it as it is"
+            )
         if kept.spent[: len(known)] != known:
             raise ValueError(f"{self._path} was made anew, or is an older copy: charges are missing; restore the file")
         self._spent = kept.spent

@@ -87,7 +87,7 @@ def _guarantee(plan: Any) -> str:
     mu_lower, mu_upper = _outward(plan.mu_bounds())
     lost = ""
     if plan.announces_overflow and plan.overflow:
-        batch = f"a batch exceeds {plan.capacity} rows, in which case training stops"
+        batch = f"a batch exceeds {plan.capacity} {plan.unit}s, in which case training stops"
         lost = f"; this includes {plan.overflow:.2g} for the event that {batch}"
     caution = ""
     if plan.delta * plan.max_examples >= 1:

@@ -304,3 +304,12 @@ def test_the_page_has_the_results_as_csv_and_words_for_people(large):
     assert "<th>test accuracy (%)</th>" in text
     assert "<th>clip norm</th>" in text
     assert "memory_bytes" not in text
+
+
+def test_of_equal_means_the_cheaper_is_the_best():
+    """Means of float32 accuracies that are equal but for rounding do not make a larger epsilon the better one."""
+    rows = rows_of(*((0.1, 2.0, float(np.float32(n) / np.float32(600))) for n in (534, 541)))
+    rows += rows_of(*((0.2, 1.0, float(np.float32(n) / np.float32(600))) for n in (537, 538)))
+    candidates = _results.configurations(rows, LAYOUT)
+    assert _results.best_within(candidates, LAYOUT).epsilon_upper == 1.0
+    assert learning_rates(_results.pareto_front(candidates, LAYOUT)) == [0.2]

@@ -159,7 +159,7 @@ def test_a_file_of_another_budget_is_refused(tmp_path):
     path = tmp_path / "budget.json"
     Budget(**TOTAL, path=path)
     for change in (dict(epsilon=2.0), dict(delta=1e-5), dict(unit="visit"), dict(neighboring_relation=REPLACED)):
-        with pytest.raises(ValueError, match="another budget"):
+        with pytest.raises(ValueError, match=r"another budget, of epsilon = 1\.0, delta = 1e-06, unit 'patient'"):
             Budget(**TOTAL | change, path=path)
     with pytest.raises(ValueError, match="cannot be read"):
         Budget.open(tmp_path / "other.json")

@@ -142,7 +142,7 @@ def test_statement_has_every_item(mnist):
         "the learning rate, on public data",
         "the last parameters",
         "ADD_OR_REMOVE_ONE",
-        f"{mnist.capacity} rows",
+        f"{mnist.capacity} examples",
         "certified",
     ]
     for item in items:
