@@ -113,8 +113,8 @@ def _at_concrete_orders(
     weight = np.where(above > below, clipped - floor, 0.0)
     bound = (1 - weight) * table[..., below] + weight * table[..., above]
 
-    # The trapezoid rule improves on the line at fractional orders. Orders of similar size stand in rows, which share one
-    # grid of nodes, laid out for the largest of them. The last row of a size is filled up with its first orders.
+    # The trapezoid rule improves on the line at fractional orders. Orders of similar size stand in rows. A row shares
+    # one grid of nodes, laid out for its largest order. The last row of a size is filled up with its first orders.
     members = np.flatnonzero(is_tabulated & (orders != np.floor(orders)))
     if members.size:
         sizes = np.ceil(np.log2(orders[members]) / 2)
