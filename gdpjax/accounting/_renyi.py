@@ -33,6 +33,7 @@ LARGEST_TRACED_ORDER = 128
 
 _ROUNDING = 1 + 2.0**-36
 _NUM_NODES = 256
+_ROW = 16
 _CUT = 9.0
 _CUT_MASS = 1.1286e-19  # Phi(-9), rounded up
 _CUT_DENSITY = 1.0281e-18  # phi(9), rounded up
@@ -112,14 +113,18 @@ def _at_concrete_orders(
     weight = np.where(above > below, clipped - floor, 0.0)
     bound = (1 - weight) * table[..., below] + weight * table[..., above]
 
-    # The trapezoid rule improves on the line at fractional orders. Orders of similar size share one grid of nodes,
-    # which is laid out for the largest of them.
-    is_fractional = is_tabulated & (orders != np.floor(orders))
-    sizes = np.ceil(np.log2(orders) / 2)
-    for size in np.unique(sizes[is_fractional]):
-        members = np.flatnonzero(is_fractional & (sizes == size))
-        largest_order = orders[members].max(keepdims=True)
-        integral = _by_trapezoid(xp, inverse_noise, sampling_prob, orders[members], largest_order)
+    # The trapezoid rule improves on the line at fractional orders. Orders of similar size stand in rows. A row shares
+    # one grid of nodes, laid out for its largest order. The last row of a size is filled up with its first orders.
+    members = np.flatnonzero(is_tabulated & (orders != np.floor(orders)))
+    if members.size:
+        sizes = np.ceil(np.log2(orders[members]) / 2)
+        groups = [members[sizes == size] for size in np.unique(sizes)]
+        rows = np.concatenate([np.resize(group, (-(-group.size // _ROW), _ROW)) for group in groups])
+        integral = _by_trapezoid(
+            xp, inverse_noise[..., None], sampling_prob[..., None], orders[rows], orders[rows].max(axis=-1)[:, None]
+        )
+        # Where each of the members is in the rows.
+        integral = integral.reshape(*integral.shape[:-2], -1)[..., np.unique(rows, return_index=True)[1]]
         if xp is np:
             bound[..., members] = np.minimum(bound[..., members], integral)
         else:
@@ -168,8 +173,8 @@ def _at_whole_orders(
     log_odds = xp.log(sampling_prob) - xp.log1p(-sampling_prob)
     columns = [xp.zeros_like(inverse_noise)]
 
-    # Orders of similar size share one rectangular sum, so that little of it is padding and few sums are compiled.
-    sizes = np.maximum(np.ceil(np.log2(orders)), 4)
+    # Orders of similar size share one rectangular sum, so that not most of it is padding and few sums are compiled.
+    sizes = np.maximum(np.ceil(np.log2(orders) / 3), 2)
     for size in np.unique(sizes[orders > 1]):
         members = orders[(sizes == size) & (orders > 1)]
         k = np.arange(2, int(members[-1]) + 1)

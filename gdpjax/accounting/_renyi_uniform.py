@@ -121,7 +121,8 @@ def _cells(
     rounding = _ROUNDING / (inverse_noise * width)
     low = shift[..., :-1]
     high = shift[..., 1:]
-    place = (mean - low) / (high - low) + rounding
+    # Far to the left both ends round to -1, and any place will do.
+    place = (mean - low) / jnp.where(high > low, high - low, 1.0) + rounding
     return sampling_prob * shift, mass, jnp.clip(place, 0.0, 1.0)
 
 

@@ -214,6 +214,14 @@ def test_uniform_is_its_formula_and_never_below(uniform_rdp, point, order):
     assert 0 <= excess_of_bound < 3e-3
 
 
+def test_uniform_with_little_noise_is_a_number_between_poisson_and_no_sampling():
+    orders = [1.5, 2.0, 20.5]
+    poisson, unsampled = (rdp_subsampled_gaussian([0.1, 0.2], prob, orders) for prob in (1e-3, 1.0))
+    of_uniform = rdp_subsampled_gaussian([0.1, 0.2], 1e-3, orders, sampling="uniform")
+    assert (poisson <= of_uniform).all()
+    assert (of_uniform <= unsampled * (1 + 1e-9)).all()
+
+
 def test_uniform_bounds_the_pairs_that_sampling_can_produce():
     """The bound is at least the divergence of batches of one from n, wherever the other examples are.
 
