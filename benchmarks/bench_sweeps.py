@@ -56,7 +56,7 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield everything at once."""
     from benchmarks import turns
     from experiments.sweeps.named_task import FIELDS, named_task
-    from gdpjax.sweeps import list_trials, load_examples, read_spec, plan_trials
+    from gdpjax.sweeps import list_trials, load_examples, plan_trials, read_spec
 
     options = settings._asdict() | {"count": settings.configurations // 4}
     with tempfile.TemporaryDirectory() as folder:
