@@ -15,12 +15,29 @@ import gdpjax
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("theory/*.md")])
 RUN_AS_A_NOTEBOOK = "fdp.md"  # in tests/test_notebook.py
+TAKE_LONG = (
+    "auditing.md",
+    "composition.md",
+    "correlated.md",
+    "frameworks.md",
+    "gradients.md",
+    "language.md",
+    "sweeps.md",
+    "training.md",
+)
+"""Pages that only `make test-docs` and `make test-slow` run."""
 OURS = ("gdpjax", "experiments")
 MADE_BY_A_PAGE = ("waves",)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != RUN_AS_A_NOTEBOOK], ids=lambda path: path.name)
+PAGES_TO_RUN = [
+    pytest.param(page, marks=[pytest.mark.slow] if page.name in TAKE_LONG else [], id=page.name)
+    for page in PAGES
+    if page.name != RUN_AS_A_NOTEBOOK
+]
+
+
+@pytest.mark.parametrize("page", PAGES_TO_RUN)
 def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
     namespace: dict = {}
     for block, shown in re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(), flags=re.DOTALL):
