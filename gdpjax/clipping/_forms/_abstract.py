@@ -25,7 +25,6 @@ every class, and the sensitivity rests on them.
 """
 
 import abc
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gdpjax._core.types import Array
@@ -71,10 +70,6 @@ class AbstractFactor(abc.ABC):
 
         It is None where the arrays do not fit together.
         """
-
-    def joined(self, others: Sequence["AbstractFactor"]) -> "AbstractFactor | None":
-        """Return the sum of this gradient and others in the same form, or None where the sum has to be formed."""
-        return None
 
     @property
     def num_products(self) -> int:

@@ -18,6 +18,7 @@ from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms._abstract import AbstractFactor
 from gdpjax.clipping._forms._exact_table_sum import is_exact, table_sum
+from gdpjax.clipping._forms._formed import Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, per_row, squared_norms, times, wide
 from gdpjax.clipping._rounding_budget import RoundingBudget
 
@@ -77,16 +78,6 @@ class Sparse(AbstractFactor):
         summed = jnp.zeros_like(values).at[representative].add(values)
         return Sparse(jnp.where(representative == position, rows, out_of_range), summed)
 
-    def joined(self, others: Sequence[AbstractFactor]) -> "Sparse | None":
-        rows = [self.rows]
-        values = [self.values]
-        for other in others:
-            if not isinstance(other, Sparse):
-                return None
-            rows.append(other.rows)
-            values.append(other.values)
-        return Sparse(jnp.concatenate(rows), jnp.concatenate(values))
-
     def leave_scan(self, is_scanned: bool) -> "Sparse":
         assert not is_scanned, "a table that is scanned over is not tapped"
         # The look-ups of all iterations are look-ups in one table.
@@ -122,3 +113,17 @@ class Sparse(AbstractFactor):
         if not self.sums_exactly(budget, like.shape):
             return None
         return table_sum(self.rows, weights.multiplied(wide(self.values)), bound, like)
+
+
+def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> AbstractFactor:
+    """Return the sum of the gradients of a weight that is used several times."""
+    if len(factors) == 1:
+        return factors[0]
+
+    # Look-ups of several places are look-ups of one table. Other sums are formed.
+    tables = [factor for factor in factors if isinstance(factor, Sparse)]
+    if len(tables) == len(factors):
+        rows = jnp.concatenate([table.rows for table in tables])
+        return Sparse(rows, jnp.concatenate([table.values for table in tables]))
+    first, *others = [factor.formed(shape) for factor in factors]
+    return Full(sum(others, start=first))

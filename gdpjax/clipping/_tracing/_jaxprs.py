@@ -170,12 +170,6 @@ def dependencies(jaxpr: Any, targets: Sequence[Any], stop: frozenset[str] = froz
     return found
 
 
-def equations_for(jaxpr: Any, targets: Sequence[Any]) -> list[Any]:
-    """Return the equations on which the targets depend, in order."""
-    variables = dependencies(jaxpr, targets)
-    return [eqn for eqn in jaxpr.eqns if not variables.isdisjoint(eqn.outvars)]
-
-
 def evaluate_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """Return the outputs of one equation.
 

@@ -116,7 +116,7 @@ class AbstractLink(abc.ABC):
     num_scans: int = 0
 
     @abc.abstractmethod
-    def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
+    def pull_back(self, factor: AbstractFactor) -> AbstractFactor:
         """Return the gradient before this step, given the gradient after it."""
 
 
@@ -128,13 +128,8 @@ class LinearMap(AbstractLink):
     eqn: Any
     operand: int
 
-    def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
-        return family_of(self.eqn).pull_back(factor, self.eqn, self.operand, multiplier)
-
-    @property
-    def multiplier(self) -> Any:
-        """The variable or literal of the number that the parameter is multiplied or divided by, or None."""
-        return family_of(self.eqn).multiplier(self.eqn, self.operand)
+    def pull_back(self, factor: AbstractFactor) -> AbstractFactor:
+        return family_of(self.eqn).pull_back(factor, self.eqn, self.operand)
 
 
 @final
@@ -149,7 +144,7 @@ class EnterScan(AbstractLink):
     is_scanned: bool
     num_scans = 1
 
-    def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
+    def pull_back(self, factor: AbstractFactor) -> AbstractFactor:
         return factor.leave_scan(self.is_scanned)
 
 
@@ -169,19 +164,13 @@ class Use(NamedTuple):
     path: Path
 
 
-def pull_back_use(
-    site: Site,
-    use: Use,
-    values: Sequence[Array],
-    multipliers: dict[AbstractLink, Array],
-) -> AbstractFactor:
+def pull_back_use(site: Site, use: Use, values: Sequence[Array]) -> AbstractFactor:
     """Return one example's gradient of a parameter through one use.
 
     Args:
       site: the site of the use.
       use: the use.
       values: the values that the site carries, with a leading axis for each scan around it.
-      multipliers: the values of the multipliers of links on the path.
     """
 
     def factor_of(*values: Array) -> AbstractFactor:
@@ -194,11 +183,7 @@ def pull_back_use(
     # Go back along the path. Before the step that enters a scan there is one axis of iterations less.
     for link in reversed(use.path):
         depth -= link.num_scans
-
-        def pull_back(factor: AbstractFactor, link: AbstractLink = link) -> AbstractFactor:
-            return link.pull_back(factor, multipliers.get(link))
-
-        factor = _mapped(pull_back, depth)(factor)
+        factor = _mapped(link.pull_back, depth)(factor)
     return factor
 
 
@@ -308,11 +293,6 @@ class _Location(NamedTuple):
         return _Location((*self.place, 0), (*self.lengths, length))
 
     @property
-    def is_in_outermost_frame(self) -> bool:
-        """Whether this equation is in the outermost frame, and not in the body of another one."""
-        return len(self.place) == 1
-
-    @property
     def is_never_run(self) -> bool:
         """Whether it is in a scan of no iterations."""
         return 0 in self.lengths
@@ -416,25 +396,12 @@ class _Walk:
                 return [_DATA] * len(eqn.outvars)
 
         # If no data is involved and the equation is linear, its output is a linear image.
-        links = {operand: LinearMap(eqn, operand) for operand in operands}
-        if not others.is_data and self.is_linear(list(links.values()), location):
+        if not others.is_data and all(family_of(eqn).is_linear(eqn, operand) for operand in operands):
             images = []
-            for operand, link in links.items():
-                images += inputs[operand].images_through(link)
+            for operand in operands:
+                images += inputs[operand].images_through(LinearMap(eqn, operand))
             return [_Value(tuple(images), is_trained=_combined(inputs).is_trained)]
         return self.give_up(name, inputs, len(eqn.outvars))
-
-    def is_linear(self, links: list[LinearMap], location: _Location) -> bool:
-        """Return whether gradients can go back through an equation to all operands that are linear images."""
-        for link in links:
-            if not family_of(link.eqn).is_linear(link.eqn, link.operand):
-                return False
-            # The values of variables are known in the outermost frame only.
-            multiplier = link.multiplier
-            is_variable = multiplier is not None and not is_literal(multiplier)
-            if is_variable and not location.is_in_outermost_frame:
-                return False
-        return True
 
     def scan(self, eqn: Any, body: Frame, inputs: list[_Value], location: _Location) -> list[_Value]:
         """Follow linear images of parameters into the body of a scan."""

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._jaxprs import Environment, Frame, equations_for, evaluate, scan_of
+from gdpjax.clipping._tracing._jaxprs import Frame, evaluate, scan_of
 from gdpjax.clipping._tracing._parameter_flow import Place, Site
 from gdpjax.clipping._tracing.primitives import family_of
 
@@ -94,15 +94,6 @@ def _decoded(x: Array) -> Array:
 def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], probes: dict[Place, Probe]) -> list[Any]:
     """Return the outputs of a frame, evaluated with a probe at every site."""
     return _Replay(sites).frame(frame, args, probes, ())
-
-
-def parameter_values(frame: Frame, params: Sequence[Array], variables: Sequence[Any]) -> dict[Any, Array]:
-    """Return the values of variables of a frame that do not depend on data, given the parameters, its first inputs."""
-    num_data = len(frame.jaxpr.invars) - len(params)
-    unknown = [None] * num_data  # no equation below reads the data
-    environment = Environment(frame.jaxpr, frame.consts, [*params, *unknown])
-    environment.run(equations_for(frame.jaxpr, variables))
-    return {variable: environment.read(variable) for variable in variables}
 
 
 class _Replay:
