@@ -16,7 +16,7 @@ traced value, which NumPy does not take. So constants and literals are made arra
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +43,22 @@ class Frame(NamedTuple):
     jaxpr: Any
     consts: Sequence[Any]
     children: dict[int, tuple["Frame", ...]]
+
+
+Place = tuple[int, ...]
+"""The place of an equation in a frame.
+
+It is the index of the equation in the outermost frame. For an equation in the body of another one, the place of that
+other one comes first, then the number of the body, and then the index in the body.
+"""
+
+
+def equations(frame: Frame, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Return all equations of a frame, and of the bodies inside it, with their places."""
+    for index, eqn in enumerate(frame.jaxpr.eqns):
+        yield (*place, index), eqn
+        for number, body in enumerate(frame.children.get(index, ())):
+            yield from equations(body, (*place, index, number))
 
 
 class Environment:
@@ -260,17 +276,22 @@ def scan_of(eqn: Any) -> Scan | None:
         return None
 
 
-def frame_of(closed: Any) -> Frame:
-    """Return the frame of a (closed) jaxpr: calls inlined, with the bodies of loops, branches and checkpoints."""
+def frame_of(closed: Any, inlined: frozenset[str] = CALLS) -> Frame:
+    """Return the frame of a (closed) jaxpr: calls inlined, with the bodies of loops, branches and checkpoints.
+
+    Args:
+      closed: the jaxpr.
+      inlined: the primitives whose bodies are inlined.
+    """
     jaxpr, consts = opened(closed)
-    if any(_call_body(eqn) is not None for eqn in jaxpr.eqns):
-        jaxpr, consts = _inlined(jaxpr, consts)
+    if any(eqn.primitive.name in inlined for eqn in jaxpr.eqns):
+        jaxpr, consts = _inlined(jaxpr, consts, inlined)
 
     children = {}
     for index, eqn in enumerate(jaxpr.eqns):
         bodies = _bodies(eqn)
         if bodies:
-            children[index] = tuple(frame_of(body) for body in bodies)
+            children[index] = tuple(frame_of(body, inlined) for body in bodies)
     return Frame(jaxpr, consts, children)
 
 
@@ -286,31 +307,20 @@ def _bodies(eqn: Any) -> Sequence[Any]:
     return ()
 
 
-def _call_body(eqn: Any) -> Any:
-    """Return the jaxpr that a call applies, or None."""
-    if eqn.primitive.name not in CALLS:
-        return None
-    for name in ("jaxpr", "call_jaxpr"):
-        if name in eqn.params:
-            return eqn.params[name]
-    return None
+def _inlined(jaxpr: Any, consts: Sequence[Any], names: frozenset[str]) -> tuple[Any, Sequence[Any]]:
+    """Return the same jaxpr without calls of these names, and its constants."""
 
+    def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        def in_place_of(index: int, eqn: Any) -> Any:
+            body = _call_body(eqn) if eqn.primitive.name in names else None
+            return None if body is None else functools.partial(evaluate_inlined, *opened(body))
 
-def _inlined(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """Return the same jaxpr without calls, and its constants."""
-
-    def without_calls(*args: Any) -> list[Any]:
-        return _evaluate_inlined(jaxpr, consts, args)
+        return evaluate(jaxpr, consts, args, in_place_of)
 
     specs = [shape_of(variable) for variable in jaxpr.invars]
-    return opened(jax.make_jaxpr(without_calls)(*specs))
+    return opened(jax.make_jaxpr(lambda *args: evaluate_inlined(jaxpr, consts, args))(*specs))
 
 
-def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Return the outputs of a jaxpr, with the bodies of calls evaluated in place of the calls."""
-
-    def in_place_of(index: int, eqn: Any) -> Any:
-        body = _call_body(eqn)
-        return None if body is None else functools.partial(_evaluate_inlined, *opened(body))
-
-    return evaluate(jaxpr, consts, args, in_place_of)
+def _call_body(eqn: Any) -> Any:
+    """Return the jaxpr that a call applies, or None."""
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))

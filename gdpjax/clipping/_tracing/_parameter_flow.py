@@ -33,6 +33,7 @@ from gdpjax.clipping._forms import AbstractFactor
 from gdpjax.clipping._tracing._jaxprs import (
     REMAT,
     Frame,
+    Place,
     dependencies,
     is_literal,
     is_precise,
@@ -40,14 +41,6 @@ from gdpjax.clipping._tracing._jaxprs import (
     shape_of,
 )
 from gdpjax.clipping._tracing.primitives import family_of
-
-Place = tuple[int, ...]
-"""The place of an equation in the loss.
-
-It is the index of the equation in the outermost frame. For an equation in the body of another one, the place of that
-other one comes first, then the number of the body, and then the index in the body.
-"""
-
 
 # Sites: where a weight meets data.
 

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, total_of, wide
-from gdpjax.clipping._tracing._jaxprs import Frame, num_bytes
-from gdpjax.clipping._tracing._parameter_flow import ParameterFlow, Place, parameter_flow, pull_back_use
+from gdpjax.clipping._tracing._jaxprs import Frame, Place, num_bytes
+from gdpjax.clipping._tracing._parameter_flow import ParameterFlow, parameter_flow, pull_back_use
 from gdpjax.clipping._tracing._probes import replay, values_seen, zero_probes
 
 
