@@ -37,6 +37,7 @@ from gdpjax.clipping._loss_checks import (
     split_aux,
 )
 from gdpjax.clipping._row_independence import CONVOLUTION, read_program
+from gdpjax.clipping._tracing import Frame, frame_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,13 +260,13 @@ class TracedLoss(NamedTuple):
     """The program of one example.
 
     Attributes:
-      jaxpr: its inputs are the trained leaves, the leaves of the example's rows, and its position. Its outputs are the
+      frame: its inputs are the trained leaves, the leaves of the example's rows, and its position. Its outputs are the
         loss and the leaves of aux.
       aux_structure: the tree structure of aux.
       has_convolution: whether there are convolutions in it, or in its gradient.
     """
 
-    jaxpr: Any
+    frame: Frame
     aux_structure: Any
     has_convolution: bool
 
@@ -307,8 +308,10 @@ def trace_loss(call: Call, is_sequential: bool = False) -> TracedLoss:
         return jax.make_jaxpr(jax.grad(loss_and_aux, has_aux=True))(trained, rows, position)
 
     primitives = _check_program(call, jaxpr, trained, rows, trace_gradient, is_sequential)
+    frame = frame_of(jaxpr)
+    refuse_mean_of_one_example(frame, call.spec.keep_batch_dim)
     _, aux = outputs
-    return TracedLoss(jaxpr, jax.tree.structure(aux), CONVOLUTION in primitives)
+    return TracedLoss(frame, jax.tree.structure(aux), CONVOLUTION in primitives)
 
 
 def _check_program(
@@ -344,7 +347,6 @@ def _check_program(
             f"loss_fn has side effects ({', '.join(sorted(str(e) for e in jaxpr.effects))}), which would show private "
             "examples and cannot be mapped over them; remove prints and callbacks, and return what you need as aux"
         )
-    refuse_mean_of_one_example(jaxpr, call.spec.keep_batch_dim)
     refuse_closed_over_rows(program.constants, shared, call.data_length, row_leaves)
 
     # The equations of a derivative rule are only in the gradient program.

@@ -65,11 +65,8 @@ class AbstractFactor(abc.ABC):
         """
 
     @abc.abstractmethod
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the shape of the weight that this is a gradient of; ``shape`` where the factor does not say it.
-
-        It is None where the arrays do not fit together.
-        """
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the arrays are those of a gradient of a weight of this shape."""
 
     @property
     def num_products(self) -> int:

@@ -33,8 +33,8 @@ class Full(AbstractFactor):
     gradient: Array
     method: ClassVar[str] = "formed"
 
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return self.gradient.shape
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return self.gradient.shape == shape
 
     def formed(self, shape: tuple[int, ...]) -> Array:
         return self.gradient

@@ -52,22 +52,14 @@ class Outer(AbstractFactor):
     axes: tuple[Axis, ...] = dataclasses.field(metadata=dict(static=True))
     method: ClassVar[str] = "outer product"
 
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    def fits(self, shape: tuple[int, ...]) -> bool:
         blocks, left, right = (self.of_kind(kind) for kind in ("b", "l", "r"))
-        first_own = 1 + len(blocks)
-        num_axes = len(blocks) + len(left) + len(right)
-        ranks = first_own + len(left), first_own + len(right)
-        has_ranks = num_axes == len(self.axes) and ranks == (self.left.ndim, self.right.ndim)
-        if not has_ranks or self.left.shape[:first_own] != self.right.shape[:first_own]:
-            return None
-
-        # Each axis of the weight is an axis of one of the factors, or of both.
-        sizes = {}
-        for axis, size in zip(blocks + left, self.left.shape[1:], strict=True):
-            sizes[axis] = size
-        for axis, size in zip(right, self.right.shape[first_own:], strict=True):
-            sizes[axis] = size
-        return tuple(sizes[axis] for axis in range(len(self.axes)))
+        if len(self.axes) != len(shape) or sorted([*blocks, *left, *right]) != list(range(len(shape))):
+            return False
+        positions = self.left.shape[:1]
+        of_left = (*positions, *(shape[axis] for axis in blocks + left))
+        of_right = (*positions, *(shape[axis] for axis in blocks + right))
+        return len(positions) == 1 and (self.left.shape, self.right.shape) == (of_left, of_right)
 
     @property
     def num_products(self) -> int:

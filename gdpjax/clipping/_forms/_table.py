@@ -41,10 +41,8 @@ class Sparse(AbstractFactor):
     values: Array
     method: ClassVar[str] = "table rows"
 
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        if self.rows.ndim != 1 or self.values.shape[:1] != self.rows.shape:
-            return None
-        return (*shape[:1], *self.values.shape[1:])
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return self.rows.ndim == 1 and self.values.shape == (*self.rows.shape, *shape[1:])
 
     def formed(self, shape: tuple[int, ...]) -> Array:
         dtype = wide_dtype(self.values)

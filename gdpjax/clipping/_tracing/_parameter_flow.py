@@ -19,10 +19,9 @@ The bodies of scan, cond and checkpoint are followed too. A parameter that enter
 each iteration. One that is scanned over gives each iteration a block of its own.
 """
 
-import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,59 +88,42 @@ def _check_factor(factor: Any, shape: tuple[int, ...], primitive: str) -> Abstra
     Raises:
       ValueError: it is no factor of a weight of this shape.
     """
-    found = factor.shape_of_weight(shape) if isinstance(factor, AbstractFactor) else None
-    if found != shape:
-        expected = f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}"
-        raise ValueError(f"{expected}, got {shown(factor)} for one of {found}: see the axes of its arrays")
+    if not isinstance(factor, AbstractFactor) or not factor.fits(shape):
+        raise ValueError(
+            f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}, got "
+            f"{shown(factor)}: see the axes of its arrays"
+        )
     return factor
 
 
 # Links: the linear maps that a parameter passes on its way to a site.
 
 
-class AbstractLink(abc.ABC):
+class Link(NamedTuple):
     """One step on the path from a parameter to a site.
 
     Attributes:
-      num_scans: how many scans are entered by this step.
+      pull_back: from the gradient after this step to that before it.
+      enters_scan: whether the step is into the body of a scan.
+      is_scanned: whether each iteration of that scan has a slice of the parameter. Otherwise all have the whole.
     """
 
-    num_scans: int = 0
+    pull_back: Callable[[AbstractFactor], AbstractFactor]
+    enters_scan: bool = False
+    is_scanned: bool = False
 
-    @abc.abstractmethod
-    def pull_back(self, factor: AbstractFactor) -> AbstractFactor:
-        """Return the gradient before this step, given the gradient after it."""
+    @classmethod
+    def through(cls, eqn: Any, operand: int) -> "Link":
+        """Return the step through a linear equation."""
+        return cls(lambda factor: family_of(eqn).pull_back(factor, eqn, operand))
 
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class LinearMap(AbstractLink):
-    """A linear equation that passes a parameter on."""
-
-    eqn: Any
-    operand: int
-
-    def pull_back(self, factor: AbstractFactor) -> AbstractFactor:
-        return family_of(self.eqn).pull_back(factor, self.eqn, self.operand)
+    @classmethod
+    def into_scan(cls, is_scanned: bool) -> "Link":
+        """Return the step into the body of a scan."""
+        return cls(lambda factor: factor.leave_scan(is_scanned), enters_scan=True, is_scanned=is_scanned)
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class EnterScan(AbstractLink):
-    """A parameter enters the body of a scan.
-
-    Attributes:
-      is_scanned: whether each iteration has a slice of the parameter. Otherwise all have the whole.
-    """
-
-    is_scanned: bool
-    num_scans = 1
-
-    def pull_back(self, factor: AbstractFactor) -> AbstractFactor:
-        return factor.leave_scan(self.is_scanned)
-
-
-Path = tuple[AbstractLink, ...]
+Path = tuple[Link, ...]
 """The links from a parameter to some value, in the order in which it passes them."""
 
 
@@ -175,7 +157,7 @@ def pull_back_use(site: Site, use: Use, values: Sequence[Array]) -> AbstractFact
 
     # Go back along the path. Before the step that enters a scan there is one axis of iterations less.
     for link in reversed(use.path):
-        depth -= link.num_scans
+        depth -= link.enters_scan
         factor = _mapped(link.pull_back, depth)(factor)
     return factor
 
@@ -252,18 +234,14 @@ class _Value(NamedTuple):
     is_data: bool = False
     is_trained: bool = False
 
-    def images_through(self, link: AbstractLink) -> tuple[tuple[int, Path], ...]:
+    def images_through(self, link: Link) -> tuple[tuple[int, Path], ...]:
         """Return the images of a value that one more link makes of this one."""
         return tuple((leaf, (*path, link)) for leaf, path in self.images)
 
     @property
     def is_scanned_over(self) -> bool:
         """Whether it comes from a slice of a parameter that is scanned over."""
-        for _, path in self.images:
-            for link in path:
-                if isinstance(link, EnterScan) and link.is_scanned:
-                    return True
-        return False
+        return any(link.is_scanned for _, path in self.images for link in path)
 
 
 class _Location(NamedTuple):
@@ -392,7 +370,7 @@ class _Walk:
         if not others.is_data and all(family_of(eqn).is_linear(eqn, operand) for operand in operands):
             images = []
             for operand in operands:
-                images += inputs[operand].images_through(LinearMap(eqn, operand))
+                images += inputs[operand].images_through(Link.through(eqn, operand))
             return [_Value(tuple(images), is_trained=_combined(inputs).is_trained)]
         return self.give_up(name, inputs, len(eqn.outvars))
 
@@ -405,11 +383,11 @@ class _Walk:
 
         inside = []
         for value in consts:
-            images = value.images_through(EnterScan(is_scanned=False))
+            images = value.images_through(Link.into_scan(is_scanned=False))
             inside.append(value._replace(images=images))
         inside += [_DATA] * scan.num_carry  # what is carried may depend on data after the first iteration
         for value in scanned:
-            images = value.images_through(EnterScan(is_scanned=True))
+            images = value.images_through(Link.into_scan(is_scanned=True))
             inside.append(value._replace(images=images))
 
         outputs = self.frame(body, inside, location.in_scan(scan.length))
