@@ -2,8 +2,6 @@
 
     frame = frame_of(jax.make_jaxpr(loss)(params, x))          # calls (jit) are inlined
     outputs = evaluate(frame.jaxpr, frame.consts, args)
-    environment = Environment(frame.jaxpr, frame.consts, args)
-    environment.run(frame.jaxpr.eqns[:2])                      # only some of the equations
 
 A `Frame` is a jaxpr whose calls are inlined, together with the frames of the loops, branches and checkpoints in it.
 
@@ -61,51 +59,6 @@ def equations(frame: Frame, place: Place = ()) -> Iterator[tuple[Place, Any]]:
             yield from equations(body, (*place, index, number))
 
 
-class Environment:
-    """The values of variables while a jaxpr is evaluated."""
-
-    def __init__(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]):
-        self._values = dict(zip(jaxpr.constvars, map(jnp.asarray, consts), strict=True))
-        self._values.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(self, atom: Any) -> Any:
-        """Return the value of a variable or literal."""
-        return jnp.asarray(atom.val) if is_literal(atom) else self._values[atom]
-
-    def read_all(self, atoms: Sequence[Any]) -> list[Any]:
-        """Return the values of several variables or literals."""
-        return [self.read(atom) for atom in atoms]
-
-    def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Set the outputs of an equation."""
-        for variable, value in zip(variables, values, strict=True):
-            if not isinstance(variable, jex.DropVar):
-                self._values[variable] = value
-
-    def run(self, eqns: Sequence[Any]) -> None:
-        """Evaluate equations, given in order, and write their outputs."""
-        if not eqns:
-            return
-
-        # The inputs are the variables that the equations read and do not make.
-        made: set[Any] = set()
-        inputs: dict[Any, None] = {}
-        outputs = []
-        effects: set[Any] = set()
-        for eqn in eqns:
-            for variable in variables_of(eqn.invars):
-                if variable not in made:
-                    inputs[variable] = None
-            for variable in eqn.outvars:
-                made.add(variable)
-                if not isinstance(variable, jex.DropVar):
-                    outputs.append(variable)
-            effects |= eqn.effects
-
-        function = _function_of(list(inputs), outputs, list(eqns), frozenset(effects))
-        self.write(outputs, function(*self.read_all(list(inputs))))
-
-
 def evaluate(
     jaxpr: Any,
     consts: Sequence[Any],
@@ -121,20 +74,40 @@ def evaluate(
       in_place_of: from an equation and its index to a function from the values of its inputs to those of its outputs,
         or None: then it is evaluated as it is.
     """
-    environment = Environment(jaxpr, consts, args)
+    values = dict(zip(jaxpr.constvars, map(jnp.asarray, consts), strict=True))
+    values.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atoms: Sequence[Any]) -> list[Any]:
+        return [jnp.asarray(atom.val) if is_literal(atom) else values[atom] for atom in atoms]
 
     # Equations that are not replaced wait, and are evaluated together before the next one that is.
     waiting: list[Any] = []
+
+    def run_waiting() -> None:
+        if waiting:
+            inputs, outputs = _inputs_and_outputs(waiting)
+            values.update(zip(outputs, _function_of(inputs, outputs, waiting)(*read(inputs)), strict=True))
+            waiting.clear()
+
     for index, eqn in enumerate(jaxpr.eqns):
         function = in_place_of(index, eqn)
         if function is None:
             waiting.append(eqn)
             continue
-        environment.run(waiting)
-        waiting = []
-        environment.write(eqn.outvars, function(environment.read_all(eqn.invars)))
-    environment.run(waiting)
-    return environment.read_all(jaxpr.outvars)
+        run_waiting()
+        values.update(zip(eqn.outvars, function(read(eqn.invars)), strict=True))
+    run_waiting()
+    return read(jaxpr.outvars)
+
+
+def _inputs_and_outputs(eqns: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the variables that equations, in order, read and do not make, and those that they make."""
+    made: dict[Any, None] = {}
+    inputs: dict[Any, None] = {}
+    for eqn in eqns:
+        inputs.update((variable, None) for variable in variables_of(eqn.invars) if variable not in made)
+        made.update((variable, None) for variable in eqn.outvars if not isinstance(variable, jex.DropVar))
+    return list(inputs), list(made)
 
 
 def is_literal(atom: Any) -> bool:
@@ -198,24 +171,30 @@ def evaluate_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
     for atom, value in zip(eqn.invars, values, strict=True):
         if not is_literal(atom):
             given[atom] = value
-    function = _function_of(list(given), list(eqn.outvars), [eqn], eqn.effects)
+    function = _function_of(list(given), list(eqn.outvars), [eqn])
     return function(*given.values())
 
 
-def _function_of(inputs: list[Any], outputs: list[Any], eqns: list[Any], effects: Any) -> Any:
+def _function_of(inputs: list[Any], outputs: list[Any], eqns: Sequence[Any]) -> Any:
     """Return the function that these equations compute."""
     # JAX would hand the literals of a derivative rule to it as they are. So they become inputs of the function.
     lifted: dict[Any, Any] = {}
-    for number, eqn in enumerate(eqns):
-        if eqn.primitive.name in CUSTOM:
-            operands = list(eqn.invars)
-            for operand, atom in enumerate(operands):
-                if is_literal(atom):
-                    operands[operand] = jex.Var(atom.aval)
-                    lifted[operands[operand]] = jnp.asarray(atom.val)
-            eqns[number] = eqn.replace(invars=operands)
 
-    jaxpr = jex.Jaxpr((), [*lifted, *inputs], outputs, eqns, effects, _debug_info())
+    def variable_of(atom: Any) -> Any:
+        if not is_literal(atom):
+            return atom
+        variable = jex.Var(atom.aval)
+        lifted[variable] = jnp.asarray(atom.val)
+        return variable
+
+    evaluated = []
+    for eqn in eqns:
+        if eqn.primitive.name in CUSTOM:
+            eqn = eqn.replace(invars=[variable_of(atom) for atom in eqn.invars])
+        evaluated.append(eqn)
+
+    effects = frozenset().union(*(eqn.effects for eqn in evaluated))
+    jaxpr = jex.Jaxpr((), [*lifted, *inputs], outputs, evaluated, effects, _debug_info())
     return functools.partial(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ())), *lifted.values())
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 from gdpjax.clipping._tracing.primitives._convolution import Convolution
-from gdpjax.clipping._tracing.primitives._linear_maps import Cast, Concatenation, Scaling, Transposition
+from gdpjax.clipping._tracing.primitives._linear_maps import (
+    Cast,
+    Concatenation,
+    Scaling,
+    Spreading,
+    Transposition,
+)
 from gdpjax.clipping._tracing.primitives._lookup import DynamicSlice, Gather
 from gdpjax.clipping._tracing.primitives._matmul import Matmul
 
@@ -69,6 +75,9 @@ _FAMILIES["dynamic_slice"] = DynamicSlice()
 
 for _name in ("convert_element_type", "copy", "copy_p", "reduce_precision", "sharding_constraint"):
     _FAMILIES[_name] = Cast()
+
+for _name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
+    _FAMILIES[_name] = Spreading()
 
 _FAMILIES["mul"] = Scaling()
 _FAMILIES["div"] = Scaling()
