@@ -271,7 +271,7 @@ def _tradeoff_at(run: RunDescription, alpha: float, _rtol: float) -> Bounds:
 
 def _mu(run: RunDescription, failure: float, _rtol: float) -> Bounds:
     """Return the bracket on mu with a failure probability."""
-    # The whole run has the mu without sampling in any case.
+    # In any case the whole run has the mu of its releases without sampling.
     if any(step.noise_multiplier < _SMALLEST_NOISE_SEARCHED for step in run.steps):
         return Bounds(0.0, _run_description.trivial_mu(run))
     return _dominating.mu_of_run(run, failure)

@@ -22,7 +22,7 @@ the step together with K is the mean of the moments given K, and
 
     A(a) <= (1 - q) A_{s, p}(a) + q A_{s/2, p}(a),      q = P(Bin(N - 1, p) >= B),
 
-where A is the larger moment of the two directions. It is the one of Poisson sampling in either term, so this holds for
+where A is the larger moment of the two directions. In either term it is the one of Poisson sampling, so this holds for
 both directions. A_{s/2, p} >= A_{s, p}, since halving an output and adding noise loses information, so the bound grows
 with q: it holds for every number n <= N of examples. That the example is kept with a probability of at most p is all
 that is used of the random order: equal random bits do no harm.
