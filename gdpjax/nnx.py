@@ -247,7 +247,6 @@ class _ModuleClippedGrad(ClippedGrad):
             loss_fn=loss_of_variables,
             shared_argnums=(num_args + 1,),
             key_argnums=(num_args + 2,) if has_streams else (),
-            checked_signatures={},
         )
         ordinary = {field.name: getattr(self, field.name) for field in dataclasses.fields(ClippedGrad)}
         grad_fn = ClippedGrad(**{**ordinary, "spec": spec})

@@ -19,15 +19,12 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
-from gdpjax.clipping._known_primitives import OPAQUE
-from gdpjax.clipping._row_independence import inner_programs
-from gdpjax.clipping._tracing import CALLS, opened
+from gdpjax.clipping._tracing import Frame, is_literal
 
 _MOST_COEFFICIENTS = 16
 """NumPy vectors of up to this length may be coefficients in functions of JAX, such as those of a polynomial."""
@@ -234,52 +231,37 @@ _SAME_ENTRIES = frozenset(
 """Primitives that leave the entries as they are, provided that their number stays the same."""
 
 
-def refuse_mean_of_one_example(closed: Any, keep_batch_dim: bool) -> None:
+def refuse_mean_of_one_example(frame: Frame, keep_batch_dim: bool) -> None:
     """Refuse a loss that subtracts from a value its mean over the one example.
 
     A BatchNorm in training does this when it is given one example: it returns a constant, and all gradients before it
     are exactly zero. That is private, and useless.
 
     Args:
-      closed: the traced loss of one example.
+      frame: the traced loss of one example, or a body inside it, whose inputs are taken for new values.
       keep_batch_dim: whether the example has a batch axis of length one.
 
     Raises:
       ValueError: the loss subtracts such a mean.
     """
-    jaxpr, _ = opened(closed)
-    inputs = [_Entries(variable, False) for variable in jaxpr.invars]
-    _follow_entries(jaxpr, inputs, keep_batch_dim)
-
-
-def _follow_entries(jaxpr: Any, inputs: list[_Entries], keep_batch_dim: bool) -> list[_Entries]:
-    """Follow entries through the equations of a program, and return those of its outputs."""
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    known: dict[Any, _Entries] = {}
 
     def entries_of(atom: Any) -> _Entries:
-        if isinstance(atom, jex.Literal):
+        if is_literal(atom):
             return _Entries(object(), False)
         return known.get(atom, _Entries(atom, False))
 
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
+    for eqn in frame.jaxpr.eqns:
         operands = [entries_of(atom) for atom in eqn.invars]
         if operands and _keeps_entries(eqn):
             known[eqn.outvars[0]] = operands[0]
-        elif name == "reduce_sum" and _sums_one_entry(eqn, keep_batch_dim):
+        elif eqn.primitive.name == "reduce_sum" and _sums_one_entry(eqn, keep_batch_dim):
             known[eqn.outvars[0]] = _Entries(operands[0].source, True)
-        elif name == "sub":
+        elif eqn.primitive.name == "sub":
             _refuse_difference(*operands)
-        elif name in CALLS and inner_programs(eqn):
-            body, _ = opened(inner_programs(eqn)[0])
-            outputs = _follow_entries(body, operands, keep_batch_dim)
-            known.update(zip(eqn.outvars, outputs, strict=True))
-        elif name not in OPAQUE:
-            # Loops and branches are followed by themselves, as if their inputs were new values.
-            for program in inner_programs(eqn):
-                body, _ = opened(program)
-                _follow_entries(body, [_Entries(variable, False) for variable in body.invars], keep_batch_dim)
-    return [entries_of(atom) for atom in jaxpr.outvars]
+    for bodies in frame.children.values():
+        for body in bodies:
+            refuse_mean_of_one_example(body, keep_batch_dim)
 
 
 def _refuse_difference(left: _Entries, right: _Entries) -> None:
@@ -298,7 +280,7 @@ def _keeps_entries(eqn: Any) -> bool:
     if name in ("div", "mul"):
         # A mean divides by its number of terms, which is one here.
         factor = eqn.invars[1]
-        return isinstance(factor, jex.Literal) and np.ndim(factor.val) == 0 and factor.val == 1
+        return is_literal(factor) and np.ndim(factor.val) == 0 and factor.val == 1
     if name in _SAME_ENTRIES:
         return np.prod(eqn.invars[0].aval.shape) == np.prod(eqn.outvars[0].aval.shape)
     return False

@@ -37,6 +37,7 @@ from gdpjax.clipping._loss_checks import (
     split_aux,
 )
 from gdpjax.clipping._row_independence import CONVOLUTION, read_program
+from gdpjax.clipping._tracing import Frame, frame_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +55,6 @@ class LossSpec:
       shared_argnums: the arguments that all examples share although they are as long as the batch.
       shared_argnames: the same, of keyword arguments.
       num_examples: the length of the data set where the library draws the batches from it, or None.
-      checked_signatures: the primitives of calls whose gradient program has been read, by their signatures.
     """
 
     loss_fn: Callable[..., Any]
@@ -67,7 +67,6 @@ class LossSpec:
     shared_argnums: tuple[int, ...] = ()
     shared_argnames: tuple[str, ...] = ()
     num_examples: int | None = None
-    checked_signatures: dict[Any, set[str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def create(
@@ -261,13 +260,13 @@ class TracedLoss(NamedTuple):
     """The program of one example.
 
     Attributes:
-      jaxpr: its inputs are the trained leaves, the leaves of the example's rows, and its position. Its outputs are the
+      frame: its inputs are the trained leaves, the leaves of the example's rows, and its position. Its outputs are the
         loss and the leaves of aux.
       aux_structure: the tree structure of aux.
       has_convolution: whether there are convolutions in it, or in its gradient.
     """
 
-    jaxpr: Any
+    frame: Frame
     aux_structure: Any
     has_convolution: bool
 
@@ -309,8 +308,10 @@ def trace_loss(call: Call, is_sequential: bool = False) -> TracedLoss:
         return jax.make_jaxpr(jax.grad(loss_and_aux, has_aux=True))(trained, rows, position)
 
     primitives = _check_program(call, jaxpr, trained, rows, trace_gradient, is_sequential)
+    frame = frame_of(jaxpr)
+    refuse_mean_of_one_example(frame, call.spec.keep_batch_dim)
     _, aux = outputs
-    return TracedLoss(jaxpr, jax.tree.structure(aux), CONVOLUTION in primitives)
+    return TracedLoss(frame, jax.tree.structure(aux), CONVOLUTION in primitives)
 
 
 def _check_program(
@@ -346,43 +347,15 @@ def _check_program(
             f"loss_fn has side effects ({', '.join(sorted(str(e) for e in jaxpr.effects))}), which would show private "
             "examples and cannot be mapped over them; remove prints and callbacks, and return what you need as aux"
         )
-    refuse_mean_of_one_example(jaxpr, call.spec.keep_batch_dim)
     refuse_closed_over_rows(program.constants, shared, call.data_length, row_leaves)
 
-    # The equations of a derivative rule are only in the gradient program. Tracing it takes time, so it is read once for
-    # each signature.
+    # The equations of a derivative rule are only in the gradient program.
     if not program.has_derivative_rules:
         return program.primitives
-    signature = _signature(call, program.primitives, is_sequential)
-    if signature is not None and signature in call.spec.checked_signatures:
-        return call.spec.checked_signatures[signature]
     where = "a derivative rule that loss_fn uses"
     gradient = read_program(trace_gradient(), depends_on_rows, where, is_sequential)
     refuse_closed_over_rows(gradient.constants, shared, call.data_length, row_leaves)
-    primitives = program.primitives | gradient.primitives
-    if signature is not None:
-        call.spec.checked_signatures[signature] = primitives
-    return primitives
-
-
-def _signature(call: Call, primitives: set[str], is_sequential: bool) -> Any:
-    """Return everything that decides which program a loss is traced to, or None if it cannot be compared.
-
-    This is the shapes and dtypes of arrays, the values of everything else, and the length of the data.
-    """
-    leaves, structure = jax.tree.flatten((call.args, call.kwargs))
-    described = []
-    for leaf in leaves:
-        if hasattr(leaf, "dtype"):
-            described.append((jnp.shape(leaf), str(leaf.dtype)))
-        else:
-            described.append((type(leaf), repr(leaf)))
-    signature = (structure, tuple(described), call.data_length, frozenset(primitives), is_sequential)
-    try:
-        hash(signature)
-    except TypeError:  # a model that holds an array where JAX expects something static
-        return None
-    return signature
+    return program.primitives | gradient.primitives
 
 
 class FlatCall(NamedTuple):

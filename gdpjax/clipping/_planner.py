@@ -28,7 +28,7 @@ from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, Sparse, f
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._row_map import example_grads, one_by_one, vmap_of
-from gdpjax.clipping._tracing import Plan, frame_of, plan_of, row_gradients
+from gdpjax.clipping._tracing import Plan, plan_of, row_gradients
 
 STRATEGIES = ("auto", "vmap", "microbatch", "sequential", "ghost")
 """``ghost`` is the older name of ``auto``."""
@@ -91,7 +91,7 @@ def engine_of(call: Call, strategy: str, microbatch_size: int | None, constant_w
     trace = trace_loss(call, is_sequential)
     num_leaves = len(call.trained_leaves)
     all_formed = dict.fromkeys(range(num_leaves), "strategy") if strategy in _FORMING else {}
-    plan = plan_of(frame_of(trace.jaxpr), num_leaves, all_formed)
+    plan = plan_of(trace.frame, num_leaves, all_formed)
     forms = kept_forms(plan, call.trained_leaves)
 
     # How gradients are computed, and how many rows to take at a time.
@@ -123,7 +123,7 @@ def kept_forms(plan: Plan, params: list[Any]) -> list[AbstractFactor]:
 
 def _outputs(trace: TracedLoss) -> Any:
     """Return shapes and dtypes of (loss, aux) of one example."""
-    loss, *aux = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.jaxpr.out_avals]
+    loss, *aux = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in trace.frame.jaxpr.outvars]
     loss = jax.ShapeDtypeStruct(loss.shape, wide_dtype(loss))
     return loss, jax.tree.unflatten(trace.aux_structure, aux)
 

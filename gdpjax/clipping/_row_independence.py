@@ -16,7 +16,6 @@ side effects, and collectives.
 
 The reader also follows which variables depend on the example's rows. Random numbers need this: with some
 generators, vmap draws the bits of all rows from the key of row 0. That is harmless, unless the key was made from a row.
-And convolutions of two such variables are found, which `_row_map` computes in a way of its own.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 
 from gdpjax.clipping._known_primitives import CALLBACKS, CLASS_PRIMITIVES, COLLECTIVES, ONE_EXAMPLE, OPAQUE, RANDOM
-from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, Scan, is_vouched_for, opened, scan_of
+from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, is_vouched_for, opened, scan_of
 
 CONVOLUTION = "conv_general_dilated"
 """The primitive of every convolution."""
@@ -46,12 +44,10 @@ class Program(NamedTuple):
     Attributes:
       primitives: the names of its primitives.
       constants: the arrays that it closes over.
-      row_convolutions: the convolutions in which `jax.vmap` would make groups of the rows.
     """
 
     primitives: set[str]
     constants: list[Any]
-    row_convolutions: list[Any]
 
     @property
     def has_derivative_rules(self) -> bool:
@@ -94,7 +90,7 @@ class _Reader:
     def __init__(self, where: str, is_sequential: bool) -> None:
         self.where = where
         self.is_sequential = is_sequential
-        self.program = Program(set(), [], [])
+        self.program = Program(set(), [])
         # What was read before, so that a program called twice with the same kinds of inputs is read once.
         self._already_read: dict[Any, list[bool]] = {}
 
@@ -129,8 +125,6 @@ class _Reader:
             if not self.is_sequential:
                 _check_under_vmap(eqn, any(inputs), self.where)
             self.program.primitives.add(eqn.primitive.name)
-            if eqn.primitive.name == CONVOLUTION and _makes_groups(eqn, inputs):
-                self.program.row_convolutions.append(eqn)
             outputs = self._read_inside(eqn, inputs, own_axes)
             for variable, depends in zip(eqn.outvars, outputs, strict=True):
                 if depends:
@@ -154,10 +148,11 @@ class _Reader:
             num_inputs = len(opened(body)[0].invars)
             if name in CALLS | REMAT | CUSTOM and num_inputs == len(inputs):
                 return self.read(body, inputs, own_axes)
-            if name == "scan":
-                scan = scan_of(eqn)
-                if scan is not None:
-                    return self._read_scan(body, scan, inputs, own_axes)
+            scan = scan_of(eqn) if name == "scan" else None
+            if scan is not None:
+                # What is carried may depend on the rows after the first iteration.
+                consts, carried, scanned = scan.split(inputs)
+                return self.read(body, [*consts, *[anywhere] * len(carried), *scanned], own_axes)
 
         # Of other equations nothing is known, so every input may reach every output.
         axes = own_axes
@@ -167,28 +162,6 @@ class _Reader:
             num_inputs = len(opened(body)[0].invars)
             self.read(body, [anywhere] * num_inputs, axes)
         return [anywhere] * len(eqn.outvars)
-
-    def _read_scan(self, body: Any, scan: Scan, inputs: list[bool], own_axes: frozenset[Any]) -> list[bool]:
-        """Read the body of a scan, with more of its carry marked each time, until nothing new depends on the rows."""
-        start = scan.num_consts
-        end = start + scan.num_carry
-        while True:
-            outputs = self.read(body, inputs, own_axes)
-            before = inputs[start:end]
-            after = [old or new for old, new in zip(before, outputs[: scan.num_carry], strict=True)]
-            if after == before:
-                return outputs
-            inputs = [*inputs[:start], *after, *inputs[end:]]
-
-
-def _makes_groups(eqn: Any, inputs: list[bool]) -> bool:
-    """Return whether vmap makes groups of the rows of a convolution, given which operands depend on the rows.
-
-    It does where both do, or where the batch is grouped already. Integers are left out: they do not overflow to NaN.
-    """
-    input_depends, kernel_depends = inputs
-    is_grouped = input_depends and (kernel_depends or eqn.params["batch_group_count"] > 1)
-    return is_grouped and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
 
 
 def _shard_map_axes(eqn: Any) -> frozenset[Any]:

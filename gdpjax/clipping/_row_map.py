@@ -8,24 +8,33 @@
 computes the gradient of a kernel. Under vmap they become one convolution with the rows as groups, in which XLA lets a
 row that overflows reach the others: `isolated_convolution` says how, and computes them in another way.
 
-The function is traced for one example. `read_program` finds these convolutions in its program, and the program is then
-evaluated under vmap with each of them replaced. Tracing it takes time, so only losses with convolutions are mapped like
-this: see `vmap_of`.
+The function is traced for one example. These convolutions are found in its program, which is then evaluated under vmap
+with each of them replaced. Tracing it takes time, so only losses with convolutions are mapped like this: see `vmap_of`.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._loss import Call, example_loss
-from gdpjax.clipping._row_independence import inner_programs, read_program
-from gdpjax.clipping._tracing import CALLS, CUSTOM, REMAT, evaluate, isolated_convolution, opened, scan_of
+from gdpjax.clipping._row_independence import CONVOLUTION, inner_programs
+from gdpjax.clipping._tracing import (
+    CALLS,
+    CUSTOM,
+    Frame,
+    Place,
+    evaluate_replaced,
+    frame_of,
+    is_literal,
+    isolated_convolution,
+    opened,
+    scan_of,
+)
 
 
 def vmap_of(has_convolution: bool) -> Callable[..., Any]:
@@ -68,12 +77,11 @@ def map_rows(function: Callable[..., Any], in_axes: tuple[int | None, ...]) -> C
             return function(*jax.tree.unflatten(structure, leaves))
 
         closed, outputs = jax.make_jaxpr(flat, return_shape=True)(*specs)
-        program = read_program(closed, depends_on_rows, "the gradient of loss_fn")
-        evaluation = _Evaluation(program.row_convolutions)
-        jaxpr, consts = opened(closed)
+        frame = frame_of(closed, CALLS | CUSTOM)
+        replaced = {place: functools.partial(_isolated, eqn) for place, eqn in _mixing(frame, depends_on_rows)}
 
         def one_row(*leaves: Any) -> list[Any]:
-            return evaluation.program(jaxpr, consts, leaves)
+            return evaluate_replaced(frame, leaves, replaced, dict.fromkeys(replaced, ()))
 
         axes = tuple(0 if depends else None for depends in depends_on_rows)
         results = jax.vmap(one_row, axes)(*jax.tree.leaves(args))
@@ -82,85 +90,68 @@ def map_rows(function: Callable[..., Any], in_axes: tuple[int | None, ...]) -> C
     return mapped
 
 
-class _Evaluation:
-    """An evaluation of a program in which some convolutions are isolated.
+def _isolated(eqn: Any, _: Any, values: list[Any]) -> list[Array]:
+    """Evaluate a convolution of two values that depend on the example."""
+    return [isolated_convolution(eqn, *values)]
 
-    Attributes:
-      isolated: the ids of their equations.
-      has_isolated: a cache of `is_isolated_in`, by the id of the program.
+
+def _mixing(frame: Frame, depends_on_rows: Sequence[bool], place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Find the convolutions in which `jax.vmap` makes groups of the rows, by their places.
+
+    Args:
+      frame: the program of one example.
+      depends_on_rows: for each of its inputs, whether it depends on the example.
+      place: the place of the frame.
+
+    Raises:
+      ValueError: there may be one inside an operation that cannot be evaluated step by step.
     """
-
-    def __init__(self, convolutions: Sequence[Any]) -> None:
-        self.isolated = {id(eqn) for eqn in convolutions}
-        self.has_isolated: dict[int, bool] = {}
-
-    def is_isolated_in(self, eqn: Any) -> bool:
-        """Return whether a program inside an equation has an isolated convolution."""
-        return any(self._found_in(body) for body in inner_programs(eqn))
-
-    def _found_in(self, body: Any) -> bool:
-        jaxpr, _ = opened(body)
-        if id(jaxpr) not in self.has_isolated:
-            found = False
-            for eqn in jaxpr.eqns:
-                found = found or id(eqn) in self.isolated or self.is_isolated_in(eqn)
-            self.has_isolated[id(jaxpr)] = found
-        return self.has_isolated[id(jaxpr)]
-
-    def program(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        """Return the outputs of a program."""
-
-        def in_place_of(index: int, eqn: Any) -> Any:
-            if id(eqn) in self.isolated:
-                return lambda values: [isolated_convolution(eqn, *values)]
-            return functools.partial(self.nested, eqn) if self.is_isolated_in(eqn) else None
-
-        return evaluate(jaxpr, consts, args, in_place_of)
-
-    def body(self, closed: Any) -> Callable[..., list[Any]]:
-        """Return a program inside an equation as a function."""
-        jaxpr, consts = opened(closed)
-        return lambda *args: self.program(jaxpr, consts, args)
-
-    def nested(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
-        """Evaluate an equation that has an isolated convolution inside."""
+    private = {variable for variable, depends in zip(frame.jaxpr.invars, depends_on_rows, strict=True) if depends}
+    for index, eqn in enumerate(frame.jaxpr.eqns):
         name = eqn.primitive.name
+        inputs = [not is_literal(atom) and atom in private for atom in eqn.invars]
+        if name == CONVOLUTION and _makes_groups(eqn, inputs):
+            yield (*place, index), eqn
+
+        # What a scan carries may depend on the example after its first iteration.
+        inside = inputs
         scan = scan_of(eqn) if name == "scan" else None
         if scan is not None:
-            consts, carried, scanned = scan.split(values)
-            body = self.body(eqn.params["jaxpr"])
-            return scan.evaluate(lambda carried, slices: body(*consts, *carried, *slices), carried, scanned)
-        if name == "while":
-            return self.while_loop(eqn, values)
+            consts, carried, scanned = scan.split(inputs)
+            inside = [*consts, *[any(inputs)] * len(carried), *scanned]
         if name == "cond":
-            index, *args = values
-            branches = [self.body(branch) for branch in eqn.params["branches"]]
-            return lax.switch(index, branches, *args)
-        bodies = inner_programs(eqn)
-        if name in REMAT:
-            # The barrier keeps XLA from finding that all this was computed before, and from keeping it.
-            return self.body(bodies[0])(*lax.optimization_barrier(values))
-        if name in CALLS | CUSTOM and len(bodies) == 1:
-            return self.body(bodies[0])(*values)
-        raise ValueError(
-            f"loss_fn convolves two values that depend on the example inside {name}, where their convolutions cannot "
-            "be computed for each example by itself; take the convolution out of it"
-        )
+            inside = inputs[1:]
 
-    def while_loop(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
-        """Evaluate a while loop."""
-        num_of_condition = eqn.params["cond_nconsts"]
-        num_of_body = eqn.params["body_nconsts"]
-        of_condition = values[:num_of_condition]
-        of_body = values[num_of_condition : num_of_condition + num_of_body]
-        carried = values[num_of_condition + num_of_body :]
-        condition = self.body(eqn.params["cond_jaxpr"])
-        body = self.body(eqn.params["body_jaxpr"])
-        return lax.while_loop(
-            lambda carried: condition(*of_condition, *carried)[0],
-            lambda carried: body(*of_body, *carried),
-            carried,
-        )
+        bodies = frame.children.get(index, ())
+        for number, body in enumerate(bodies):
+            yield from _mixing(body, inside, (*place, index, number))
+        if not bodies and any(inputs) and any(map(_has_convolution, inner_programs(eqn))):
+            raise ValueError(
+                f"loss_fn convolves values that depend on the example inside {name}, where their convolutions cannot "
+                "be computed for each example by itself; take the convolution out of it, or compute rows one at a time "
+                '(strategy="sequential")'
+            )
+        if any(inputs):
+            private.update(eqn.outvars)
+
+
+def _has_convolution(program: Any) -> bool:
+    """Return whether there is a convolution in a program, or in a program inside it."""
+    jaxpr, _ = opened(program)
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == CONVOLUTION or any(map(_has_convolution, inner_programs(eqn))):
+            return True
+    return False
+
+
+def _makes_groups(eqn: Any, inputs: list[bool]) -> bool:
+    """Return whether vmap makes groups of the rows of a convolution, given which operands depend on the rows.
+
+    It does where both do, or where the batch is grouped already. Integers are left out: they do not overflow to NaN.
+    """
+    input_depends, kernel_depends = inputs
+    is_grouped = input_depends and (kernel_depends or eqn.params["batch_group_count"] > 1)
+    return is_grouped and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
 
 
 def example_grads(

@@ -344,7 +344,7 @@ def branch_on_parameters():
             lambda v: v @ p["d"] - v @ p["a"],
             x,
         )
-        chosen = lax.cond(p["a"][0, 0] > 0, lambda: p["s"], lambda: -p["s"])
+        chosen = lax.cond(p["a"][0, 0] > 0, lambda: p["s"], lambda: -2.0 * p["s"])
         return jnp.sum(jnp.tanh(first) * chosen)
 
     return loss, params, (batch(3),)

@@ -36,9 +36,9 @@ class CumulativeSum(AbstractPrimitive):
     def is_linear(self, eqn, operand):
         return True
 
-    def pull_back(self, factor, eqn, operand, multiplier):
+    def pull_back(self, factor, eqn, operand):
         if not isinstance(factor, Outer) or eqn.params["axis"] != 0:
-            return super().pull_back(factor, eqn, operand, multiplier)
+            return super().pull_back(factor, eqn, operand)
         return factor.along(0, lambda x, place: jnp.flip(jnp.cumsum(jnp.flip(x, place), place), place))
 
 
@@ -48,7 +48,7 @@ class Sine(AbstractPrimitive):
     def is_linear(self, eqn, operand):
         return True
 
-    def pull_back(self, factor, eqn, operand, multiplier):
+    def pull_back(self, factor, eqn, operand):
         return Full(jnp.zeros(eqn.invars[0].aval.shape))
 
 

@@ -25,7 +25,6 @@ every class, and the sensitivity rests on them.
 """
 
 import abc
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gdpjax._core.types import Array
@@ -66,15 +65,8 @@ class AbstractFactor(abc.ABC):
         """
 
     @abc.abstractmethod
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the shape of the weight that this is a gradient of; ``shape`` where the factor does not say it.
-
-        It is None where the arrays do not fit together.
-        """
-
-    def joined(self, others: Sequence["AbstractFactor"]) -> "AbstractFactor | None":
-        """Return the sum of this gradient and others in the same form, or None where the sum has to be formed."""
-        return None
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the arrays are those of a gradient of a weight of this shape."""
 
     @property
     def num_products(self) -> int:

@@ -6,7 +6,7 @@ This is the form of last resort. It takes the memory of a parameter for every ex
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, final
 
 import jax
@@ -33,8 +33,8 @@ class Full(AbstractFactor):
     gradient: Array
     method: ClassVar[str] = "formed"
 
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return self.gradient.shape
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return self.gradient.shape == shape
 
     def formed(self, shape: tuple[int, ...]) -> Array:
         return self.gradient
@@ -93,21 +93,3 @@ def _add_groups(rows_of: Callable[[slice], Array], num_rows: int) -> Array:
         return added
     left_over = rows_of(slice(grouped, num_rows))
     return jnp.concatenate([added, left_over])
-
-
-def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> AbstractFactor:
-    """Return the sum of the gradients of a weight that is used several times."""
-    first, *others = factors
-    if not others:
-        return first
-
-    # Gradients in the same form stay in it.
-    joined = first.joined(others)
-    if joined is not None:
-        return joined
-
-    # Other sums are formed.
-    total = first.formed(shape)
-    for factor in others:
-        total = total + factor.formed(shape)
-    return Full(total)

@@ -19,7 +19,7 @@ A dense layer y = x W has ``axes = (("l", 0), ("r", 0))``, and one whose weight 
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, final
 
 import jax
@@ -52,22 +52,14 @@ class Outer(AbstractFactor):
     axes: tuple[Axis, ...] = dataclasses.field(metadata=dict(static=True))
     method: ClassVar[str] = "outer product"
 
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    def fits(self, shape: tuple[int, ...]) -> bool:
         blocks, left, right = (self.of_kind(kind) for kind in ("b", "l", "r"))
-        first_own = 1 + len(blocks)
-        num_axes = len(blocks) + len(left) + len(right)
-        ranks = first_own + len(left), first_own + len(right)
-        has_ranks = num_axes == len(self.axes) and ranks == (self.left.ndim, self.right.ndim)
-        if not has_ranks or self.left.shape[:first_own] != self.right.shape[:first_own]:
-            return None
-
-        # Each axis of the weight is an axis of one of the factors, or of both.
-        sizes = {}
-        for axis, size in zip(blocks + left, self.left.shape[1:], strict=True):
-            sizes[axis] = size
-        for axis, size in zip(right, self.right.shape[first_own:], strict=True):
-            sizes[axis] = size
-        return tuple(sizes[axis] for axis in range(len(self.axes)))
+        if len(self.axes) != len(shape) or sorted([*blocks, *left, *right]) != list(range(len(shape))):
+            return False
+        positions = self.left.shape[:1]
+        of_left = (*positions, *(shape[axis] for axis in blocks + left))
+        of_right = (*positions, *(shape[axis] for axis in blocks + right))
+        return len(positions) == 1 and (self.left.shape, self.right.shape) == (of_left, of_right)
 
     @property
     def num_products(self) -> int:
@@ -103,16 +95,6 @@ class Outer(AbstractFactor):
 
     def compact(self, shape: tuple[int, ...]) -> AbstractFactor:
         return self if self.num_products == 1 else Full(self.formed(shape))
-
-    def joined(self, others: Sequence[AbstractFactor]) -> "Outer | None":
-        left = [self.left]
-        right = [self.right]
-        for other in others:
-            if not isinstance(other, Outer) or other.axes != self.axes:
-                return None
-            left.append(other.left)
-            right.append(other.right)
-        return Outer(jnp.concatenate(left), jnp.concatenate(right), self.axes)
 
     def leave_scan(self, is_scanned: bool) -> "Outer":
         if not is_scanned:
@@ -178,24 +160,6 @@ class Outer(AbstractFactor):
         grouped = product.reshape(*(shape[axis] for axis in order))
         return jnp.transpose(grouped, tuple(order.index(axis) for axis in range(len(order))))
 
-    def in_order(self) -> "Outer":
-        """Return the same gradient, with the axes of each factor in the order in which the weight has them."""
-        # List the places in the factor of the axes of each kind, in the order of the weight.
-        places: dict[str, list[int]] = {"b": [], "l": [], "r": []}
-        axes = []
-        for kind, position in self.axes:
-            axes.append((kind, len(places[kind])))
-            places[kind].append(position)
-
-        # Transpose the factors: positions, blocks, and then each one's own axes.
-        first_own = 1 + len(places["b"])
-        blocks = [1 + position for position in places["b"]]
-        left_axes = [first_own + position for position in places["l"]]
-        right_axes = [first_own + position for position in places["r"]]
-        left = jnp.transpose(self.left, (0, *blocks, *left_axes))
-        right = jnp.transpose(self.right, (0, *blocks, *right_axes))
-        return Outer(left, right, tuple(axes))
-
     def along(self, axis: int, change: Callable[[Array, int], Array]) -> "Outer":
         """Return the gradient after a change along one axis of the weight.
 
@@ -211,76 +175,3 @@ class Outer(AbstractFactor):
         left = change(self.left, place) if kind in "bl" else self.left
         right = change(self.right, place) if kind in "br" else self.right
         return Outer(left, right, self.axes)
-
-    def reshaped(self, old: tuple[int, ...], new: tuple[int, ...]) -> "Outer | None":
-        """Return the gradient of a weight before a reshape; this is its gradient after the reshape.
-
-        Args:
-          old: the shape of the weight before the reshape.
-          new: its shape after the reshape.
-
-        Returns:
-          The gradient in factors, or None where the reshape joins axes of different factors.
-        """
-        groups = _common_groups(new, old)
-        if groups is None:
-            return None
-
-        # Each group of axes is reshaped by itself, so its axes have to lie in one factor.
-        ordered = self.in_order()
-        axes: list[Axis] = []
-        shapes: dict[str, list[int]] = {"b": [], "l": [], "r": []}
-        for new_axes, old_axes in groups:
-            kinds = {ordered.axes[axis][0] for axis in new_axes}
-            if len(kinds) > 1:
-                return None
-            kind = kinds.pop() if kinds else "r"  # without axes in ``new``, those of ``old`` have length one
-            for axis in old_axes:
-                axes.append((kind, len(shapes[kind])))
-                shapes[kind].append(old[axis])
-        left = ordered.left.reshape(self.num_products, *shapes["b"], *shapes["l"])
-        right = ordered.right.reshape(self.num_products, *shapes["b"], *shapes["r"])
-        return Outer(left, right, tuple(axes))
-
-
-def _common_groups(first: tuple[int, ...], second: tuple[int, ...]) -> list[tuple[list[int], list[int]]] | None:
-    """Cut two shapes into the shortest groups of consecutive axes such that groups have equal numbers of entries.
-
-    The shapes [6, 5] and [2, 3, 5] have the groups ([0], [0, 1]) and ([1], [2]): axis 0 of the first shape was reshaped
-    to axes 0 and 1 of the second.
-
-    Returns:
-      For each group its axes in the first shape and in the second, or None where there is no such cut.
-    """
-    groups = []
-    first_next = second_next = 0
-    while first_next < len(first) or second_next < len(second):
-        # A group starts with one axis of each shape, if there is one.
-        first_axes: list[int] = []
-        second_axes: list[int] = []
-        first_size = second_size = 1
-        if first_next < len(first):
-            first_axes.append(first_next)
-            first_size = first[first_next]
-            first_next += 1
-        if second_next < len(second):
-            second_axes.append(second_next)
-            second_size = second[second_next]
-            second_next += 1
-
-        # Lengthen whichever side is smaller, until both have the same size.
-        while first_size != second_size:
-            if first_size < second_size:
-                if first_next == len(first):
-                    return None
-                first_axes.append(first_next)
-                first_size *= first[first_next]
-                first_next += 1
-            else:
-                if second_next == len(second):
-                    return None
-                second_axes.append(second_next)
-                second_size *= second[second_next]
-                second_next += 1
-        groups.append((first_axes, second_axes))
-    return groups

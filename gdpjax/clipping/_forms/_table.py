@@ -18,6 +18,7 @@ from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms._abstract import AbstractFactor
 from gdpjax.clipping._forms._exact_table_sum import is_exact, table_sum
+from gdpjax.clipping._forms._formed import Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, per_row, squared_norms, times, wide
 from gdpjax.clipping._rounding_budget import RoundingBudget
 
@@ -40,10 +41,8 @@ class Sparse(AbstractFactor):
     values: Array
     method: ClassVar[str] = "table rows"
 
-    def shape_of_weight(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        if self.rows.ndim != 1 or self.values.shape[:1] != self.rows.shape:
-            return None
-        return (*shape[:1], *self.values.shape[1:])
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return self.rows.ndim == 1 and self.values.shape == (*self.rows.shape, *shape[1:])
 
     def formed(self, shape: tuple[int, ...]) -> Array:
         dtype = wide_dtype(self.values)
@@ -76,16 +75,6 @@ class Sparse(AbstractFactor):
         # Add all values at the representatives, and drop the other places.
         summed = jnp.zeros_like(values).at[representative].add(values)
         return Sparse(jnp.where(representative == position, rows, out_of_range), summed)
-
-    def joined(self, others: Sequence[AbstractFactor]) -> "Sparse | None":
-        rows = [self.rows]
-        values = [self.values]
-        for other in others:
-            if not isinstance(other, Sparse):
-                return None
-            rows.append(other.rows)
-            values.append(other.values)
-        return Sparse(jnp.concatenate(rows), jnp.concatenate(values))
 
     def leave_scan(self, is_scanned: bool) -> "Sparse":
         assert not is_scanned, "a table that is scanned over is not tapped"
@@ -122,3 +111,17 @@ class Sparse(AbstractFactor):
         if not self.sums_exactly(budget, like.shape):
             return None
         return table_sum(self.rows, weights.multiplied(wide(self.values)), bound, like)
+
+
+def total_of(factors: Sequence[AbstractFactor], shape: tuple[int, ...]) -> AbstractFactor:
+    """Return the sum of the gradients of a weight that is used several times."""
+    if len(factors) == 1:
+        return factors[0]
+
+    # Look-ups of several places are look-ups of one table. Other sums are formed.
+    tables = [factor for factor in factors if isinstance(factor, Sparse)]
+    if len(tables) == len(factors):
+        rows = jnp.concatenate([table.rows for table in tables])
+        return Sparse(rows, jnp.concatenate([table.values for table in tables]))
+    first, *others = [factor.formed(shape) for factor in factors]
+    return Full(sum(others, start=first))

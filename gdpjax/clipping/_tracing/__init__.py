@@ -3,7 +3,19 @@
 `_row_gradients` is the entry: it names the steps, and the module of each.
 """
 
-from gdpjax.clipping._tracing._jaxprs import CALLS, CUSTOM, REMAT, Frame, Scan, evaluate, frame_of, opened, scan_of
+from gdpjax.clipping._tracing._jaxprs import (
+    CALLS,
+    CUSTOM,
+    REMAT,
+    Frame,
+    Place,
+    evaluate,
+    frame_of,
+    is_literal,
+    opened,
+    scan_of,
+)
+from gdpjax.clipping._tracing._replacing import evaluate_replaced
 from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
 from gdpjax.clipping._tracing.primitives import (
     AbstractPrimitive,
@@ -18,10 +30,12 @@ __all__ = [
     "REMAT",
     "AbstractPrimitive",
     "Frame",
+    "Place",
     "Plan",
-    "Scan",
     "evaluate",
+    "evaluate_replaced",
     "frame_of",
+    "is_literal",
     "is_vouched_for",
     "isolated_convolution",
     "opened",

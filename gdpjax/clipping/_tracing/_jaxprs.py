@@ -2,8 +2,6 @@
 
     frame = frame_of(jax.make_jaxpr(loss)(params, x))          # calls (jit) are inlined
     outputs = evaluate(frame.jaxpr, frame.consts, args)
-    environment = Environment(frame.jaxpr, frame.consts, args)
-    environment.run(frame.jaxpr.eqns[:2])                      # only some of the equations
 
 A `Frame` is a jaxpr whose calls are inlined, together with the frames of the loops, branches and checkpoints in it.
 
@@ -16,7 +14,7 @@ traced value, which NumPy does not take. So constants and literals are made arra
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,49 +43,20 @@ class Frame(NamedTuple):
     children: dict[int, tuple["Frame", ...]]
 
 
-class Environment:
-    """The values of variables while a jaxpr is evaluated."""
+Place = tuple[int, ...]
+"""The place of an equation in a frame.
 
-    def __init__(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]):
-        self._values = dict(zip(jaxpr.constvars, map(jnp.asarray, consts), strict=True))
-        self._values.update(zip(jaxpr.invars, args, strict=True))
+It is the index of the equation in the outermost frame. For an equation in the body of another one, the place of that
+other one comes first, then the number of the body, and then the index in the body.
+"""
 
-    def read(self, atom: Any) -> Any:
-        """Return the value of a variable or literal."""
-        return jnp.asarray(atom.val) if is_literal(atom) else self._values[atom]
 
-    def read_all(self, atoms: Sequence[Any]) -> list[Any]:
-        """Return the values of several variables or literals."""
-        return [self.read(atom) for atom in atoms]
-
-    def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Set the outputs of an equation."""
-        for variable, value in zip(variables, values, strict=True):
-            if not isinstance(variable, jex.DropVar):
-                self._values[variable] = value
-
-    def run(self, eqns: Sequence[Any]) -> None:
-        """Evaluate equations, given in order, and write their outputs."""
-        if not eqns:
-            return
-
-        # The inputs are the variables that the equations read and do not make.
-        made: set[Any] = set()
-        inputs: dict[Any, None] = {}
-        outputs = []
-        effects: set[Any] = set()
-        for eqn in eqns:
-            for variable in variables_of(eqn.invars):
-                if variable not in made:
-                    inputs[variable] = None
-            for variable in eqn.outvars:
-                made.add(variable)
-                if not isinstance(variable, jex.DropVar):
-                    outputs.append(variable)
-            effects |= eqn.effects
-
-        function = _function_of(list(inputs), outputs, list(eqns), frozenset(effects))
-        self.write(outputs, function(*self.read_all(list(inputs))))
+def equations(frame: Frame, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Return all equations of a frame, and of the bodies inside it, with their places."""
+    for index, eqn in enumerate(frame.jaxpr.eqns):
+        yield (*place, index), eqn
+        for number, body in enumerate(frame.children.get(index, ())):
+            yield from equations(body, (*place, index, number))
 
 
 def evaluate(
@@ -105,20 +74,40 @@ def evaluate(
       in_place_of: from an equation and its index to a function from the values of its inputs to those of its outputs,
         or None: then it is evaluated as it is.
     """
-    environment = Environment(jaxpr, consts, args)
+    values = dict(zip(jaxpr.constvars, map(jnp.asarray, consts), strict=True))
+    values.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atoms: Sequence[Any]) -> list[Any]:
+        return [jnp.asarray(atom.val) if is_literal(atom) else values[atom] for atom in atoms]
 
     # Equations that are not replaced wait, and are evaluated together before the next one that is.
     waiting: list[Any] = []
+
+    def run_waiting() -> None:
+        if waiting:
+            inputs, outputs = _inputs_and_outputs(waiting)
+            values.update(zip(outputs, _function_of(inputs, outputs, waiting)(*read(inputs)), strict=True))
+            waiting.clear()
+
     for index, eqn in enumerate(jaxpr.eqns):
         function = in_place_of(index, eqn)
         if function is None:
             waiting.append(eqn)
             continue
-        environment.run(waiting)
-        waiting = []
-        environment.write(eqn.outvars, function(environment.read_all(eqn.invars)))
-    environment.run(waiting)
-    return environment.read_all(jaxpr.outvars)
+        run_waiting()
+        values.update(zip(eqn.outvars, function(read(eqn.invars)), strict=True))
+    run_waiting()
+    return read(jaxpr.outvars)
+
+
+def _inputs_and_outputs(eqns: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the variables that equations, in order, read and do not make, and those that they make."""
+    made: dict[Any, None] = {}
+    inputs: dict[Any, None] = {}
+    for eqn in eqns:
+        inputs.update((variable, None) for variable in variables_of(eqn.invars) if variable not in made)
+        made.update((variable, None) for variable in eqn.outvars if not isinstance(variable, jex.DropVar))
+    return list(inputs), list(made)
 
 
 def is_literal(atom: Any) -> bool:
@@ -170,12 +159,6 @@ def dependencies(jaxpr: Any, targets: Sequence[Any], stop: frozenset[str] = froz
     return found
 
 
-def equations_for(jaxpr: Any, targets: Sequence[Any]) -> list[Any]:
-    """Return the equations on which the targets depend, in order."""
-    variables = dependencies(jaxpr, targets)
-    return [eqn for eqn in jaxpr.eqns if not variables.isdisjoint(eqn.outvars)]
-
-
 def evaluate_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """Return the outputs of one equation.
 
@@ -188,24 +171,30 @@ def evaluate_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
     for atom, value in zip(eqn.invars, values, strict=True):
         if not is_literal(atom):
             given[atom] = value
-    function = _function_of(list(given), list(eqn.outvars), [eqn], eqn.effects)
+    function = _function_of(list(given), list(eqn.outvars), [eqn])
     return function(*given.values())
 
 
-def _function_of(inputs: list[Any], outputs: list[Any], eqns: list[Any], effects: Any) -> Any:
+def _function_of(inputs: list[Any], outputs: list[Any], eqns: Sequence[Any]) -> Any:
     """Return the function that these equations compute."""
     # JAX would hand the literals of a derivative rule to it as they are. So they become inputs of the function.
     lifted: dict[Any, Any] = {}
-    for number, eqn in enumerate(eqns):
-        if eqn.primitive.name in CUSTOM:
-            operands = list(eqn.invars)
-            for operand, atom in enumerate(operands):
-                if is_literal(atom):
-                    operands[operand] = jex.Var(atom.aval)
-                    lifted[operands[operand]] = jnp.asarray(atom.val)
-            eqns[number] = eqn.replace(invars=operands)
 
-    jaxpr = jex.Jaxpr((), [*lifted, *inputs], outputs, eqns, effects, _debug_info())
+    def variable_of(atom: Any) -> Any:
+        if not is_literal(atom):
+            return atom
+        variable = jex.Var(atom.aval)
+        lifted[variable] = jnp.asarray(atom.val)
+        return variable
+
+    evaluated = []
+    for eqn in eqns:
+        if eqn.primitive.name in CUSTOM:
+            eqn = eqn.replace(invars=[variable_of(atom) for atom in eqn.invars])
+        evaluated.append(eqn)
+
+    effects = frozenset().union(*(eqn.effects for eqn in evaluated))
+    jaxpr = jex.Jaxpr((), [*lifted, *inputs], outputs, evaluated, effects, _debug_info())
     return functools.partial(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ())), *lifted.values())
 
 
@@ -266,17 +255,22 @@ def scan_of(eqn: Any) -> Scan | None:
         return None
 
 
-def frame_of(closed: Any) -> Frame:
-    """Return the frame of a (closed) jaxpr: calls inlined, with the bodies of loops, branches and checkpoints."""
+def frame_of(closed: Any, inlined: frozenset[str] = CALLS) -> Frame:
+    """Return the frame of a (closed) jaxpr: calls inlined, with the bodies of loops, branches and checkpoints.
+
+    Args:
+      closed: the jaxpr.
+      inlined: the primitives whose bodies are inlined.
+    """
     jaxpr, consts = opened(closed)
-    if any(_call_body(eqn) is not None for eqn in jaxpr.eqns):
-        jaxpr, consts = _inlined(jaxpr, consts)
+    if any(eqn.primitive.name in inlined for eqn in jaxpr.eqns):
+        jaxpr, consts = _inlined(jaxpr, consts, inlined)
 
     children = {}
     for index, eqn in enumerate(jaxpr.eqns):
         bodies = _bodies(eqn)
         if bodies:
-            children[index] = tuple(frame_of(body) for body in bodies)
+            children[index] = tuple(frame_of(body, inlined) for body in bodies)
     return Frame(jaxpr, consts, children)
 
 
@@ -292,31 +286,20 @@ def _bodies(eqn: Any) -> Sequence[Any]:
     return ()
 
 
-def _call_body(eqn: Any) -> Any:
-    """Return the jaxpr that a call applies, or None."""
-    if eqn.primitive.name not in CALLS:
-        return None
-    for name in ("jaxpr", "call_jaxpr"):
-        if name in eqn.params:
-            return eqn.params[name]
-    return None
+def _inlined(jaxpr: Any, consts: Sequence[Any], names: frozenset[str]) -> tuple[Any, Sequence[Any]]:
+    """Return the same jaxpr without calls of these names, and its constants."""
 
+    def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        def in_place_of(index: int, eqn: Any) -> Any:
+            body = _call_body(eqn) if eqn.primitive.name in names else None
+            return None if body is None else functools.partial(evaluate_inlined, *opened(body))
 
-def _inlined(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """Return the same jaxpr without calls, and its constants."""
-
-    def without_calls(*args: Any) -> list[Any]:
-        return _evaluate_inlined(jaxpr, consts, args)
+        return evaluate(jaxpr, consts, args, in_place_of)
 
     specs = [shape_of(variable) for variable in jaxpr.invars]
-    return opened(jax.make_jaxpr(without_calls)(*specs))
+    return opened(jax.make_jaxpr(lambda *args: evaluate_inlined(jaxpr, consts, args))(*specs))
 
 
-def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Return the outputs of a jaxpr, with the bodies of calls evaluated in place of the calls."""
-
-    def in_place_of(index: int, eqn: Any) -> Any:
-        body = _call_body(eqn)
-        return None if body is None else functools.partial(_evaluate_inlined, *opened(body))
-
-    return evaluate(jaxpr, consts, args, in_place_of)
+def _call_body(eqn: Any) -> Any:
+    """Return the jaxpr that a call applies, or None."""
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))

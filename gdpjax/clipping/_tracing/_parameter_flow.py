@@ -19,10 +19,9 @@ The bodies of scan, cond and checkpoint are followed too. A parameter that enter
 each iteration. One that is scanned over gives each iteration a block of its own.
 """
 
-import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +32,7 @@ from gdpjax.clipping._forms import AbstractFactor
 from gdpjax.clipping._tracing._jaxprs import (
     REMAT,
     Frame,
+    Place,
     dependencies,
     is_literal,
     is_precise,
@@ -40,14 +40,6 @@ from gdpjax.clipping._tracing._jaxprs import (
     shape_of,
 )
 from gdpjax.clipping._tracing.primitives import family_of
-
-Place = tuple[int, ...]
-"""The place of an equation in the loss.
-
-It is the index of the equation in the outermost frame. For an equation in the body of another one, the place of that
-other one comes first, then the number of the body, and then the index in the body.
-"""
-
 
 # Sites: where a weight meets data.
 
@@ -96,64 +88,42 @@ def _check_factor(factor: Any, shape: tuple[int, ...], primitive: str) -> Abstra
     Raises:
       ValueError: it is no factor of a weight of this shape.
     """
-    found = factor.shape_of_weight(shape) if isinstance(factor, AbstractFactor) else None
-    if found != shape:
-        expected = f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}"
-        raise ValueError(f"{expected}, got {shown(factor)} for one of {found}: see the axes of its arrays")
+    if not isinstance(factor, AbstractFactor) or not factor.fits(shape):
+        raise ValueError(
+            f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}, got "
+            f"{shown(factor)}: see the axes of its arrays"
+        )
     return factor
 
 
 # Links: the linear maps that a parameter passes on its way to a site.
 
 
-class AbstractLink(abc.ABC):
+class Link(NamedTuple):
     """One step on the path from a parameter to a site.
 
     Attributes:
-      num_scans: how many scans are entered by this step.
+      pull_back: from the gradient after this step to that before it.
+      enters_scan: whether the step is into the body of a scan.
+      is_scanned: whether each iteration of that scan has a slice of the parameter. Otherwise all have the whole.
     """
 
-    num_scans: int = 0
+    pull_back: Callable[[AbstractFactor], AbstractFactor]
+    enters_scan: bool = False
+    is_scanned: bool = False
 
-    @abc.abstractmethod
-    def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
-        """Return the gradient before this step, given the gradient after it."""
+    @classmethod
+    def through(cls, eqn: Any, operand: int) -> "Link":
+        """Return the step through a linear equation."""
+        return cls(lambda factor: family_of(eqn).pull_back(factor, eqn, operand))
 
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class LinearMap(AbstractLink):
-    """A linear equation that passes a parameter on."""
-
-    eqn: Any
-    operand: int
-
-    def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
-        return family_of(self.eqn).pull_back(factor, self.eqn, self.operand, multiplier)
-
-    @property
-    def multiplier(self) -> Any:
-        """The variable or literal of the number that the parameter is multiplied or divided by, or None."""
-        return family_of(self.eqn).multiplier(self.eqn, self.operand)
+    @classmethod
+    def into_scan(cls, is_scanned: bool) -> "Link":
+        """Return the step into the body of a scan."""
+        return cls(lambda factor: factor.leave_scan(is_scanned), enters_scan=True, is_scanned=is_scanned)
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class EnterScan(AbstractLink):
-    """A parameter enters the body of a scan.
-
-    Attributes:
-      is_scanned: whether each iteration has a slice of the parameter. Otherwise all have the whole.
-    """
-
-    is_scanned: bool
-    num_scans = 1
-
-    def pull_back(self, factor: AbstractFactor, multiplier: Array | None) -> AbstractFactor:
-        return factor.leave_scan(self.is_scanned)
-
-
-Path = tuple[AbstractLink, ...]
+Path = tuple[Link, ...]
 """The links from a parameter to some value, in the order in which it passes them."""
 
 
@@ -169,19 +139,13 @@ class Use(NamedTuple):
     path: Path
 
 
-def pull_back_use(
-    site: Site,
-    use: Use,
-    values: Sequence[Array],
-    multipliers: dict[AbstractLink, Array],
-) -> AbstractFactor:
+def pull_back_use(site: Site, use: Use, values: Sequence[Array]) -> AbstractFactor:
     """Return one example's gradient of a parameter through one use.
 
     Args:
       site: the site of the use.
       use: the use.
       values: the values that the site carries, with a leading axis for each scan around it.
-      multipliers: the values of the multipliers of links on the path.
     """
 
     def factor_of(*values: Array) -> AbstractFactor:
@@ -193,12 +157,8 @@ def pull_back_use(
 
     # Go back along the path. Before the step that enters a scan there is one axis of iterations less.
     for link in reversed(use.path):
-        depth -= link.num_scans
-
-        def pull_back(factor: AbstractFactor, link: AbstractLink = link) -> AbstractFactor:
-            return link.pull_back(factor, multipliers.get(link))
-
-        factor = _mapped(pull_back, depth)(factor)
+        depth -= link.enters_scan
+        factor = _mapped(link.pull_back, depth)(factor)
     return factor
 
 
@@ -274,18 +234,14 @@ class _Value(NamedTuple):
     is_data: bool = False
     is_trained: bool = False
 
-    def images_through(self, link: AbstractLink) -> tuple[tuple[int, Path], ...]:
+    def images_through(self, link: Link) -> tuple[tuple[int, Path], ...]:
         """Return the images of a value that one more link makes of this one."""
         return tuple((leaf, (*path, link)) for leaf, path in self.images)
 
     @property
     def is_scanned_over(self) -> bool:
         """Whether it comes from a slice of a parameter that is scanned over."""
-        for _, path in self.images:
-            for link in path:
-                if isinstance(link, EnterScan) and link.is_scanned:
-                    return True
-        return False
+        return any(link.is_scanned for _, path in self.images for link in path)
 
 
 class _Location(NamedTuple):
@@ -306,11 +262,6 @@ class _Location(NamedTuple):
     def in_scan(self, length: int) -> "_Location":
         """Return the location of the body of this scan."""
         return _Location((*self.place, 0), (*self.lengths, length))
-
-    @property
-    def is_in_outermost_frame(self) -> bool:
-        """Whether this equation is in the outermost frame, and not in the body of another one."""
-        return len(self.place) == 1
 
     @property
     def is_never_run(self) -> bool:
@@ -416,25 +367,12 @@ class _Walk:
                 return [_DATA] * len(eqn.outvars)
 
         # If no data is involved and the equation is linear, its output is a linear image.
-        links = {operand: LinearMap(eqn, operand) for operand in operands}
-        if not others.is_data and self.is_linear(list(links.values()), location):
+        if not others.is_data and all(family_of(eqn).is_linear(eqn, operand) for operand in operands):
             images = []
-            for operand, link in links.items():
-                images += inputs[operand].images_through(link)
+            for operand in operands:
+                images += inputs[operand].images_through(Link.through(eqn, operand))
             return [_Value(tuple(images), is_trained=_combined(inputs).is_trained)]
         return self.give_up(name, inputs, len(eqn.outvars))
-
-    def is_linear(self, links: list[LinearMap], location: _Location) -> bool:
-        """Return whether gradients can go back through an equation to all operands that are linear images."""
-        for link in links:
-            if not family_of(link.eqn).is_linear(link.eqn, link.operand):
-                return False
-            # The values of variables are known in the outermost frame only.
-            multiplier = link.multiplier
-            is_variable = multiplier is not None and not is_literal(multiplier)
-            if is_variable and not location.is_in_outermost_frame:
-                return False
-        return True
 
     def scan(self, eqn: Any, body: Frame, inputs: list[_Value], location: _Location) -> list[_Value]:
         """Follow linear images of parameters into the body of a scan."""
@@ -445,11 +383,11 @@ class _Walk:
 
         inside = []
         for value in consts:
-            images = value.images_through(EnterScan(is_scanned=False))
+            images = value.images_through(Link.into_scan(is_scanned=False))
             inside.append(value._replace(images=images))
         inside += [_DATA] * scan.num_carry  # what is carried may depend on data after the first iteration
         for value in scanned:
-            images = value.images_through(EnterScan(is_scanned=True))
+            images = value.images_through(Link.into_scan(is_scanned=True))
             inside.append(value._replace(images=images))
 
         outputs = self.frame(body, inside, location.in_scan(scan.length))

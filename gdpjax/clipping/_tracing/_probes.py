@@ -25,11 +25,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._tracing._jaxprs import Environment, Frame, equations_for, evaluate, scan_of
-from gdpjax.clipping._tracing._parameter_flow import Place, Site
+from gdpjax.clipping._tracing._jaxprs import Frame, Place, equations
+from gdpjax.clipping._tracing._parameter_flow import Site
+from gdpjax.clipping._tracing._replacing import evaluate_replaced
 from gdpjax.clipping._tracing.primitives import family_of
 
 Probe = tuple[Array, ...]
@@ -93,120 +93,19 @@ def _decoded(x: Array) -> Array:
 
 def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], probes: dict[Place, Probe]) -> list[Any]:
     """Return the outputs of a frame, evaluated with a probe at every site."""
-    return _Replay(sites).frame(frame, args, probes, ())
+    replaced: dict[Place, Callable[..., Any]] = {}
+    for place, eqn in equations(frame):
+        family = family_of(eqn)
+        if place in sites:
+            replaced[place] = functools.partial(_at_site, sites[place])
+        elif family.is_rewritten(eqn):
+            replaced[place] = functools.partial(_differentiable, eqn)
+    return evaluate_replaced(frame, args, replaced, {place: probes.get(place, ()) for place in replaced})
 
 
-def parameter_values(frame: Frame, params: Sequence[Array], variables: Sequence[Any]) -> dict[Any, Array]:
-    """Return the values of variables of a frame that do not depend on data, given the parameters, its first inputs."""
-    num_data = len(frame.jaxpr.invars) - len(params)
-    unknown = [None] * num_data  # no equation below reads the data
-    environment = Environment(frame.jaxpr, frame.consts, [*params, *unknown])
-    environment.run(equations_for(frame.jaxpr, variables))
-    return {variable: environment.read(variable) for variable in variables}
-
-
-class _Replay:
-    """An evaluation of a loss in which sites, and equations that their family rewrites, are replaced.
-
-    Attributes:
-      sites: all sites.
-      has_rewritten: a cache of `is_rewritten_in`, by the id of the frame.
-    """
-
-    def __init__(self, sites: dict[Place, Site]) -> None:
-        self.sites = sites
-        self.has_rewritten: dict[int, bool] = {}
-
-    def frame(self, frame: Frame, args: Sequence[Any], probes: dict[Place, Probe], place: Place) -> list[Any]:
-        """Evaluate a frame.
-
-        Args:
-          frame: the frame.
-          args: the values of its inputs.
-          probes: the probes of the sites in this frame and in the bodies inside it.
-          place: the place of the frame.
-        """
-        # Sort the probes by the equations of this frame that they belong to.
-        depth = len(place)
-        probes_of: dict[int, dict[Place, Probe]] = {}
-        for site, probe in probes.items():
-            probes_of.setdefault(site[depth], {})[site] = probe
-
-        def in_place_of(index: int, eqn: Any) -> Any:
-            here = (*place, index)
-            if here in self.sites:
-                return functools.partial(_at_site, self.sites[here], probes[here])
-            if family_of(eqn).is_rewritten(eqn):
-                return functools.partial(family_of(eqn).differentiable, eqn)
-            bodies = frame.children.get(index, ())
-            if index in probes_of or any(self.is_rewritten_in(body) for body in bodies):
-                return functools.partial(self.nested, eqn, bodies, probes_of.get(index, {}), here)
-            return None
-
-        return evaluate(frame.jaxpr, frame.consts, args, in_place_of)
-
-    def is_rewritten_in(self, frame: Frame) -> bool:
-        """Return whether a frame has an equation that its family rewrites, in bodies inside the frame too."""
-        if id(frame) not in self.has_rewritten:
-            found = any(family_of(eqn).is_rewritten(eqn) for eqn in frame.jaxpr.eqns)
-            for bodies in frame.children.values():
-                found = found or any(self.is_rewritten_in(body) for body in bodies)
-            self.has_rewritten[id(frame)] = found
-        return self.has_rewritten[id(frame)]
-
-    def nested(
-        self, eqn: Any, bodies: Sequence[Frame], probes: dict[Place, Probe], place: Place, values: list[Any]
-    ) -> Sequence[Any]:
-        """Evaluate a scan, branch or checkpoint that has replaced equations inside."""
-        name = eqn.primitive.name
-        if name == "scan":
-            return self.scan(eqn, bodies[0], values, probes, place)
-        if name == "cond":
-            return self.cond(bodies, values, probes, place)
-        return self.checkpoint(eqn, bodies[0], values, probes, place)
-
-    def scan(self, eqn: Any, body: Frame, values: list[Any], probes: dict[Place, Probe], place: Place) -> list[Any]:
-        """Evaluate a scan; each iteration has a slice of the probes."""
-        scan = scan_of(eqn)
-        assert scan is not None  # otherwise it has no body to look into
-        consts, carried, scanned = scan.split(values)
-
-        def one_iteration(carried: list[Any], slices: Any) -> list[Any]:
-            scanned, probes = slices
-            return self.frame(body, [*consts, *carried, *scanned], probes, (*place, 0))
-
-        return scan.evaluate(one_iteration, carried, (scanned, probes))
-
-    def cond(
-        self, branches: Sequence[Frame], values: list[Any], probes: dict[Place, Probe], place: Place
-    ) -> Sequence[Any]:
-        """Evaluate the branch that the first value chooses."""
-
-        def branch(number: int) -> Callable[..., list[Any]]:
-            # Each branch uses the probes of its own sites. Those of other branches then return zeros.
-            own_sites = [site for site in probes if site[len(place)] == number]
-
-            def evaluate(args: list[Any], probes: dict[Place, Probe]) -> list[Any]:
-                own_probes = {site: probes[site] for site in own_sites}
-                return self.frame(branches[number], args, own_probes, (*place, number))
-
-            return evaluate
-
-        index, *args = values
-        functions = [branch(number) for number in range(len(branches))]
-        return lax.switch(index, functions, args, probes)
-
-    def checkpoint(
-        self, eqn: Any, body: Frame, values: list[Any], probes: dict[Place, Probe], place: Place
-    ) -> Sequence[Any]:
-        """Evaluate a checkpoint, which JAX computes again in the backward pass."""
-
-        def evaluate(values: list[Any], probes: dict[Place, Probe]) -> list[Any]:
-            return self.frame(body, values, probes, (*place, 0))
-
-        prevent_cse = eqn.params.get("prevent_cse", True)
-        policy = eqn.params.get("policy")
-        return jax.checkpoint(evaluate, prevent_cse=prevent_cse, policy=policy)(values, probes)
+def _differentiable(eqn: Any, _: Probe, values: Sequence[Any]) -> list[Array]:
+    """Evaluate an equation that is no site in the way of its family."""
+    return family_of(eqn).differentiable(eqn, values)
 
 
 def _at_site(site: Site, probe: Probe, values: Sequence[Any]) -> list[Array]:

@@ -26,16 +26,9 @@ import jax.numpy as jnp
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, total_of, wide
-from gdpjax.clipping._tracing._jaxprs import Frame, is_literal, num_bytes, shape_of
-from gdpjax.clipping._tracing._parameter_flow import (
-    AbstractLink,
-    LinearMap,
-    ParameterFlow,
-    Place,
-    parameter_flow,
-    pull_back_use,
-)
-from gdpjax.clipping._tracing._probes import parameter_values, replay, values_seen, zero_probes
+from gdpjax.clipping._tracing._jaxprs import Frame, Place, num_bytes
+from gdpjax.clipping._tracing._parameter_flow import ParameterFlow, parameter_flow, pull_back_use
+from gdpjax.clipping._tracing._probes import replay, values_seen, zero_probes
 
 
 class Plan(NamedTuple):
@@ -49,35 +42,31 @@ class Plan(NamedTuple):
     frame: Frame
     flow: ParameterFlow
 
-    def gradients(
-        self, params: Sequence[Array], seen: dict[Place, list[Array]], multipliers: dict[AbstractLink, Array]
-    ) -> dict[int, AbstractFactor]:
+    def gradients(self, params: Sequence[Any], seen: dict[Place, list[Array]]) -> dict[int, AbstractFactor]:
         """Return one example's gradients of the tapped parameters, each added up over its uses.
 
         Args:
-          params: all parameters.
+          params: all parameters, or their shapes.
           seen: the values that each site carries.
-          multipliers: the values of the multipliers of links.
         """
         gradients: dict[int, AbstractFactor] = {}
         for leaf, uses in self.flow.tapped.items():
             param = params[leaf]
             parts = []
             for use in uses:
-                parts.append(pull_back_use(self.flow.sites[use.place], use, seen[use.place], multipliers))
+                parts.append(pull_back_use(self.flow.sites[use.place], use, seen[use.place]))
             gradients[leaf] = total_of(parts, param.shape) if parts else Full(jnp.zeros(param.shape, param.dtype))
         return gradients
 
     def abstract_gradients(self) -> dict[int, AbstractFactor]:
         """Return what `gradients` returns, with shapes in place of values."""
 
-        def gradients(params: Sequence[Array]) -> dict[int, AbstractFactor]:
+        def gradients() -> dict[int, AbstractFactor]:
             probes = zero_probes(self.flow.sites)
             seen = {place: values_seen(site, probes[place]) for place, site in self.flow.sites.items()}
-            return self.gradients(params, seen, _multipliers(self, params))
+            return self.gradients([variable.aval for variable in self.frame.jaxpr.invars], seen)
 
-        num_params = len(self.flow.tapped) + len(self.flow.formed)
-        return jax.eval_shape(gradients, [shape_of(variable) for variable in self.frame.jaxpr.invars[:num_params]])
+        return jax.eval_shape(gradients)
 
     def activation_bytes(self) -> int:
         """Return the bytes of all values computed for one example. Backpropagation keeps at most about that much."""
@@ -140,7 +129,7 @@ def row_gradients(
       data: the data, with a leading axis of examples.
       map_rows: maps a function of one example over the rows, as `jax.vmap` does.
     """
-    one_example = functools.partial(_one_example, plan, params, _multipliers(plan, params))
+    one_example = functools.partial(_one_example, plan, params)
     factors, outputs = map_rows(one_example, in_axes=(0,))(list(data))
     gradients = []
     for factor, param in zip(factors, params, strict=True):
@@ -162,17 +151,13 @@ def _in_sum_dtype(param: Array, x: Array) -> Array:
 
 
 def _one_example(
-    plan: Plan,
-    params: Sequence[Array],
-    multipliers: dict[AbstractLink, Array],
-    data: Sequence[Array],
+    plan: Plan, params: Sequence[Array], data: Sequence[Array]
 ) -> tuple[list[AbstractFactor], list[Array]]:
     """Return one example's gradients of the parameters, and the outputs of the loss.
 
     Args:
       plan: the plan.
       params: the parameters.
-      multipliers: the values of the multipliers of links.
       data: the example.
     """
     flow = plan.flow
@@ -194,7 +179,7 @@ def _one_example(
     seen = {place: values_seen(flow.sites[place], answer) for place, answer in answers.items()}
 
     # What the sites saw gives the gradients of the others.
-    tapped = plan.gradients(params, seen, multipliers)
+    tapped = plan.gradients(params, seen)
     factors: list[AbstractFactor] = []
     for leaf, param in enumerate(params):
         if leaf in tapped:
@@ -202,16 +187,3 @@ def _one_example(
         else:
             factors.append(Full(gradient_of[leaf]))
     return factors, outputs
-
-
-def _multipliers(plan: Plan, params: Sequence[Array]) -> dict[AbstractLink, Array]:
-    """Return the values of the multipliers of links. They are computed once, and not for each example."""
-    links = {}
-    for uses in plan.flow.tapped.values():
-        for use in uses:
-            for link in use.path:
-                if isinstance(link, LinearMap) and link.multiplier is not None:
-                    links[link] = link.multiplier
-
-    known = parameter_values(plan.frame, params, [atom for atom in links.values() if not is_literal(atom)])
-    return {link: jnp.asarray(atom.val if is_literal(atom) else known[atom]) for link, atom in links.items()}

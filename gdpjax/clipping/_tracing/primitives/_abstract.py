@@ -112,11 +112,7 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
         """Return whether the equation has one output, linear in this operand for all values of the others."""
         return False
 
-    def multiplier(self, eqn: Any, operand: int) -> Any:
-        """Return the input whose value `pull_back` needs, such as the number to multiply by, or None."""
-        return None
-
-    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
+    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int) -> AbstractFactor:
         """Return the gradient of the operand, given the gradient of the output.
 
         By default the gradient is formed, and JAX's transpose of the equation takes it back.
@@ -125,7 +121,6 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
           factor: the gradient of the output.
           eqn: the equation.
           operand: which input the gradient is taken back to.
-          multiplier: the value of the input that `multiplier` returned, or None.
         """
         out = eqn.outvars[0].aval
 

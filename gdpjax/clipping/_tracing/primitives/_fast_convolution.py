@@ -312,11 +312,6 @@ def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: 
     return jnp.transpose(jnp.moveaxis(gradient, 0, -1), layout.from_kernel)
 
 
-def patches_of(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
-    """Return the patch of every output position: [n, *out, *window, channels]."""
-    return _cut_patches(layout, window, jnp.transpose(x, layout.to_input))
-
-
 def padded(layout: Layout, x: Array) -> Array:
     """Return x [n, *space, channels] with the zeros of padding and dilation."""
     borders = []

@@ -1,14 +1,12 @@
 """Linear maps through which a parameter may go before it meets data.
 
-Some act entry by entry: casts, signs, sums, and products with one number. Others move entries about: transposes,
-reshapes, broadcasts, slices, concatenations. There the gradient of an entry goes back to where the entry came from.
-Often the two factors of an outer product can be moved back one by one, so that nothing is formed. Otherwise, as after
-the reshape of a matrix to a vector, which joins axes of both factors, the gradient is formed.
+Casts and products with a number act on every entry by itself. Transposes and concatenations move entries about: there
+the gradient of an entry goes back to where the entry came from, and the two factors of an outer product are moved back
+one by one. A gradient that goes through any other equation is formed.
 """
 
 import abc
 import math
-from collections.abc import Callable
 from typing import Any, final
 
 import jax.numpy as jnp
@@ -17,6 +15,7 @@ from jax import lax
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Axis, Outer
+from gdpjax.clipping._tracing._jaxprs import is_literal
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_floating_output
 
 
@@ -27,84 +26,49 @@ class Cast(AbstractPrimitive):
     def is_linear(self, eqn: Any, operand: int) -> bool:
         return operand == 0 and is_floating_output(eqn)
 
-    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
+    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int) -> AbstractFactor:
         return factor
 
 
 @final
-class Negation(AbstractPrimitive):
-    """``neg``."""
-
-    def is_linear(self, eqn: Any, operand: int) -> bool:
-        return is_floating_output(eqn)
-
-    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
-        return _negated(factor)
-
-
-@final
-class Addition(AbstractPrimitive):
-    """``add`` and ``sub``: the gradient of an operand is that of the output, up to the sign.
-
-    Attributes:
-      sign: the sign of the second operand.
-    """
-
-    def __init__(self, sign: int) -> None:
-        self.sign = sign
-
-    def is_linear(self, eqn: Any, operand: int) -> bool:
-        # The gradient of an operand that is repeated would have to be added up, which `pull_back` does not do.
-        own = eqn.invars[operand].aval.shape
-        return is_floating_output(eqn) and own == eqn.outvars[0].aval.shape
-
-    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
-        is_subtracted = operand == 1 and self.sign < 0
-        return _negated(factor) if is_subtracted else factor
-
-
-def _negated(factor: AbstractFactor) -> AbstractFactor:
-    """Return the gradient times -1."""
-    return factor.scaled(jnp.asarray(-1.0, jnp.float32))
-
-
-@final
 class Scaling(AbstractPrimitive):
-    """``mul`` and ``div`` of an array and one number."""
+    """``mul`` and ``div`` of an array and a number that is written into the program."""
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
         is_divisor = eqn.primitive.name == "div" and operand == 1
-        number = eqn.invars[1 - operand].aval
         own = eqn.invars[operand].aval.shape
         has_all_entries = own == eqn.outvars[0].aval.shape and math.prod(own) > 1
-        return is_floating_output(eqn) and has_all_entries and math.prod(number.shape) == 1 and not is_divisor
+        return is_floating_output(eqn) and has_all_entries and is_literal(eqn.invars[1 - operand]) and not is_divisor
 
-    def multiplier(self, eqn: Any, operand: int) -> Any:
-        return eqn.invars[1 - operand]
-
-    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
-        number = jnp.asarray(multiplier).reshape(())
+    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int) -> AbstractFactor:
+        number = jnp.asarray(eqn.invars[1 - operand].val)
         if eqn.primitive.name == "div":
             number = 1 / number.astype(wide_dtype(number))
         return factor.scaled(number)
 
 
-class AbstractMove(AbstractPrimitive):
-    """A family of linear maps of the first operand, which move, drop or repeat its entries."""
+@final
+class Spreading(AbstractPrimitive):
+    """Reshapes and broadcasts of a vector, such as a bias: what it meets after them is why its gradient is formed."""
 
     def is_linear(self, eqn: Any, operand: int) -> bool:
-        return operand == 0 and is_floating_output(eqn)
+        return operand == 0 and eqn.invars[0].aval.ndim <= 1 and is_floating_output(eqn)
 
-    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int, multiplier: Array | None) -> AbstractFactor:
+
+class AbstractMove(AbstractPrimitive):
+    """A family of linear maps that move or drop the entries of any operand."""
+
+    def is_linear(self, eqn: Any, operand: int) -> bool:
+        return is_floating_output(eqn)
+
+    def pull_back(self, factor: AbstractFactor, eqn: Any, operand: int) -> AbstractFactor:
         if isinstance(factor, Outer):
-            pulled_back = self.pull_back_outer(factor, eqn, operand)
-            if pulled_back is not None:
-                return pulled_back
-        return super().pull_back(factor, eqn, operand, multiplier)
+            return self.pull_back_outer(factor, eqn, operand)
+        return super().pull_back(factor, eqn, operand)
 
     @abc.abstractmethod
-    def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        """Return the gradient of the operand in factors, or None where it has to be formed."""
+    def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer:
+        """Return the gradient of the operand in factors."""
 
 
 @final
@@ -120,66 +84,8 @@ class Transposition(AbstractMove):
 
 
 @final
-class Reshape(AbstractMove):
-    """``reshape``, ``squeeze`` and ``expand_dims``: the order of entries in memory is the same."""
-
-    def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        transposes_too = eqn.params.get("dimensions") if eqn.primitive.name == "reshape" else None
-        if transposes_too is not None:
-            return None
-        return outer.reshaped(eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)
-
-
-@final
-class Broadcast(AbstractMove):
-    """``broadcast_in_dim``."""
-
-    def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        # A broadcast that repeats nothing and keeps the axes in order is a reshape: it adds axes of length one.
-        own, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        places = tuple(eqn.params["broadcast_dimensions"])
-        keeps_order = tuple(sorted(places)) == places
-        repeats_nothing = math.prod(own) == math.prod(out)
-        return outer.reshaped(own, out) if keeps_order and repeats_nothing else None
-
-
-@final
-class Slice(AbstractMove):
-    """``slice``."""
-
-    def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer | None:
-        strides = eqn.params["strides"]
-        if strides is not None and any(step != 1 for step in strides):
-            return None
-
-        # The entries that were cut off have the gradient zero: pad the factor that has the axis.
-        starts = eqn.params["start_indices"]
-        stops = eqn.params["limit_indices"]
-        for axis, size in enumerate(eqn.invars[0].aval.shape):
-            start = starts[axis]
-            stop = stops[axis]
-            if (start, stop) != (0, size):
-                outer = outer.along(axis, _padding(start, size - stop))
-        return outer
-
-
-def _padding(before: int, after: int) -> Callable[[Array, int], Array]:
-    """Return a function (array, axis) that puts so many zeros before and after the entries along the axis."""
-
-    def pad(x: Array, place: int) -> Array:
-        widths = [(0, 0)] * x.ndim
-        widths[place] = (before, after)
-        return jnp.pad(x, widths)
-
-    return pad
-
-
-@final
 class Concatenation(AbstractMove):
-    """``concatenate``, linear in each of its operands."""
-
-    def is_linear(self, eqn: Any, operand: int) -> bool:
-        return is_floating_output(eqn)
+    """``concatenate``, as of the kernels of the gates of an LSTM."""
 
     def pull_back_outer(self, outer: Outer, eqn: Any, operand: int) -> Outer:
         # Cut the part of this operand out of the factor that has the axis.

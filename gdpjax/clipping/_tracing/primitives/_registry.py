@@ -11,14 +11,10 @@ from typing import Any
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 from gdpjax.clipping._tracing.primitives._convolution import Convolution
 from gdpjax.clipping._tracing.primitives._linear_maps import (
-    Addition,
-    Broadcast,
     Cast,
     Concatenation,
-    Negation,
-    Reshape,
     Scaling,
-    Slice,
+    Spreading,
     Transposition,
 )
 from gdpjax.clipping._tracing.primitives._lookup import DynamicSlice, Gather
@@ -75,23 +71,15 @@ _FAMILIES["conv_general_dilated"] = Convolution()
 _FAMILIES["gather"] = Gather()
 _FAMILIES["dynamic_slice"] = DynamicSlice()
 
-# Linear maps, entry by entry.
-
-_FAMILIES["mul"] = Scaling()
-_FAMILIES["div"] = Scaling()
-_FAMILIES["neg"] = Negation()
-_FAMILIES["sub"] = Addition(sign=-1)
-for _name in ("add", "add_any"):
-    _FAMILIES[_name] = Addition(sign=1)
+# Linear maps through which a weight may go before that.
 
 for _name in ("convert_element_type", "copy", "copy_p", "reduce_precision", "sharding_constraint"):
     _FAMILIES[_name] = Cast()
 
-# Linear maps that move entries about.
+for _name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
+    _FAMILIES[_name] = Spreading()
 
-for _name in ("reshape", "squeeze", "expand_dims"):
-    _FAMILIES[_name] = Reshape()
+_FAMILIES["mul"] = Scaling()
+_FAMILIES["div"] = Scaling()
 _FAMILIES["transpose"] = Transposition()
-_FAMILIES["broadcast_in_dim"] = Broadcast()
-_FAMILIES["slice"] = Slice()
 _FAMILIES["concatenate"] = Concatenation()
