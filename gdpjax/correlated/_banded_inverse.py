@@ -153,7 +153,7 @@ def lambda_cgd(lam: Any) -> BandedInverse:
         coefficients = jnp.stack([jnp.ones_like(lam), -lam])
         is_allowed = UNIT.contains(lam)
         return BandedInverse(jnp.where(is_allowed, coefficients, jnp.nan))
-    return BandedInverse([1.0, -float(lam)])
+    return BandedInverse(np.array([1.0, -float(lam)]))
 
 
 def bisr(num_bands: int, momentum: float = 0.0, weight_decay: float = 0.0) -> BandedInverse:

@@ -160,7 +160,7 @@ class _Discrete(Mechanism):
         law = self._law()
         return _epsilon(delta, law.loss, _tails(law.null), _tails(law.alternative), law.is_bounded)
 
-    def sample(self, key: PRNGKeyArray, value: Integer[Array, "*shape"] | int) -> Int[np.ndarray, "*shape"]:
+    def sample(self, key: PRNGKeyArray, value: Integer[Array, "*shape"] | int) -> Int[Array, "*shape"]:
         """Return ``value`` with exact integer noise, element by element; on the host, about 1e4 numbers a second.
 
         Args:

@@ -43,9 +43,9 @@ class Batch:
       num_examples: of how many rows they were drawn, a static number.
     """
 
-    indices: Int[Array, " capacity"]
-    is_padding: Bool[Array, " capacity"]
-    count: Int[Array, ""]
+    indices: Int[Array, "*steps capacity"]
+    is_padding: Bool[Array, "*steps capacity"]
+    count: Int[Array, "*steps"]
     num_examples: int
 
     def __getitem__(self, place: Any) -> Any:
