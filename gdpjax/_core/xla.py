@@ -1,4 +1,4 @@
-"""Compile the accounting programs in half the time: a `jit` for them.
+"""Compile the accounting programs in half the time, and recognise a compiled program.
 
 Half of what compiling an accounting program costs is spent in XLA's newer code generator for fusions on the CPU, and
 the code is no faster for it. `jit` here is `jax.jit` with that generator turned off:
@@ -7,9 +7,15 @@ the code is no faster for it. `jit` here is `jax.jit` with that generator turned
 
 The option exists below jaxlib 0.11 and concerns the CPU only, and JAX takes compiler options at the outermost
 `jax.jit` alone. Inside another transformation, on another device and with another jaxlib this is plain `jax.jit`.
+
+    digest = xla.program_digest(jax.jit(step), state, data)
+
+What was begun with a program is resumed with no other. The text of the lowered program holds every constant with its
+bits, those of jitted functions inside it included; the text of a jaxpr does not.
 """
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -69,3 +75,9 @@ def _takes_options(args: Any, kwargs: Any) -> bool:
         if isinstance(leaf, jax.Array):
             devices |= leaf.devices()
     return all(device.platform == "cpu" for device in devices)
+
+
+def program_digest(compiled: Any, *args: Any, **static: Any) -> str:
+    """Return the SHA-256 of a jitted function's program, which other operations or other constants change."""
+    text = compiled.lower(*args, **static).as_text()
+    return hashlib.sha256(text.encode()).hexdigest()

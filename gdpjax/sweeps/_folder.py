@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from gdpjax._core.files import write_atomically
-from gdpjax._core.folder_lock import FolderIsLocked, lock_folder
+from gdpjax._core.files import FolderIsLocked, lock_folder, write_atomically
 from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._results import Layout, Row

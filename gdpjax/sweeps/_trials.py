@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.programs import program_digest
 from gdpjax._core.shown import shown
+from gdpjax._core.xla import program_digest
 from gdpjax.sweeps._examples import Examples, shapes_of
 from gdpjax.sweeps._plans import Trial, cost_of_event, float32_above, plan_of
 from gdpjax.sweeps._program import Blueprint, Numbers

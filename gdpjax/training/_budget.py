@@ -44,8 +44,7 @@ from gdpjax._core.arguments import check_number, check_relation, check_text
 from gdpjax._core.checks import OPEN_UNIT, POSITIVE
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.figures import rounded
-from gdpjax._core.files import write_atomically
-from gdpjax._core.folder_lock import FolderIsLocked, FolderLock
+from gdpjax._core.files import FolderIsLocked, FolderLock, write_atomically
 from gdpjax._core.sentences import neighbours_differ
 from gdpjax._core.types import Bounds, NeighboringRelation
 from gdpjax.accounting import certified

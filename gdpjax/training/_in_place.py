@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from gdpjax._core.programs import program_digest
 from gdpjax._core.types import Array, PyTree
+from gdpjax._core.xla import program_digest
 from gdpjax.training._data import Data
 from gdpjax.training._processes import whole
 

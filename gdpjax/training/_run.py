@@ -29,8 +29,7 @@ from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_count, check_flag, check_instance, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
-from gdpjax._core.files import write_atomically
-from gdpjax._core.folder_lock import FolderIsLocked, FolderLock, lock_folder
+from gdpjax._core.files import FolderIsLocked, FolderLock, lock_folder, write_atomically
 from gdpjax._core.keys import check_key, fresh_key
 from gdpjax._core.trees import nodes_of
 from gdpjax._core.types import PyTree
