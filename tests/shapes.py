@@ -152,7 +152,8 @@ def check_training():
     state, info = train.step(train.init(jnp.ones(3), KEY), data)
     for result in (data, state, info, train.run_steps(state, data, 3)[1]):
         check_fields(result)
-    assert state.num_steps_done == 1 and not state.finished and not state.overflowed
+    assert state.num_steps_done == 1
+    assert not (state.finished | state.overflowed)
     training.group_by_user(np.array([7, 9, 7]), np.ones((3, 2)), max_per_user=2, key=KEY)
     training.adam_scale(epsilon=1e-8)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Integer, Real
 from gdpjax._core.figures import decimals_of, rounded
 
 Array = Any
-"""Anything jax.numpy accepts: a Python number, a NumPy or JAX array, or a tracer; public functions take lists for arrays, too."""
+"""Anything jax.numpy accepts: a Python number, a NumPy or JAX array, or a tracer; and lists, in public functions."""
 
 PyTree = Any
 
