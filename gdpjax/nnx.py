@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jaxtyping import Bool, PRNGKeyArray
 
 from gdpjax._core.arguments import check_flag, check_keywords
 from gdpjax._core.shown import shown
@@ -221,7 +222,12 @@ class _ModuleClippedGrad(ClippedGrad):
     wrt: Filter = nnx.Param
 
     def __call__(
-        self, model: Any, *args: Any, key: Array | None = None, is_padding: Array | None = None, **loss_kwargs: Any
+        self,
+        model: Any,
+        *args: Any,
+        key: PRNGKeyArray | None = None,
+        is_padding: Bool[Array, " batch"] | None = None,
+        **loss_kwargs: Any,
     ) -> Any:
         parts = _take_apart(model, self.wrt)
         has_streams = bool(jax.tree.leaves(parts.streams))

@@ -3,10 +3,11 @@
 from typing import Any
 
 import optax
+from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_flag, keyword_checked
 from gdpjax._core.checks import NONNEGATIVE, REAL, UNIT, check_scalar
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import NeighboringRelation
 from gdpjax.sampling import AbstractBatches
 from gdpjax.transforms import ClipAndSum, clip_and_sum, privatize
 
@@ -30,7 +31,7 @@ def dpsgd(
     clip: Any,
     noise_multiplier: Any,
     batches: AbstractBatches,
-    key: Array,
+    key: PRNGKeyArray,
     *,
     neighboring_relation: NeighboringRelation | None = None,
     momentum: float | None = None,
@@ -71,7 +72,7 @@ def dpadam(
     clip: Any,
     noise_multiplier: Any,
     batches: AbstractBatches,
-    key: Array,
+    key: PRNGKeyArray,
     *,
     neighboring_relation: NeighboringRelation | None = None,
     b1: float = 0.9,

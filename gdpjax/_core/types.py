@@ -1,18 +1,36 @@
-"""Small shared types: brackets and neighbouring relations; and the failure probability of mu."""
+"""Small shared types: numbers with shapes, brackets, neighbouring relations; and the failure probability of mu."""
 
 import decimal
 import enum
 import re
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Integer, Real
 
 from gdpjax._core.figures import decimals_of, rounded
 
 Array = Any
-"""Anything jax.numpy accepts: a Python number, a NumPy or JAX array, or a tracer."""
+"""Anything jax.numpy accepts: a Python number, a NumPy or JAX array, or a tracer; and lists, in public functions."""
 
 PyTree = Any
+
+if TYPE_CHECKING:
+    Number = Any  # so that a result can be used as the array that it is
+else:
+    Number = float
+
+Numbers = Real[Array, "*#settings"] | Number
+"""Arguments that broadcast together."""
+
+Floats = Float[Array, "*settings"] | Number
+"""An answer of the shape of all `Numbers` together."""
+
+Scalar = Real[Array, ""] | Number
+"""One number, which may be traced."""
+
+Whole = Integer[Array, ""] | int
+"""One whole number, which may be traced."""
 
 FAILURE = 1e-10
 """Failure probability of a statement about mu that is made without one."""
@@ -32,8 +50,8 @@ class Bounds(NamedTuple):
     '[3.24, 16.53]'
     """
 
-    lower: Array
-    upper: Array
+    lower: Floats
+    upper: Floats
 
     def __str__(self) -> str:
         """Write the brackets in five digits: the lower ends rounded down, the upper ones up."""

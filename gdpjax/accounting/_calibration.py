@@ -24,7 +24,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import COUNT, OPEN_UNIT, UNIT, Domain, check, is_traced
-from gdpjax._core.types import FAILURE, Array
+from gdpjax._core.types import FAILURE, Array, Floats, Numbers
 from gdpjax.accounting._gdp import gdp_mu
 from gdpjax.accounting._search import AXES, BISECTIONS, CLOSED_FORMS, SECANTS
 
@@ -34,19 +34,19 @@ ACCOUNTANTS = ("numeric", "rdp", "clt")
 
 def calibrate_noise_multiplier(
     *,
-    epsilon: Array | None = None,
-    delta: Array | None = None,
-    mu: Array | None = None,
-    failure: Array | None = None,
-    advantage: Array | None = None,
-    tpr: Array | None = None,
-    fpr: Array | None = None,
-    bayes_success: Array | None = None,
-    prior: Array | None = None,
-    sampling_prob: Array,
-    num_steps: Array,
+    epsilon: Numbers | None = None,
+    delta: Numbers | None = None,
+    mu: Numbers | None = None,
+    failure: Numbers | None = None,
+    advantage: Numbers | None = None,
+    tpr: Numbers | None = None,
+    fpr: Numbers | None = None,
+    bayes_success: Numbers | None = None,
+    prior: Numbers | None = None,
+    sampling_prob: Numbers,
+    num_steps: Numbers,
     accountant: str = "numeric",
-) -> Array:
+) -> Floats:
     """Return the smallest noise multiplier that meets a privacy target.
 
     Formula: min { s : epsilon(s, sampling_prob, num_steps, delta) <= epsilon }; for "clt",
@@ -101,19 +101,19 @@ def calibrate_noise_multiplier(
 
 def calibrate_num_steps(
     *,
-    epsilon: Array | None = None,
-    delta: Array | None = None,
-    mu: Array | None = None,
-    failure: Array | None = None,
-    advantage: Array | None = None,
-    tpr: Array | None = None,
-    fpr: Array | None = None,
-    bayes_success: Array | None = None,
-    prior: Array | None = None,
-    noise_multiplier: Array,
-    sampling_prob: Array,
+    epsilon: Numbers | None = None,
+    delta: Numbers | None = None,
+    mu: Numbers | None = None,
+    failure: Numbers | None = None,
+    advantage: Numbers | None = None,
+    tpr: Numbers | None = None,
+    fpr: Numbers | None = None,
+    bayes_success: Numbers | None = None,
+    prior: Numbers | None = None,
+    noise_multiplier: Numbers,
+    sampling_prob: Numbers,
     accountant: str = "numeric",
-) -> Array:
+) -> Floats:
     """Return the largest number of steps that meets a privacy target.
 
     Formula: max { T >= 1 : epsilon(noise_multiplier, sampling_prob, T, delta) <= epsilon }.

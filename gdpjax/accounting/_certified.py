@@ -9,7 +9,7 @@ from typing import Any
 
 from gdpjax._core.arguments import keyword_checked
 from gdpjax._core.sentences import certified_epsilon
-from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
+from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation, Numbers
 from gdpjax.accounting._ledgers import check_form
 from gdpjax.accounting._run_curve import RTOL, curve_of
 from gdpjax.ledger import AnyEvent, Ledger
@@ -27,10 +27,10 @@ def _curve(run: Any, sampling_prob: Any, num_steps: Any, *options: Any, **query:
 
 @keyword_checked()
 def epsilon_bounds(
-    noise_multiplier: Array | Ledger | AnyEvent,
-    sampling_prob: Array | None = None,
-    num_steps: Array | None = None,
-    delta: Array | None = None,
+    noise_multiplier: Numbers | Ledger | AnyEvent,
+    sampling_prob: Numbers | None = None,
+    num_steps: Numbers | None = None,
+    delta: Numbers | None = None,
     *,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
@@ -85,10 +85,10 @@ def _epsilon_of(ledger: Ledger, delta: float) -> Bounds:
 
 
 def delta_bounds(
-    noise_multiplier: Array | Ledger | AnyEvent,
-    sampling_prob: Array | None = None,
-    num_steps: Array | None = None,
-    epsilon: Array | None = None,
+    noise_multiplier: Numbers | Ledger | AnyEvent,
+    sampling_prob: Numbers | None = None,
+    num_steps: Numbers | None = None,
+    epsilon: Numbers | None = None,
     *,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
@@ -125,10 +125,10 @@ def delta_bounds(
 
 
 def tradeoff_bounds(
-    noise_multiplier: Array | Ledger | AnyEvent,
-    sampling_prob: Array | None = None,
-    num_steps: Array | None = None,
-    alpha: Array | None = None,
+    noise_multiplier: Numbers | Ledger | AnyEvent,
+    sampling_prob: Numbers | None = None,
+    num_steps: Numbers | None = None,
+    alpha: Numbers | None = None,
     *,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
@@ -162,10 +162,10 @@ def tradeoff_bounds(
 
 
 def mu_bounds(
-    noise_multiplier: Array | Ledger | AnyEvent,
-    sampling_prob: Array | None = None,
-    num_steps: Array | None = None,
-    failure: Array = FAILURE,
+    noise_multiplier: Numbers | Ledger | AnyEvent,
+    sampling_prob: Numbers | None = None,
+    num_steps: Numbers | None = None,
+    failure: Numbers = FAILURE,
     *,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,

@@ -33,7 +33,7 @@ from gdpjax._core import gdp
 from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import COUNT, POSITIVE, UNIT
 from gdpjax._core.precision import float64_function
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.ledger import AnyEvent, Ledger
 
@@ -43,10 +43,10 @@ _NUM_SERIES_TERMS = 14
 
 @float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
 def clt_mu_poisson(
-    noise_multiplier: Array,
-    sampling_prob: Array,
-    num_steps: Array,
-) -> Array:
+    noise_multiplier: Numbers,
+    sampling_prob: Numbers,
+    num_steps: Numbers,
+) -> Floats:
     """Return the limiting mu of noisy SGD with Poisson sampling: an asymptotic estimate.
 
     Formula: mu = sampling_prob sqrt(num_steps (e^{1/noise_multiplier^2} - 1)).
@@ -74,10 +74,10 @@ def clt_mu_poisson(
 
 @float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
 def clt_mu_uniform(
-    noise_multiplier: Array,
-    sampling_prob: Array,
-    num_steps: Array,
-) -> Array:
+    noise_multiplier: Numbers,
+    sampling_prob: Numbers,
+    num_steps: Numbers,
+) -> Floats:
     """Return the limiting mu of noisy SGD with batches of fixed size: an asymptotic estimate.
 
     Neighbours are replace-one and the noise multiplier is relative to that sensitivity.
@@ -105,13 +105,13 @@ def clt_mu_uniform(
 
 
 def clt_epsilon(
-    noise_multiplier: Array,
-    sampling_prob: Array | None = None,
-    num_steps: Array | None = None,
-    delta: Array | None = None,
+    noise_multiplier: Numbers,
+    sampling_prob: Numbers | None = None,
+    num_steps: Numbers | None = None,
+    delta: Numbers | None = None,
     *,
     sampling: str = "poisson",
-) -> Array:
+) -> Floats:
     """Return the epsilon of the limiting mu: an asymptotic estimate that may understate the true epsilon.
 
     Formula: epsilon(delta) of mu-GDP (`gdp_epsilon`) at mu = `clt_mu_poisson` or `clt_mu_uniform`.

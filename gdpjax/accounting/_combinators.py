@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, NONNEGATIVE, OPEN_UNIT, UNIT, is_traced, known
-from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax._core.types import FAILURE, Array, Bounds, Numbers
 from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian
 
 _MU_ROUNDING = 1e-14
@@ -84,19 +84,19 @@ class Between(AccountedCurve):
         self.above = above
         self.below = below
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bracket epsilon."""
         return rising(self.above.epsilon(delta), *[curve.epsilon(delta) for curve in self.below])
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bracket delta."""
         return rising(self.above.delta(epsilon), *[curve.delta(epsilon) for curve in self.below])
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bracket mu."""
         return rising(self.above.mu(failure), *[curve.mu(failure) for curve in self.below])
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bracket the trade-off curve."""
         return falling(self.above.tradeoff(alpha), *[curve.tradeoff(alpha) for curve in self.below])
 
@@ -107,19 +107,19 @@ class Meet(AccountedCurve):
     def __init__(self, *curves: CertifiedCurve) -> None:
         self.curves = curves
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bracket epsilon."""
         return self._in_all(lambda curve: curve.epsilon(delta))
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bracket delta."""
         return self._in_all(lambda curve: curve.delta(epsilon))
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bracket mu."""
         return self._in_all(lambda curve: each(curve.mu, failure))
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bracket the trade-off curve."""
         return self._in_all(lambda curve: curve.tradeoff(alpha))
 
@@ -140,18 +140,18 @@ class ClosedForm(AccountedCurve):
         below = Gaussian(smaller_mu * (1.0 - _MU_ROUNDING))
         self.curve = CurveBounds(above, below)
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bracket epsilon."""
         return self.curve.epsilon(known("delta", delta, OPEN_UNIT))
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bracket delta."""
         return self.curve.delta(known("epsilon", epsilon, NONNEGATIVE))
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bracket mu."""
         return each(self.curve.mu, known("failure", failure, OPEN_UNIT))
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bracket the trade-off curve."""
         return self.curve.tradeoff(known("alpha", alpha, UNIT))

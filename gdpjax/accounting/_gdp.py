@@ -21,7 +21,7 @@ from gdpjax._core import gdp
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, NONNEGATIVE, Domain, is_traced
 from gdpjax._core.precision import float64_function
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Numbers
 
 _TINY = float(np.finfo(np.float64).tiny)
 DELTA = Domain(f"a number in [{_TINY:.4g}, 1)", lambda x: (x > 0) & (x >= _TINY) & (x < 1))
@@ -29,7 +29,7 @@ DELTA = Domain(f"a number in [{_TINY:.4g}, 1)", lambda x: (x > 0) & (x >= _TINY)
 
 
 @float64_function(has_float32=True, epsilon=NONNEGATIVE, mu=EXTENDED_NONNEGATIVE)
-def gdp_delta(epsilon: Array, mu: Array) -> Array:
+def gdp_delta(epsilon: Numbers, mu: Numbers) -> Floats:
     """Return the smallest delta for which mu-GDP implies (epsilon, delta)-DP.
 
     Formula: delta = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
@@ -54,7 +54,7 @@ def gdp_delta(epsilon: Array, mu: Array) -> Array:
 
 
 @float64_function(has_float32=True, epsilon=NONNEGATIVE, mu=EXTENDED_NONNEGATIVE)
-def gdp_log_delta(epsilon: Array, mu: Array) -> Array:
+def gdp_log_delta(epsilon: Numbers, mu: Numbers) -> Floats:
     """Return the natural logarithm of `gdp_delta`, for deltas too small to be a float64.
 
     Formula: log delta = log phi(x) + log(M(x) - M(x + mu)), x = epsilon/mu - mu/2, M the Mills ratio.
@@ -78,7 +78,7 @@ def gdp_log_delta(epsilon: Array, mu: Array) -> Array:
 
 
 @float64_function(has_float32=True, delta=DELTA, mu=EXTENDED_NONNEGATIVE)
-def gdp_epsilon(delta: Array, mu: Array) -> Array:
+def gdp_epsilon(delta: Numbers, mu: Numbers) -> Floats:
     """Return the smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
 
     Formula: the root epsilon >= 0 of Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2) = delta.
@@ -102,7 +102,7 @@ def gdp_epsilon(delta: Array, mu: Array) -> Array:
 
 
 @float64_function(has_float32=True, epsilon=NONNEGATIVE, delta=DELTA)
-def gdp_mu(epsilon: Array, delta: Array) -> Array:
+def gdp_mu(epsilon: Numbers, delta: Numbers) -> Floats:
     """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP.
 
     It is the mu of the Gaussian mechanism that is (epsilon, delta)-DP and no better. It says nothing about other

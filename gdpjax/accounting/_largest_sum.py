@@ -29,7 +29,7 @@ import numpy as np
 import scipy
 
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
-from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.accounting._combinators import AccountedCurve
 from gdpjax.accounting._gdp import gdp_mu
 
@@ -86,23 +86,23 @@ class LargestSums(AccountedCurve):
         self._add = _Tests(laws.q_low, laws.p_high)
         self._largest_loss = max(self._remove.largest_loss, self._add.largest_loss)
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bound delta from below."""
         lower = self._delta(known("epsilon", epsilon, NONNEGATIVE))
         return Bounds(lower, np.ones_like(lower))
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bound epsilon from below."""
         lower = self._epsilon(known("delta", delta, OPEN_UNIT))
         return Bounds(lower, np.full_like(lower, np.inf))
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bound the trade-off curve from above."""
         alpha = known("alpha", alpha, UNIT)
         upper = np.minimum(self._remove.beta(alpha), self._add.beta(alpha))
         return Bounds(np.zeros_like(upper), upper)
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bound mu from below."""
         failure = known("failure", failure, OPEN_UNIT)
         answers = [self._mu(float(probability)) for probability in failure.flat]

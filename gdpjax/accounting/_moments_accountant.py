@@ -18,7 +18,7 @@ from gdpjax._core import xla
 from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import COUNT, POSITIVE, UNIT, check, is_traced, known
 from gdpjax._core.precision import float64_function
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.accounting import _correlated, _truncated
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of
@@ -51,14 +51,14 @@ _STEPS_AT_ONCE = 64
 
 
 def moments_accountant_epsilon(
-    noise_multiplier: Array | Ledger | AnyEvent,
-    sampling_prob: Array | None = None,
-    num_steps: Array | None = None,
-    delta: Array | None = None,
+    noise_multiplier: Numbers | Ledger | AnyEvent,
+    sampling_prob: Numbers | None = None,
+    num_steps: Numbers | None = None,
+    delta: Numbers | None = None,
     conversion: str = "tight",
     *,
     sampling: str = "poisson",
-) -> Array:
+) -> Floats:
     """The epsilon of DP-SGD, or of a whole Ledger, by the moments accountant: an upper bound.
 
     The smallest over 182 orders from 1.1 to 512. Neighbours are add-or-remove-one for Poisson sampling, replace-one for

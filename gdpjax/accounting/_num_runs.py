@@ -20,13 +20,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int, PRNGKeyArray
 
 from gdpjax._core.arguments import check_choice, check_positions
 from gdpjax._core.checks import OPEN_UNIT, WHOLE, Domain, check, is_traced
 from gdpjax._core.keys import bits
 from gdpjax._core.precision import float64_function
 from gdpjax._core.roots import bisect, geometric_midpoint
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Numbers
 
 DISTRIBUTIONS = ("negative_binomial", "poisson")
 SHAPE = Domain("a finite number > -1", lambda x: (x > -1) & (x < np.inf))
@@ -42,7 +43,7 @@ _TAIL = 2.0**-70
 
 
 @float64_function(eta=SHAPE, gamma=OPEN_UNIT)
-def mean_num_runs(eta: Array, gamma: Array) -> Array:
+def mean_num_runs(eta: Numbers, gamma: Numbers) -> Floats:
     """Return the mean of the truncated negative binomial number of runs.
 
     Formula: E[K] = (1 - gamma) eta / (gamma (1 - gamma^eta)), at eta = 0 (1 - gamma) / (gamma log(1/gamma)).
@@ -66,7 +67,7 @@ def mean_num_runs(eta: Array, gamma: Array) -> Array:
 
 
 @float64_function(rounding="down", mean=MEAN_ABOVE_ONE, eta=SHAPE)
-def gamma_for_mean_num_runs(mean: Array, eta: Array) -> Array:
+def gamma_for_mean_num_runs(mean: Numbers, eta: Numbers) -> Floats:
     """Return the gamma at which the truncated negative binomial number of runs has a given mean.
 
     Formula: the root gamma of `mean_num_runs`(eta, gamma) = mean.
@@ -104,14 +105,14 @@ def gamma_for_mean_num_runs(mean: Array, eta: Array) -> Array:
 
 
 def sample_num_runs(
-    key: Array,
+    key: PRNGKeyArray,
     *,
     distribution: str = "negative_binomial",
-    eta: Array | None = None,
-    gamma: Array | None = None,
-    mean: Array | None = None,
+    eta: Numbers | None = None,
+    gamma: Numbers | None = None,
+    mean: Numbers | None = None,
     shape: tuple[int, ...] | None = None,
-) -> Array:
+) -> Int[Array, "..."]:
     """Draw the number of training runs to make before the best one is released.
 
     The number itself is private: publish neither it nor the runs that lost. Draw it from a key of its own.

@@ -28,7 +28,7 @@ from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
 from gdpjax._core.gdp import epsilon_kernel
-from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.accounting._allocation import _bounds, _one_run
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
 from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, each
@@ -93,19 +93,19 @@ class OutcomesCurve(AccountedCurve):
         squared = self.gaussian_mu**2 + squared_of_others
         self.whole_mu = math.sqrt(squared) * (1.0 + _SLACK) if is_bounded else math.inf
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bracket epsilon."""
         return self._each(self._epsilon, known("delta", delta, OPEN_UNIT), math.inf)
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bracket delta."""
         return self._each(self._delta, known("epsilon", epsilon, NONNEGATIVE), 1.0)
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bracket mu."""
         return self._each(self._mu, known("failure", failure, OPEN_UNIT), math.inf)
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bracket the trade-off curve."""
         return self._each(self._error, known("alpha", alpha, UNIT), 0.0)
 

@@ -27,7 +27,7 @@ import scipy
 from gdpjax._composition import complement
 from gdpjax._core.arguments import check_flag, check_instance, check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, OPEN_UNIT, UNIT, known
-from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.accounting._combinators import AccountedCurve
 from gdpjax.tradeoff import CertifiedCurve
 
@@ -126,7 +126,7 @@ class WithFailure(AccountedCurve):
         self.ideal = ideal
         self.lost = lost
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bracket epsilon."""
         delta = known("delta", delta, OPEN_UNIT)
         lost = self.lost
@@ -150,7 +150,7 @@ class WithFailure(AccountedCurve):
         exceeds_delta = larger_delta < lost.failure if lost.exact else remaining < 0
         return Bounds(np.where(exceeds_delta, np.inf, lower)[()], upper[()])
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bracket delta."""
         epsilon = known("epsilon", epsilon, NONNEGATIVE)
         return self._paid(epsilon, self.ideal.delta(epsilon))
@@ -175,7 +175,7 @@ class WithFailure(AccountedCurve):
         upper = np.minimum(upper * (1.0 + _ULPS), 1.0)
         return Bounds(lower[()], upper[()])
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bracket mu."""
         failure = known("failure", failure, OPEN_UNIT)
         lost = self.lost
@@ -197,7 +197,7 @@ class WithFailure(AccountedCurve):
             lower = np.where(remaining < 0, np.inf, lower)
         return Bounds(lower[()], upper[()])
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bracket the trade-off curve."""
         alpha = known("alpha", alpha, UNIT)
         lost = self.lost
@@ -237,7 +237,7 @@ class Shown(AccountedCurve):
             self.most = -np.log1p(-min(_rounded(prob, _UP), 1.0)) * (1.0 + _LOST_ERROR)
             self.least = -np.log1p(-self.prob) * (1.0 - _LOST_ERROR)
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bracket epsilon."""
         delta = known("delta", delta, OPEN_UNIT)
         if_added = self.ideal.epsilon(delta)
@@ -256,7 +256,7 @@ class Shown(AccountedCurve):
         lower = np.where(delta < self.prob, np.inf, np.minimum(np.maximum(lower, 0.0), upper))
         return Bounds(lower[()], upper[()])
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bracket delta."""
         epsilon = known("epsilon", epsilon, NONNEGATIVE)
         return Bounds(self._least_delta(epsilon)[()], self._largest_delta(epsilon)[()])
@@ -285,14 +285,14 @@ class Shown(AccountedCurve):
         if_added = np.where(epsilon >= self.most, if_added, 1.0 - np.exp(-distance) * (1.0 - if_added))
         return np.minimum(np.maximum(if_removed, if_added) * (1.0 + 8.0 * _ULPS), largest)
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bracket mu."""
         failure = known("failure", failure, OPEN_UNIT)
         upper = self.above.mu(failure).upper
         lower = np.where(failure < self.prob, np.inf, np.minimum(self.ideal.mu(failure).lower, upper))
         return Bounds(lower[()], upper)
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bracket the trade-off curve."""
         alpha = known("alpha", alpha, UNIT)
         # The test that rejects where the example is shown has the errors 0 and 1 - q; the curve is below the chord.

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Real
 
 from gdpjax._core.arguments import check_array, check_choice
 from gdpjax._core.checks import (
@@ -35,7 +36,7 @@ from gdpjax._core.checks import (
     is_traced,
 )
 from gdpjax._core.precision import float64_function, map_chunks
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Number, Numbers
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._renyi import log_moments
 from gdpjax.accounting._renyi_uniform import log_moments_uniform
@@ -52,8 +53,12 @@ SAMPLINGS = tuple(_LOG_MOMENTS)
 
 
 def rdp_subsampled_gaussian(
-    noise_multiplier: Array, sampling_prob: Array, orders: Array, *, sampling: str = "poisson"
-) -> Array:
+    noise_multiplier: Numbers,
+    sampling_prob: Numbers,
+    orders: Real[Array, "*orders"] | Number,
+    *,
+    sampling: str = "poisson",
+) -> Float[Array, "..."]:
     """Renyi differential privacy of one subsampled Gaussian step: an upper bound.
 
     Formula: with r(u) = 1 - p + p e^{u/s - 1/(2 s^2)}, p = sampling_prob, s = noise_multiplier and u ~ N(0, 1),
@@ -101,7 +106,9 @@ def _epsilon_per_order(rdp: Array, orders: Array, delta: Array, conversion: str)
     return convert(rdp, orders, delta, conversion)
 
 
-def rdp_epsilon(rdp: Array, orders: Array, delta: Array, conversion: str = "tight") -> Array:
+def rdp_epsilon(
+    rdp: Real[Array, "*#settings orders"], orders: Real[Array, " orders"], delta: Numbers, conversion: str = "tight"
+) -> Floats:
     """The epsilon implied by Renyi differential privacy: an upper bound.
 
     Formula: tight, min_a rdp(a) + log(1 - 1/a) - (log delta + log a) / (a - 1), at least 0;

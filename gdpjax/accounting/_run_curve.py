@@ -49,7 +49,7 @@ from gdpjax._composition import (
 )
 from gdpjax._core.arguments import check_count, check_relation
 from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, check_scalar, known
-from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
+from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation, Numbers
 from gdpjax.accounting import _correlated, _shuffled
 from gdpjax.accounting._combinators import AccountedCurve, Between, ClosedForm, rising
 from gdpjax.accounting._ledgers import check_form, describe, events_of
@@ -127,19 +127,19 @@ class RunCurve(AccountedCurve):
         self.columns = columns
         self.in_phases = in_phases
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bracket epsilon."""
         return self._ask(EPSILON, delta)
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bracket delta."""
         return self._ask(DELTA, epsilon)
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bracket mu."""
         return self._ask(MU, failure)
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bracket the trade-off curve."""
         return self._ask(TRADEOFF, alpha)
 
@@ -299,9 +299,9 @@ def curve_of(
 
 
 def certified(
-    noise_multiplier: Array | Ledger | AnyEvent,
-    sampling_prob: Array | None = None,
-    num_steps: Array | None = None,
+    noise_multiplier: Numbers | Ledger | AnyEvent,
+    sampling_prob: Numbers | None = None,
+    num_steps: Numbers | None = None,
     *,
     sampling: str = "poisson",
     neighboring_relation: NeighboringRelation | None = None,
@@ -350,9 +350,9 @@ def certified(
 
 
 def mu_and_regret(
-    noise_multiplier: Array,
-    sampling_prob: Array,
-    num_steps: Array,
+    noise_multiplier: Numbers,
+    sampling_prob: Numbers,
+    num_steps: Numbers,
 ) -> tuple[Bounds, Bounds]:
     """Bracket the mu to report for a run of Poisson-sampled Gaussian steps, and its regret.
 

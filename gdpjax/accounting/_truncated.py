@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
-from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax._core.types import FAILURE, Array, Bounds, Numbers
 from gdpjax.accounting._combinators import AccountedCurve, falling, rising
 from gdpjax.accounting._ledgers import events_of
 from gdpjax.ledger import AnyEvent, Event, Ledger, TruncatedPoissonEvent
@@ -49,23 +49,23 @@ class TruncatedCurve(AccountedCurve):
         self.curve_of = curve_of
         self.below = curve_of(from_below(run))
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Bracket epsilon."""
         delta = known("delta", delta, OPEN_UNIT)
         return rising(self._above(delta).epsilon(delta), self.below.epsilon(delta))
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Bracket delta."""
         epsilon = known("epsilon", epsilon, NONNEGATIVE)
         below = self.below.delta(epsilon)
         return rising(self._above(below.lower).delta(epsilon), below)
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Bracket mu."""
         failure = known("failure", failure, OPEN_UNIT)
         return rising(self._above(failure).mu(failure), self.below.mu(failure))
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Bracket the trade-off curve."""
         alpha = known("alpha", alpha, UNIT)
         below = self.below.tradeoff(alpha)

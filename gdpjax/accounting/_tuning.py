@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import (
@@ -30,7 +31,7 @@ from gdpjax._core.checks import (
     check,
 )
 from gdpjax._core.precision import float64_function, map_chunks
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Numbers
 from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._num_runs import SHAPE, check_parameters, mean_kernel
 from gdpjax.accounting._rdp import DEFAULT_ORDERS, check_orders, column, convert, convert_to_delta, rdp_epsilon, run_rdp
@@ -42,17 +43,17 @@ _LARGEST_EXPONENT = 500.0
 
 
 def tuning_epsilon(
-    noise_multiplier: Array,
-    sampling_prob: Array,
-    num_steps: Array,
-    delta: Array,
+    noise_multiplier: Numbers,
+    sampling_prob: Numbers,
+    num_steps: Numbers,
+    delta: Numbers,
     *,
     distribution: str = "negative_binomial",
-    eta: Array | None = None,
-    gamma: Array | None = None,
-    mean: Array | None = None,
+    eta: Numbers | None = None,
+    gamma: Numbers | None = None,
+    mean: Numbers | None = None,
     axis: int | None = None,
-) -> Array:
+) -> Float[Array, "..."]:
     """Bound the epsilon of DP-SGD with privately chosen hyperparameters from above, by the moments accountant.
 
     Each run is DP-SGD with Poisson sampling and add-or-remove-one neighbours; the best of a random number of runs is
@@ -93,7 +94,7 @@ def tuning_epsilon(
     if axis is not None:
         rdp = _largest_rdp(noise_multiplier, sampling_prob, num_steps, axis)
         tuned_rdp = tuning_rdp(rdp, DEFAULT_ORDERS, distribution=distribution, eta=eta, gamma=gamma, mean=mean)
-        return rdp_epsilon(tuned_rdp, DEFAULT_ORDERS, delta)
+        return rdp_epsilon(tuned_rdp, np.asarray(DEFAULT_ORDERS), delta)
     run = noise_multiplier, sampling_prob, num_steps, delta
     if distribution == "negative_binomial":
         return _negative_binomial_epsilon(*run, eta, gamma)

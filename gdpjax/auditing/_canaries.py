@@ -14,15 +14,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Integer, PRNGKeyArray, Real
 
 from gdpjax._core.arguments import check_array, check_count, check_flag, check_positions
 from gdpjax._core.checks import POSITIVE, REAL, check_scalar, checked_scalar
 from gdpjax._core.keys import as_key, bits, one_key_at_a_time, split
 from gdpjax._core.trees import num_elements, wide_dtype
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, PyTree, Scalar
 
 
-def flip_coins(key: Array, num_canaries: int) -> Array:
+def flip_coins(key: PRNGKeyArray, num_canaries: int) -> Bool[Array, " {num_canaries}"]:
     """Draw which canaries to include: independent fair coins, as the one-run audits assume.
 
     Args:
@@ -42,7 +43,7 @@ def flip_coins(key: Array, num_canaries: int) -> Array:
 
 
 def gradient_canaries(
-    key: Array, num_canaries: int, params: PyTree, norm: Array, *, coordinates: bool = False
+    key: PRNGKeyArray, num_canaries: int, params: PyTree, norm: Scalar, *, coordinates: bool = False
 ) -> PyTree:
     """Draw gradients in independent uniformly random directions, or along different coordinates.
 
@@ -157,7 +158,7 @@ def with_gradient_canaries(loss_fn: Callable[..., Array]) -> Callable[..., Array
     return loss
 
 
-def mislabel(key: Array, labels: Array, num_classes: int) -> Array:
+def mislabel(key: PRNGKeyArray, labels: Integer[Array, "*examples"], num_classes: int) -> Integer[Array, "*examples"]:
     """Draw a wrong label for each example, uniform over the other classes.
 
     Args:
@@ -189,8 +190,8 @@ def mislabel(key: Array, labels: Array, num_classes: int) -> Array:
 
 
 def out_of_distribution(
-    key: Array, num_canaries: int, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0
-) -> Array:
+    key: PRNGKeyArray, num_canaries: int, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0
+) -> Float[Array, "{num_canaries} ..."]:
     """Draw examples that are nothing but uniform noise in the range of the data.
 
     Args:
@@ -221,7 +222,7 @@ def out_of_distribution(
     return one_key_at_a_time(draw)(as_key(key))
 
 
-def white_box_scores(released: PyTree, canaries: PyTree) -> Array:
+def white_box_scores(released: PyTree, canaries: PyTree) -> Float[Array, " canaries"]:
     """Score how much of each canary's gradient is in what was released.
 
     Formula: score_i = sum_t <released_t, canary_i>.
@@ -263,7 +264,9 @@ def _leaf_scores(released: Array, canaries: Array) -> Array:
     return canaries.reshape(num_canaries, total.size) @ total.reshape(-1)
 
 
-def black_box_scores(losses: Array, reference_losses: Array) -> Array:
+def black_box_scores(
+    losses: Real[Array, " canaries"], reference_losses: Real[Array, " canaries"] | Scalar
+) -> Float[Array, " canaries"]:
     """Score how much lower the loss of each canary is than under a model that never saw it.
 
     Formula: score_i = reference_losses_i - losses_i.

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.figures import plain, rounded, text_table
 from gdpjax._core.keys import as_key
-from gdpjax._core.types import Array
 from gdpjax.accounting import epsilon_bounds
 from gdpjax.auditing._check import check_confidence
 from gdpjax.auditing._step import StepAudit, audit_step
@@ -72,7 +72,7 @@ class InstallationAudit(NamedTuple):
 
 
 def audit_installation(
-    key: Array, *, delta: float = 1e-5, num_releases: int = 4096, confidence: float = 0.9999
+    key: PRNGKeyArray, *, delta: float = 1e-5, num_releases: int = 4096, confidence: float = 0.9999
 ) -> InstallationAudit:
     """Attack the private step of this installation, and check what it releases.
 

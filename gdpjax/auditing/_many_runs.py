@@ -32,14 +32,15 @@ The scores of many canaries of *one* run are not independent; they belong to `au
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
 import scipy
+from jaxtyping import PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.checks import REAL, UNIT, check, check_scalar
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Number, Numbers
 from gdpjax.accounting import gdp_epsilon
 from gdpjax.auditing._check import STANDING, check_confidence, check_counts, check_delta, check_scores
 
@@ -95,8 +96,8 @@ class ErrorRegion:
     1.986
     """
 
-    alpha: Any
-    beta: Any
+    alpha: Real[Array, "*#settings #corners"] | Number
+    beta: Real[Array, "*#settings #corners"] | Number
 
     def __post_init__(self) -> None:
         check("alpha", self.alpha, UNIT)
@@ -108,7 +109,7 @@ class ErrorRegion:
 
     @classmethod
     def from_counts(
-        cls, false_positives: Array, num_out: Array, false_negatives: Array, num_in: Array, *, confidence: float
+        cls, false_positives: Numbers, num_out: Numbers, false_negatives: Numbers, num_in: Numbers, *, confidence: float
     ) -> Self:
         """Return a joint confidence region for the two error rates of a test, from two independent binomial counts.
 
@@ -144,7 +145,7 @@ class ErrorRegion:
         beta = _rate_upper(errors_in, trials_in, np.exp(log_product) / cuts[1:])
         return cls(alpha, beta)
 
-    def mu(self) -> Array:
+    def mu(self) -> Floats:
         """Return the least mu of a mechanism some test of which has errors in the region.
 
         Formula: min_j max(0, Phi^-1(1 - alpha_j) - Phi^-1(beta_j)).
@@ -165,7 +166,7 @@ class ErrorRegion:
         mu = -(alpha_quantile + beta_quantile)
         return np.maximum(mu, 0.0).min(axis=-1)
 
-    def epsilon(self, delta: Array) -> Array:
+    def epsilon(self, delta: Numbers) -> Floats:
         """Return the least epsilon at ``delta`` of a mechanism some test of which has errors in the region.
 
         Formula: min_j max(0, log((1 - delta - beta_j) / alpha_j), log((1 - delta - alpha_j) / beta_j)).
@@ -292,12 +293,12 @@ def judge(
 
 
 def audit_many_runs(
-    scores: Array,
-    included: Array,
+    scores: Real[Array, " runs"],
+    included: Shaped[Array, " runs"],
     *,
     delta: float,
     threshold: float | None = None,
-    key: Array | None = None,
+    key: PRNGKeyArray | None = None,
     confidence: float = 0.95,
 ) -> ManyRunsAudit:
     """Bound mu and epsilon from below by one score of each of many independent runs.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import keyword_checked
 from gdpjax._core.checks import COUNT, check
@@ -50,10 +51,10 @@ class OneRunAudit(NamedTuple):
 
 @keyword_checked()
 def audit_one_run(
-    scores: Array,
-    included: Array,
+    scores: Real[Array, " canaries"],
+    included: Shaped[Array, " canaries"],
     *,
-    key: Array,
+    key: PRNGKeyArray,
     delta: float,
     num_guesses: int | Sequence[int] | None = None,
     confidence: float = 0.95,

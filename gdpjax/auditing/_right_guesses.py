@@ -7,11 +7,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import check_number
 from gdpjax._core.checks import NONNEGATIVE
 from gdpjax._core.keys import as_key
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.auditing._check import check_confidence, check_counts, check_delta, check_scores
 from gdpjax.auditing._one_run_epsilon import largest_refuted_epsilon, p_value
 from gdpjax.auditing._one_run_tradeoff import largest_refuted_mu, refuted_each
@@ -39,7 +40,7 @@ class RightGuesses:
     2.021 0.880
     """
 
-    num_correct: Any
+    num_correct: Numbers
     num_guesses: int
     num_canaries: int
 
@@ -59,7 +60,9 @@ class RightGuesses:
         object.__setattr__(self, "num_canaries", int(canaries))
 
     @classmethod
-    def count(cls, scores: Array, included: Array, num_guesses: int, key: Array) -> Self:
+    def count(
+        cls, scores: Real[Array, " canaries"], included: Shaped[Array, " canaries"], num_guesses: int, key: PRNGKeyArray
+    ) -> Self:
         """Guess "included" for the highest ceil(r/2) scores and "excluded" for the lowest floor(r/2), and count.
 
         Args:
@@ -88,7 +91,7 @@ class RightGuesses:
         num_correct = coins[highest].sum() + (~coins[lowest]).sum()
         return cls(int(num_correct), num_guesses, numbers.size)
 
-    def p_value(self, epsilon: float, delta: float) -> Array:
+    def p_value(self, epsilon: float, delta: float) -> Floats:
         """Return the largest probability of so many right guesses about an (epsilon, delta)-private mechanism.
 
         Formula: P(Bin(r, q) >= W) + m delta (1 - q) A_r(q), at most 1, with q = e^epsilon / (1 + e^epsilon) and A_r(q)
@@ -112,7 +115,7 @@ class RightGuesses:
         epsilon = check_number("epsilon", epsilon, NONNEGATIVE)
         return p_value(self.num_correct, self.num_guesses, self.num_canaries, epsilon, check_delta(delta))[()]
 
-    def epsilon(self, delta: float, *, confidence: float = 0.95) -> Array:
+    def epsilon(self, delta: float, *, confidence: float = 0.95) -> Floats:
         """Return a lower bound on epsilon.
 
         Formula: the largest epsilon whose `p_value` is at most 1 - confidence, or 0.
@@ -140,7 +143,7 @@ class RightGuesses:
 
         return self._for_each_count(of_each)
 
-    def mu(self, *, confidence: float = 0.95) -> Array:
+    def mu(self, *, confidence: float = 0.95) -> Floats:
         """Return a lower bound on mu.
 
         Formula: the largest mu whose curve G_mu is refuted, see `refutes`, or 0.
@@ -163,7 +166,7 @@ class RightGuesses:
         """
         return self._with_tail(largest_refuted_mu, confidence)
 
-    def refutes(self, curve: Curve, *, confidence: float = 0.95) -> Array:
+    def refutes(self, curve: Curve, *, confidence: float = 0.95) -> Bool[Array, "..."]:
         """Return whether the right guesses refute "the mechanism is f-DP" for a curve f.
 
         Formula: whether every law of W allowed by E[W; W >= c] / m <= 1 - f(E[r - W; W >= c - 1] / m), c = 1, ..., r,

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, PRNGKeyArray
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import as_key
@@ -160,8 +161,8 @@ def _choose(rows: np.ndarray) -> _ChosenAttack:
 
 
 def audit_step(
-    release: Callable[[Array, Array], PyTree],
-    key: Array,
+    release: Callable[[PRNGKeyArray, Bool[Array, ""]], PyTree],
+    key: PRNGKeyArray,
     *,
     delta: float,
     claimed: CertifiedCurve | Callable[[Array], Array] | None = None,

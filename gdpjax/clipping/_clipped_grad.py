@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
 
 from gdpjax._core.arguments import check_choice, check_flag, check_static_size
 from gdpjax._core.provenance import Provenance
 from gdpjax._core.trees import wide_dtype
-from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
 from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
 from gdpjax.clipping._devices import placement_of, sum_over_devices
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
@@ -149,13 +150,13 @@ class ClipInfo(NamedTuple):
       is_dropped: bool ``[B]``, rows that add zeros because their gradient holds a NaN or an infinity; padding False.
     """
 
-    values: Array
-    norms: Array
+    values: Float[Array, " batch"]
+    norms: Float[Array, " batch"]
     aux: Any
-    is_dropped: Array
+    is_dropped: Bool[Array, " batch"]
 
     @property
-    def num_dropped(self) -> Array:
+    def num_dropped(self) -> Int[Array, "..."]:
         """The number of rows that were dropped: a bug in the data or the loss, if it is not 0."""
         return self.is_dropped.sum(axis=-1, dtype=jnp.int32)
 
@@ -193,7 +194,7 @@ class ClippedGrad:
         """The pytree of bools given as ``trainable``, or None."""
         return self.spec.trainable
 
-    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
+    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Scalar:
         """Largest l2 distance between the sums of neighbouring batches: C, or 2C for REPLACE_ONE.
 
         The rounding of clipping and summation is included. The gradient of each row is taken as computed, a function
@@ -208,7 +209,7 @@ class ClippedGrad:
         """
         return dataclasses.replace(self, spec=dataclasses.replace(self.spec, num_examples=num_examples))
 
-    def __call__(self, *args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> Any:
+    def __call__(self, *args: Any, is_padding: Bool[Array, " batch"] | None = None, **loss_kwargs: Any) -> Any:
         """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
         call = prepare(self.spec, args, loss_kwargs, is_padding)
         if call.batch_size == 0:

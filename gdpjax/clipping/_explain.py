@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
+from jaxtyping import Bool
 
 from gdpjax._core.arguments import check_choice, check_instance, check_static_size
 from gdpjax._core.trees import leaf_name, wide_dtype
@@ -45,7 +46,7 @@ def explain(
     microbatch_size: int | None = None,
     shared_argnums: int | tuple[int, ...] = (),
     shared_argnames: str | tuple[str, ...] = (),
-    is_padding: Array | None = None,
+    is_padding: Bool[Array, " batch"] | None = None,
     constant_work: bool = False,
     **loss_kwargs: Any,
 ) -> "Explanation":

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Real
 
 from gdpjax._core.arguments import check_choice, check_count
 from gdpjax._core.checks import UNIT, check_scalar, is_traced
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, PyTree, Whole
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._series import CertifiedSeries, certified_reciprocal
 from gdpjax.correlated._strategy import Draw
@@ -52,7 +53,7 @@ class BandedInverse(AbstractToeplitzStrategy):
     5.333455 8.875
     """
 
-    noising_coefficients: Array
+    noising_coefficients: Real[Array, " bands"]
     memory: str = dataclasses.field(default="auto", metadata={"static": True})
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class BandedInverse(AbstractToeplitzStrategy):
         """Return the first column of C, the power series of the reciprocal."""
         return certified_reciprocal(self.noising_coefficients, num_steps)
 
-    def inverse_column(self, num_steps: int) -> np.ndarray:
+    def inverse_column(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
         """Return the first column of C^-1."""
         column = np.zeros(num_steps)
         used = min(num_steps, self.num_bands)
@@ -94,7 +95,7 @@ class BandedInverse(AbstractToeplitzStrategy):
         num_bytes = 4 * self.num_bands * num_coordinates
         return self.num_bands == 2 or num_bytes > _LARGEST_AUTOMATIC_BUFFER
 
-    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+    def next(self, step: Whole, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step, and the ring buffer, if there is one, with z_step in the slot of the oldest draw."""
         num_bands = self.num_bands
         high_and_low = _buffers.split_high_and_low(self.noising_coefficients)
@@ -107,7 +108,7 @@ class BandedInverse(AbstractToeplitzStrategy):
         return _buffers.sum_of_slots(high_and_low[:, lags], state), state
 
 
-def _sum_of_draws(high_and_low: Array, step: Array, draw: Draw) -> PyTree:
+def _sum_of_draws(high_and_low: Array, step: Whole, draw: Draw) -> PyTree:
     """Return sum_j d_j z_{step-j}; more than two draws are made in a loop, whose size does not grow with p."""
     step = jnp.asarray(step)
 
@@ -152,7 +153,7 @@ def lambda_cgd(lam: Any) -> BandedInverse:
         coefficients = jnp.stack([jnp.ones_like(lam), -lam])
         is_allowed = UNIT.contains(lam)
         return BandedInverse(jnp.where(is_allowed, coefficients, jnp.nan))
-    return BandedInverse([1.0, -float(lam)])
+    return BandedInverse(np.array([1.0, -float(lam)]))
 
 
 def bisr(num_bands: int, momentum: float = 0.0, weight_decay: float = 0.0) -> BandedInverse:

@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Real
 
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, PyTree, Whole
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._series import CertifiedSeries, reciprocal
 from gdpjax.correlated._strategy import Draw
@@ -38,7 +39,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
     2.000000 26.8520
     """
 
-    coefficients: Array
+    coefficients: Real[Array, " bands"]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coefficients", checked_coefficients("coefficients", self.coefficients))
@@ -55,7 +56,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
         column[:used] = self.coefficients[:used]
         return CertifiedSeries(column, np.zeros(num_steps), num_nonzero=used)
 
-    def inverse_column(self, num_steps: int) -> np.ndarray:
+    def inverse_column(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
         """Return the first column of C^-1."""
         return reciprocal(self.coefficients, num_steps)
 
@@ -63,7 +64,7 @@ class BandedToeplitz(AbstractToeplitzStrategy):
         """Return the empty ring buffer, float32 zeros with a leading axis of num_bands - 1; () for one band."""
         return _buffers.zeros_like_each(like, self.num_bands - 1) if self.num_bands > 1 else ()
 
-    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+    def next(self, step: Whole, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step, and the ring buffer with it in the slot of the oldest output."""
         coefficients: Any = self.coefficients
         drawn = _buffers.as_noise(draw(step))

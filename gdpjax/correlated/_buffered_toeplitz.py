@@ -4,12 +4,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float, Real
 
 from gdpjax._core.arguments import check_array
 from gdpjax._core.checks import REAL, Domain, check, is_traced
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, PyTree, Whole
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._series import CertifiedSeries, buffered_inverse, geometric_sums
 from gdpjax.correlated._strategy import Draw
@@ -47,8 +48,8 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
     '223.60'
     """
 
-    decay: Array
-    scale: Array
+    decay: Real[Array, " buffers"]
+    scale: Real[Array, " buffers"]
 
     def __post_init__(self) -> None:
         for name, domain in (("decay", _DECAY), ("scale", REAL)):
@@ -73,7 +74,7 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
         """Return the first column of C."""
         return geometric_sums(self.decay, self.scale, num_steps)
 
-    def inverse_column(self, num_steps: int) -> np.ndarray:
+    def inverse_column(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
         """Return the first column of C^-1."""
         return buffered_inverse(self.decay, self.scale, num_steps)
 
@@ -81,7 +82,7 @@ class BufferedToeplitz(AbstractToeplitzStrategy):
         """Return the buffers, float32 zeros with a leading axis of d."""
         return _buffers.zeros_like_each(like, self.num_buffers)
 
-    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+    def next(self, step: Whole, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step, and the buffers after it."""
         # Several strategies in one array are an error.
         length_of("decay", self.decay)

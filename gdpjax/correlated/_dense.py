@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jaxtyping import Real
 
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, check, is_traced
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, PyTree, Scalar, Whole
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import dense_attained, dense_sensitivity
@@ -48,7 +49,7 @@ class Dense(AbstractNoiseStrategy):
     1.250000 1.125
     """
 
-    matrix: Array
+    matrix: Real[Array, "steps steps"]
 
     def __post_init__(self) -> None:
         array = check_array("matrix", self.matrix, ndim=2)
@@ -73,7 +74,7 @@ class Dense(AbstractNoiseStrategy):
         """The number of steps that the matrix is for, n."""
         return np.shape(self.matrix)[0]
 
-    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Array:
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Scalar:
         """Return a certified upper bound on the sensitivity; see `AbstractNoiseStrategy.sensitivity`."""
         num_steps = self._checked_steps(num_steps)
         check_participation(participation).limits(num_steps)
@@ -84,7 +85,7 @@ class Dense(AbstractNoiseStrategy):
 
         return of_coefficients(self, compute, rounding="up")
 
-    def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> Scalar:
         """Return |C x| for an x of ones at allowed steps: a lower bound on the sensitivity."""
         num_steps = self._checked_steps(num_steps)
         check_participation(participation)
@@ -101,7 +102,7 @@ class Dense(AbstractNoiseStrategy):
         error: str = "mean",
         *,
         workload: AbstractWorkload = PREFIX_SUM,
-    ) -> Array:
+    ) -> Scalar:
         """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`."""
         num_steps = self._checked_steps(num_steps)
         check_error(error)
@@ -125,7 +126,7 @@ class Dense(AbstractNoiseStrategy):
         """Return (), since all draws are made again."""
         return ()
 
-    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+    def next(self, step: Whole, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return w_step and ()."""
         step = jnp.asarray(step)
         row = _buffers.split_high_and_low(self._inverse())[:, step]

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import scipy
+from jaxtyping import Float
 
 UNIT_ROUNDOFF = 2.0**-53
 """The largest relative error of one rounded operation."""
@@ -15,12 +16,12 @@ _UNDERFLOW = 1e-290
 class CertifiedSeries:
     """Coefficients of a power series, each within ``errors`` of the true one."""
 
-    values: np.ndarray
-    errors: np.ndarray
+    values: Float[np.ndarray, " steps"]
+    errors: Float[np.ndarray, " steps"]
     num_nonzero: int
     """All coefficients from this one on are exactly zero."""
 
-    def magnitudes(self) -> np.ndarray:
+    def magnitudes(self) -> Float[np.ndarray, " steps"]:
         """Return upper bounds on the absolute values of the coefficients."""
         return (np.abs(self.values) + self.errors) * (1.0 + 2.0 * UNIT_ROUNDOFF)
 

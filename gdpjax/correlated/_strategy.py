@@ -31,7 +31,7 @@ import numpy as np
 from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import is_traced
 from gdpjax._core.precision import narrow_on_host
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, PyTree, Scalar, Whole
 from gdpjax.correlated._participation import AbstractParticipation
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload
 
@@ -60,7 +60,7 @@ class AbstractNoiseStrategy(abc.ABC):
         return type(self), structure, tuple(np.asarray(leaf, np.float64).tobytes() for leaf in leaves)
 
     @abc.abstractmethod
-    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Array:
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Scalar:
         """Return max |C x|_2 over x with rows |x_t| <= 1 on steps that the participation allows, and 0 elsewhere.
 
         Neighbouring data sets differ by one example that is added, removed, or replaced by a null one (the relations
@@ -79,7 +79,7 @@ class AbstractNoiseStrategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> Scalar:
         """Return |C x|_2 for an x that the participation allows: a lower bound on the sensitivity.
 
         Most strategies take the example that takes part as often and as early as it may, with ones for x. It is below
@@ -121,7 +121,7 @@ class AbstractNoiseStrategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def next(self, step: Array, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
+    def next(self, step: Whole, draw: Draw, state: PyTree) -> tuple[PyTree, PyTree]:
         """Return the noise w_step, float32 or wider, and the next state.
 
         Args:

@@ -7,10 +7,11 @@ import abc
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, check, is_traced
-from gdpjax._core.types import Array
+from gdpjax._core.types import Scalar
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import toeplitz_attained, toeplitz_sensitivity
 from gdpjax.correlated._series import CertifiedSeries
@@ -26,10 +27,10 @@ class AbstractToeplitzStrategy(AbstractNoiseStrategy):
         """Return the first column of C, each coefficient with a bound on its rounding error."""
 
     @abc.abstractmethod
-    def inverse_column(self, num_steps: int) -> np.ndarray:
+    def inverse_column(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
         """Return the first column of C^-1, float64 of shape [num_steps]."""
 
-    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Array:
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Scalar:
         """Return a certified upper bound on the sensitivity; see `AbstractNoiseStrategy.sensitivity`.
 
         It is exact but for a relative 1e-9 if the coefficients of C do not increase and are not negative, if C has no
@@ -43,7 +44,7 @@ class AbstractToeplitzStrategy(AbstractNoiseStrategy):
 
         return of_coefficients(self, compute, rounding="up")
 
-    def attained(self, num_steps: int, participation: AbstractParticipation) -> Array:
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> Scalar:
         """Return |C x| for an x of ones at the earliest allowed steps: a lower bound on the sensitivity."""
         num_steps = check_count("num_steps", num_steps)
         check_participation(participation)
@@ -59,7 +60,7 @@ class AbstractToeplitzStrategy(AbstractNoiseStrategy):
         error: str = "mean",
         *,
         workload: AbstractWorkload = PREFIX_SUM,
-    ) -> Array:
+    ) -> Scalar:
         """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`.
 
         With h the first column of A C^-1 the squared error of output t is h_0^2 + ... + h_t^2.

@@ -9,6 +9,7 @@ import abc
 import dataclasses
 
 import numpy as np
+from jaxtyping import Float
 
 from gdpjax._core.arguments import check_count, check_instance, check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT
@@ -19,10 +20,10 @@ class AbstractWorkload(abc.ABC):
     """A lower-triangular Toeplitz matrix A that is applied to the released sums."""
 
     @abc.abstractmethod
-    def apply(self, series: np.ndarray) -> np.ndarray:
+    def apply(self, series: Float[np.ndarray, "*steps"]) -> Float[np.ndarray, "*steps"]:
         """Return the first coefficients of a(x) times a power series, as many as are given."""
 
-    def coefficients(self, num_steps: int) -> np.ndarray:
+    def coefficients(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
         """Return the first column of A, float64 of shape [num_steps]."""
         impulse = np.zeros(check_count("num_steps", num_steps))
         impulse[0] = 1.0
@@ -37,7 +38,7 @@ class PrefixSum(AbstractWorkload):
     array([1., 1., 1.])
     """
 
-    def apply(self, series: np.ndarray) -> np.ndarray:
+    def apply(self, series: Float[np.ndarray, "*steps"]) -> Float[np.ndarray, "*steps"]:
         """Return the sums of the first 1, 2, ..., n coefficients."""
         return np.cumsum(series)
 
@@ -77,7 +78,7 @@ class MomentumSGD(AbstractWorkload):
         object.__setattr__(self, "momentum", check_number("momentum", self.momentum, HALF_OPEN_UNIT))
         object.__setattr__(self, "weight_decay", check_number("weight_decay", self.weight_decay, HALF_OPEN_UNIT))
 
-    def apply(self, series: np.ndarray) -> np.ndarray:
+    def apply(self, series: Float[np.ndarray, "*steps"]) -> Float[np.ndarray, "*steps"]:
         """Return the series divided by 1 - (1 - weight_decay) x and by 1 - momentum x."""
         decayed = divide(series, np.array([1.0, self.weight_decay - 1.0]))
         return divide(decayed, np.array([1.0, -self.momentum]))

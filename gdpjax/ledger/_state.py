@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from gdpjax._core.arguments import check_count, check_instance, check_tree
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, Domain, check, check_scalar, is_traced, number_kind
@@ -39,13 +40,13 @@ class LedgerState(NamedTuple):
         one name of an empty dictionary, so that it belongs to the structure of the state and is no leaf.
     """
 
-    noise_multiplier: Array
-    sampling_prob: Array
-    num_steps: Array
-    used: Array
-    overflow: Array
-    extra_delta: Array
-    digest: Array
+    noise_multiplier: Float[Array, " capacity"]
+    sampling_prob: Float[Array, " capacity"]
+    num_steps: Int[Array, " capacity"]
+    used: Int[Array, ""]
+    overflow: Bool[Array, ""]
+    extra_delta: Float[Array, ""]
+    digest: Int[Array, ""]
     recorded: Any
 
 

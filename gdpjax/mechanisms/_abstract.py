@@ -16,10 +16,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.checks import NONNEGATIVE, checked_scalar, is_traced
 from gdpjax._core.keys import bits
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar
 from gdpjax.ledger import AnyEvent
 from gdpjax.tradeoff import Curve
 from gdpjax.tradeoff import delta as delta_of
@@ -35,11 +36,11 @@ class Mechanism(abc.ABC):
     def tradeoff(self) -> Curve:
         """Return the exact trade-off curve of one release, between neighbours at the stated sensitivity."""
 
-    def delta(self, epsilon: Array) -> Array:
+    def delta(self, epsilon: Numbers) -> Floats:
         """Return the smallest delta with (epsilon, delta)-DP for one release; exact. See `gdpjax.tradeoff.delta`."""
         return delta_of(self.tradeoff(), epsilon)
 
-    def epsilon(self, delta: Array) -> Array:
+    def epsilon(self, delta: Numbers) -> Floats:
         """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact.
 
         See `gdpjax.tradeoff.epsilon`.
@@ -67,7 +68,7 @@ class Additive(Mechanism):
     """Mechanisms that add noise to a value of bounded sensitivity."""
 
     @abc.abstractmethod
-    def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
+    def sample(self, key: PRNGKeyArray, value: Any, sensitivity: Scalar) -> Any:
         """Return ``value`` (a scalar, an array or a pytree of arrays) with noise for ``sensitivity``."""
 
 

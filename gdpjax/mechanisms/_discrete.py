@@ -20,17 +20,18 @@ import abc
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int, Integer, PRNGKeyArray
 
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, REAL, check_scalar
 from gdpjax._core.keys import bits as random_bits
 from gdpjax._core.keys import fold_in
 from gdpjax._core.precision import float64_function
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers
 from gdpjax.ledger import ApproximateDPEvent, OutcomesEvent
 from gdpjax.mechanisms._abstract import ADDED, Mechanism
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
@@ -149,17 +150,17 @@ class _Discrete(Mechanism):
         law = self._law()
         return OutcomesEvent(law.null.tolist(), law.alternative.tolist(), num_steps, neighboring_relation)
 
-    def delta(self, epsilon: Array) -> Array:
+    def delta(self, epsilon: Numbers) -> Floats:
         """Return the smallest delta with (epsilon, delta)-DP for one release; exact to a relative 1e-11, even tiny."""
         law = self._law()
         return _delta(epsilon, law.loss, _tails(law.null), _tails(law.alternative))
 
-    def epsilon(self, delta: Array) -> Array:
+    def epsilon(self, delta: Numbers) -> Floats:
         """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact, see `delta`."""
         law = self._law()
         return _epsilon(delta, law.loss, _tails(law.null), _tails(law.alternative), law.is_bounded)
 
-    def sample(self, key: Array, value: Any) -> np.ndarray:
+    def sample(self, key: PRNGKeyArray, value: Integer[Array, "*shape"] | int) -> Int[Array, "*shape"]:
         """Return ``value`` with exact integer noise, element by element; on the host, about 1e4 numbers a second.
 
         Args:
@@ -238,13 +239,13 @@ class DiscreteLaplaceMechanism(_Discrete):
             return ApproximateDPEvent(self.privacy_loss, 0.0, num_steps, neighboring_relation)
         return super().event(num_steps, neighboring_relation=neighboring_relation)
 
-    def delta(self, epsilon: Array) -> Array:
+    def delta(self, epsilon: Numbers) -> Floats:
         """Return the smallest delta with (epsilon, delta)-DP for one release; exact."""
         if self.sensitivity == 1:
             return Mechanism.delta(self, epsilon)
         return super().delta(epsilon)
 
-    def epsilon(self, delta: Array) -> Array:
+    def epsilon(self, delta: Numbers) -> Floats:
         """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact."""
         if self.sensitivity == 1:
             return Mechanism.epsilon(self, delta)

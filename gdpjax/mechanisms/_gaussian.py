@@ -5,12 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.checks import POSITIVE, check, checked_scalar, is_traced
 from gdpjax._core.noise import standard_normals
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import Floats, NeighboringRelation, Numbers, Scalar
 from gdpjax.ledger import GaussianEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating
 from gdpjax.tradeoff import Curve, Gaussian
@@ -37,13 +38,13 @@ class GaussianMechanism(Additive):
     0.5 1.9931
     """
 
-    noise_multiplier: Array
+    noise_multiplier: Numbers
 
     def __post_init__(self) -> None:
         check("noise_multiplier", self.noise_multiplier, POSITIVE)
 
     @property
-    def mu(self) -> Array:
+    def mu(self) -> Floats:
         """The Gaussian privacy parameter, 1 / noise_multiplier; exact."""
         if is_traced(self):
             return 1.0 / self.noise_multiplier
@@ -58,7 +59,7 @@ class GaussianMechanism(Additive):
         """Return the event of ``num_steps`` releases."""
         return GaussianEvent(self.noise_multiplier, num_steps, neighboring_relation)
 
-    def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
+    def sample(self, key: PRNGKeyArray, value: Any, sensitivity: Scalar) -> Any:
         """Return ``value`` with noise.
 
         Args:

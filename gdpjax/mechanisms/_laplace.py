@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.checks import POSITIVE, check, checked_scalar
 from gdpjax._core.keys import bits
 from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import Array, NeighboringRelation, Numbers, Scalar
 from gdpjax.ledger import LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating
 from gdpjax.tradeoff import Curve, Laplace
@@ -40,9 +41,9 @@ class LaplaceMechanism(Additive):
     0.221199
     """
 
-    privacy_loss: Array  # the epsilon; that name is the method's
+    privacy_loss: Numbers  # the epsilon; that name is the method's
 
-    def __init__(self, epsilon: Array) -> None:
+    def __init__(self, epsilon: Numbers) -> None:
         check("epsilon", epsilon, POSITIVE)
         object.__setattr__(self, "privacy_loss", epsilon)
 
@@ -54,7 +55,7 @@ class LaplaceMechanism(Additive):
         """Return the event of ``num_steps`` releases."""
         return LaplaceEvent(self.privacy_loss, num_steps, neighboring_relation)
 
-    def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
+    def sample(self, key: PRNGKeyArray, value: Any, sensitivity: Scalar) -> Any:
         """Return ``value`` with noise.
 
         Args:

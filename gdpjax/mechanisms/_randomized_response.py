@@ -14,13 +14,14 @@ from typing import NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int, PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import check_array, check_count, check_number
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_traced
 from gdpjax._core.keys import one_key_at_a_time, split
 from gdpjax._core.precision import float64_function
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers
 from gdpjax.ledger import RandomizedResponseEvent
 from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
@@ -29,8 +30,8 @@ from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 class FrequencyEstimate(NamedTuple):
     """Unbiased estimates of frequencies (they may be negative), and their standard errors."""
 
-    frequencies: Array
-    standard_errors: Array
+    frequencies: Float[Array, "*counts categories"]
+    standard_errors: Float[Array, "*counts categories"]
 
 
 @pytree_dataclass
@@ -53,10 +54,10 @@ class RandomizedResponse(Mechanism):
     1.098612
     """
 
-    privacy_loss: Array  # the epsilon; that name is the method's
+    privacy_loss: Numbers  # the epsilon; that name is the method's
     num_categories: int = dataclasses.field(default=2, metadata={"static": True})
 
-    def __init__(self, epsilon: Array, num_categories: int = 2) -> None:
+    def __init__(self, epsilon: Numbers, num_categories: int = 2) -> None:
         check("epsilon", epsilon, POSITIVE)
         num_categories = check_count("num_categories", num_categories, least=2)
         object.__setattr__(self, "privacy_loss", epsilon)
@@ -82,7 +83,7 @@ class RandomizedResponse(Mechanism):
         return cls(float(np.log(odds)), num_categories)
 
     @property
-    def truth_probability(self) -> Array:
+    def truth_probability(self) -> Floats:
         """e^epsilon / (e^epsilon + k - 1)."""
         return _truth_probability(self.privacy_loss, self.num_categories)
 
@@ -106,7 +107,7 @@ class RandomizedResponse(Mechanism):
         """Return the event of ``num_steps`` releases."""
         return RandomizedResponseEvent(self.privacy_loss, self.num_categories, num_steps, neighboring_relation)
 
-    def sample(self, key: Array, value: Array) -> Array:
+    def sample(self, key: PRNGKeyArray, value: Shaped[Array, "*shape"] | int) -> Int[Array, "*shape"]:
         """Return perturbed answers.
 
         Args:
@@ -138,7 +139,7 @@ class RandomizedResponse(Mechanism):
         perturbed = answers.astype(jnp.int32) + jnp.where(is_truthful, 0, shift)
         return jnp.mod(perturbed, self.num_categories)
 
-    def estimate(self, counts: Array) -> FrequencyEstimate:
+    def estimate(self, counts: Real[Array, "*counts categories"]) -> FrequencyEstimate:
         """Estimate the frequencies of the true categories without bias, from counts of the perturbed ones.
 
         Formula: pi_i = (c_i / n - q) / (t - q), standard error sqrt(l_i (1 - l_i) / n) / (t - q), l_i = c_i / n.

@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_choice, check_instance
 from gdpjax._core.checks import UNIT, check, checked_scalar, is_traced
 from gdpjax._core.keys import split
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import Array, NeighboringRelation, Scalar
 from gdpjax.ledger import Event, LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating
 from gdpjax.mechanisms._gaussian import GaussianMechanism
@@ -41,7 +42,7 @@ class PoissonSubsampled(Additive):
     """
 
     mechanism: Additive
-    sampling_prob: Array
+    sampling_prob: Scalar
 
     def __post_init__(self) -> None:
         check_instance("mechanism", self.mechanism, Additive, "such as GaussianMechanism(1.0)")
@@ -72,7 +73,7 @@ class PoissonSubsampled(Additive):
         assert isinstance(self.mechanism, GaussianMechanism)
         return Event(self.mechanism.noise_multiplier, self.sampling_prob, num_steps, neighboring_relation)  # type: ignore[arg-type]
 
-    def sample(self, key: Array, value: Any, sensitivity: Array) -> Any:
+    def sample(self, key: PRNGKeyArray, value: Any, sensitivity: Scalar) -> Any:
         """Return the noisy sum over a random sample of the examples.
 
         Args:
@@ -111,7 +112,7 @@ class PoissonSubsampled(Additive):
         return self.mechanism.sample(noise_key, sums, sensitivity)
 
     @property
-    def sampled_prob(self) -> Array:
+    def sampled_prob(self) -> Scalar:
         """The probability that the sampler realises, floor(2^32 p) / 2^32; concrete only."""
         threshold = math.floor(float(self.sampling_prob) * 2.0**32)
         return threshold / 2.0**32

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
+from jaxtyping import Float
 
 from gdpjax._core.arguments import check_number
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
@@ -42,11 +43,11 @@ class TradeoffCurves(NamedTuple):
         mu_clt: asymptotic mu of the central limit theorem; None where there is none.
     """
 
-    alpha: np.ndarray
+    alpha: Float[np.ndarray, " points"]
     curve: Bounds
-    approximate_dp: np.ndarray
-    gaussian_certified: np.ndarray
-    gaussian_clt: np.ndarray | None
+    approximate_dp: Float[np.ndarray, " points"]
+    gaussian_certified: Float[np.ndarray, " points"]
+    gaussian_clt: Float[np.ndarray, " points"] | None
     epsilon: Bounds
     delta: float
     mu_upper: float
@@ -65,12 +66,12 @@ class EpsilonCurves(NamedTuple):
         clt: asymptotic, may understate.
     """
 
-    num_steps: np.ndarray
+    num_steps: Float[np.ndarray, " points"]
     delta: float
     certified: Bounds
-    moments_accountant: np.ndarray
-    moments_accountant_classic: np.ndarray
-    clt: np.ndarray
+    moments_accountant: Float[np.ndarray, " points"]
+    moments_accountant_classic: Float[np.ndarray, " points"]
+    clt: Float[np.ndarray, " points"]
 
 
 def tradeoff_curves(

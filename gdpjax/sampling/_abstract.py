@@ -25,13 +25,14 @@ import typing
 from typing import Any, ClassVar, Self, TypeVar
 
 import jax
+from jaxtyping import Bool, PRNGKeyArray
 
 from gdpjax._core.arguments import check_count, check_expected_batch_size, keyword_checked
 from gdpjax._core.checks import is_traced
 from gdpjax._core.epochs import steps_of_epochs
 from gdpjax._core.keys import as_key, refuse_key_of_a_loop
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import Array, NeighboringRelation, Whole
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.ledger import CorrelatedGaussianEvent, StepEvent
 from gdpjax.sampling._batch import Batch
@@ -97,7 +98,7 @@ class AbstractBatches(abc.ABC):
         return self.overflow_per_step
 
     @abc.abstractmethod
-    def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
+    def sample(self, key: PRNGKeyArray, step: Whole, *, num_valid: Whole | None = None) -> Batch:
         """Draw the batch of one step on the device, inside or outside jit.
 
         Args:
@@ -117,7 +118,7 @@ class AbstractBatches(abc.ABC):
             would share one batch. Traced values out of range give a ``count`` that never fits.
         """
 
-    def padded(self, included: Array) -> Batch:
+    def padded(self, included: Bool[Array, " examples"]) -> Batch:
         """Return the `Batch` of the marked rows, bool[num_examples]; it is all padding where they do not fit."""
         return padded(included, check_count("capacity", self.capacity))
 
@@ -163,7 +164,7 @@ class AbstractBatches(abc.ABC):
     def describe(self, unit: str, neighboring_relation: NeighboringRelation, *, is_correlated: bool) -> str:
         """Return the sentences of a privacy statement on who is in a batch, and on the number of steps."""
 
-    def on_host(self, key: Array, *, num_valid: int | None = None) -> HostBatches:
+    def on_host(self, key: PRNGKeyArray, *, num_valid: int | None = None) -> HostBatches:
         """Return the batches of the run on the host, by step, for a data loader: the rows that `sample` draws.
 
         Args:
@@ -350,7 +351,7 @@ class DrawnBatches(AbstractBatches):
         """Return the share of one step in ``overflow``, rounded up."""
         return self.overflow / self.num_steps * (1 + 1e-15)
 
-    def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
+    def sample(self, key: PRNGKeyArray, step: Whole, *, num_valid: Whole | None = None) -> Batch:
         """Draw the batch of one step on the device, as `AbstractBatches.sample` says."""
         refuse_key_of_a_loop(as_key(key), step)
         rows = checked_rows(self.num_examples, num_valid)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
+from jaxtyping import Bool, Int
 
 from gdpjax._core.arguments import check_rows
 from gdpjax._core.types import Array, PyTree
@@ -42,9 +43,9 @@ class Batch:
       num_examples: of how many rows they were drawn, a static number.
     """
 
-    indices: Array
-    is_padding: Array
-    count: Array
+    indices: Int[Array, "*steps capacity"]
+    is_padding: Bool[Array, "*steps capacity"]
+    count: Int[Array, "*steps"]
     num_examples: int
 
     def __getitem__(self, place: Any) -> Any:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Bool, Int, PRNGKeyArray
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import at_once
@@ -38,8 +39,8 @@ class IndexBatch(NamedTuple):
       is_padding: bool[capacity].
     """
 
-    indices: np.ndarray
-    is_padding: np.ndarray
+    indices: Int[np.ndarray, " capacity"]
+    is_padding: Bool[np.ndarray, " capacity"]
 
 
 class BatchOverflowError(RuntimeError):
@@ -77,7 +78,7 @@ class HostBatches:
     (50, True)
     """
 
-    def __init__(self, scheme: Any, key: Array, *, num_valid: int | None = None) -> None:
+    def __init__(self, scheme: Any, key: PRNGKeyArray, *, num_valid: int | None = None) -> None:
         self.scheme = scheme
         self._key_data, self._impl = check_key(key)
         num_examples = scheme.num_examples

@@ -12,14 +12,14 @@ the same others. tau for the public maximum covers every smaller number, as P(Bi
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import HALF_OPEN_UNIT, POSITIVE, UNIT, Domain, check_scalar, checked_scalar, is_traced
 from gdpjax._core.keys import bits, fold_in
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import Array, NeighboringRelation, Scalar, Whole
 from gdpjax.ledger import Event
 from gdpjax.sampling._abstract import AbstractBatches, DrawnBatches, scheme
 from gdpjax.sampling._batch import Batch
@@ -112,9 +112,9 @@ class PoissonNumbers(AbstractBatches, static=False):
     0.1
     """
 
-    sampling_prob: Any
-    expected_batch_size: Any
-    overflow_per_step: Any = 0.0
+    sampling_prob: Scalar
+    expected_batch_size: Scalar
+    overflow_per_step: Scalar = 0.0
     capacity = None
     num_steps = None  # type: ignore[assignment]
 
@@ -128,7 +128,7 @@ class PoissonNumbers(AbstractBatches, static=False):
         for name, domain in domains.items():
             object.__setattr__(self, name, checked_scalar(name, getattr(self, name), domain))
 
-    def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
+    def sample(self, key: PRNGKeyArray, step: Whole, *, num_valid: Whole | None = None) -> Batch:
         """Raise ValueError: these batches have no number of examples and no capacity."""
         raise ValueError("PoissonNumbers draws no batches: call gdpjax.sampling.poisson_sample in the compiled step")
 
@@ -142,7 +142,7 @@ class PoissonNumbers(AbstractBatches, static=False):
 
 
 def poisson_sample(
-    key: Array, num_examples: int, sampling_prob: Array, capacity: int, *, num_valid: Array | None = None
+    key: PRNGKeyArray, num_examples: int, sampling_prob: Scalar, capacity: int, *, num_valid: Whole | None = None
 ) -> Batch:
     """Draw one Poisson batch on the device, inside or outside jit.
 

@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from jaxtyping import PRNGKeyArray
+
 from gdpjax._core.arguments import check_count, check_instance
 from gdpjax._core.checks import POSITIVE, checked_scalar
-from gdpjax._core.types import Array, NeighboringRelation
+from gdpjax._core.types import NeighboringRelation, Whole
 from gdpjax.correlated import AbstractParticipation, check_batches
 from gdpjax.ledger import StepEvent
 from gdpjax.sampling._abstract import AbstractBatches
@@ -48,7 +50,7 @@ class Promised(AbstractBatches):
         hint = "such as gdpjax.correlated.MinSep(max_participations=8, min_separation=250)"
         check_instance("participation", self.participation, AbstractParticipation, hint)
 
-    def sample(self, key: Array, step: Array, *, num_valid: Array | None = None) -> Batch:
+    def sample(self, key: PRNGKeyArray, step: Whole, *, num_valid: Whole | None = None) -> Batch:
         """Raise ValueError: the batches are the loader's."""
         raise ValueError("batches that are Promised come from a loader of yours")
 

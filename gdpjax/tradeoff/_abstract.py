@@ -35,7 +35,7 @@ from gdpjax._core.checks import UNIT, Domain, check, is_traced
 from gdpjax._core.precision import as_float64, in_float64
 from gdpjax._core.roots import bisect, middle
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Numbers
 
 _NUM_BISECTIONS = 64
 # The search over alpha runs in a scale where alpha = e^t / 2 for t < 0 and alpha = 1 - e^-t / 2 for t >= 0.
@@ -102,14 +102,14 @@ class Curve:
 
     rounding = "nearest"
 
-    def __call__(self, alpha: Array) -> Array:
+    def __call__(self, alpha: Numbers) -> Floats:
         """Return the least type II error of a test with type I error at most ``alpha`` in [0, 1].
 
         The result has the curve's standing: exact, or a bound.
         """
         return _value(self, alpha)
 
-    def slope(self, alpha: Array) -> Array:
+    def slope(self, alpha: Numbers) -> Floats:
         """Return f'(alpha) <= 0: a one-sided derivative at a kink, -inf where the curve is vertical."""
         return _slope(self, alpha)
 

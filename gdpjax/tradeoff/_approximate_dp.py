@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, UNIT, check
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Numbers
 from gdpjax.tradeoff._abstract import Curve, from_positive
 
 _LARGEST_EXPONENT = 709.0
@@ -34,8 +34,8 @@ class ApproximateDP(Curve):
     0.356344
     """
 
-    epsilon: Array
-    delta: Array = 0.0
+    epsilon: Numbers
+    delta: Numbers = 0.0
 
     def check(self) -> None:
         check("epsilon", self.epsilon, EXTENDED_NONNEGATIVE)

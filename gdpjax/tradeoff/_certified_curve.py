@@ -38,7 +38,7 @@ from gdpjax._core.checks import (
     is_traced,
     known,
 )
-from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax._core.types import FAILURE, Array, Bounds, Numbers
 from gdpjax.tradeoff._narrowed_mu import narrowed_mu
 from gdpjax.tradeoff._regret import certified_regret
 
@@ -57,19 +57,19 @@ class CertifiedCurve(abc.ABC):
     """
 
     @abc.abstractmethod
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in (0, 1)."""
 
     @abc.abstractmethod
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Certified bracket on the smallest delta of (``epsilon``, delta)-DP, for a finite epsilon >= 0."""
 
     @abc.abstractmethod
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}, for a failure in (0, 1)."""
 
     @abc.abstractmethod
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
 
     def advantage(self) -> Bounds:
@@ -88,7 +88,7 @@ class CertifiedCurve(abc.ABC):
         """
         return self.delta(0.0)
 
-    def tpr(self, fpr: Array) -> Bounds:
+    def tpr(self, fpr: Numbers) -> Bounds:
         """Return the largest true positive rate of an attack at a false positive rate.
 
         Formula: 1 - f(fpr).
@@ -114,7 +114,7 @@ class CertifiedCurve(abc.ABC):
         upper = rounded_complement(beta.lower, 1.0)
         return Bounds(lower, upper)
 
-    def bayes_success(self, prior: Array) -> Bounds:
+    def bayes_success(self, prior: Numbers) -> Bounds:
         """Return the largest probability of a right guess by an attacker who knows how likely membership is.
 
         Formula: max(q, 1 - q) + min(q, 1 - q) delta(|log((1 - q) / q)|) at q = prior.
@@ -227,19 +227,19 @@ class NoGuarantee(CertifiedCurve):
     Bounds(lower=0.0, upper=inf)
     """
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Return [0, inf]."""
         return _anything(known("delta", delta, HALF_OPEN_UNIT), np.inf)
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Return [0, 1]."""
         return _anything(known("epsilon", epsilon, NONNEGATIVE), 1.0)
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Return [0, inf]."""
         return _anything(known("failure", failure, HALF_OPEN_UNIT), np.inf)
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Return [0, 1 - alpha]."""
         alpha = known("alpha", alpha, UNIT)
         return _anything(alpha, 1.0 - alpha)

@@ -17,7 +17,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, known
-from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.tradeoff import _closed_answers
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._certified_curve import CertifiedCurve, rounded_complement
@@ -50,21 +50,21 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
 
     __slots__ = ()
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in [0, 1)."""
         delta = known("delta", delta, HALF_OPEN_UNIT)
         lower = _epsilon(self.upper, delta, -1.0)
         upper = _epsilon(self.lower, delta, 1.0)
         return Bounds(lower[()], upper[()])
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Certified bracket on the smallest delta of (``epsilon``, delta)-DP; of polygons from 0 below 1e-15."""
         epsilon = known("epsilon", epsilon, NONNEGATIVE)
         lower = _delta(self.upper, epsilon, -1.0)
         upper = _delta(self.lower, epsilon, 1.0)
         return Bounds(lower[()], upper[()])
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}; one failure at a time."""
         failure = check_number("failure", failure, HALF_OPEN_UNIT)
         # Beyond these epsilon delta is at most the failure, and nothing is asked of mu.
@@ -85,7 +85,7 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
             upper = np.minimum(upper, np.float64(self.lower.mu))
         return Bounds(np.minimum(lower, upper), upper)
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
         alpha = known("alpha", alpha, UNIT)
         lower = _error(self.lower, alpha, -1.0)

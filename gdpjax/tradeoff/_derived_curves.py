@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.checks import UNIT, check
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Numbers
 from gdpjax.tradeoff._abstract import Curve, from_positive, last_point
 
 
@@ -92,7 +92,7 @@ class Mixture(Curve):
     """f_p = p f + (1 - p) Id."""
 
     curve: Curve
-    sampling_prob: Array
+    sampling_prob: Numbers
 
     def check(self) -> None:
         check("sampling_prob", self.sampling_prob, UNIT)
@@ -160,7 +160,7 @@ class Subsampled(Curve):
     """C_p(f) of a symmetric curve f."""
 
     curve: Curve
-    sampling_prob: Array
+    sampling_prob: Numbers
 
     @property
     def one_direction(self) -> Mixture:

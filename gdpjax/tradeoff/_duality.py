@@ -26,7 +26,7 @@ from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT
 from gdpjax._core.dominating import dominates
 from gdpjax._core.precision import float64_function
 from gdpjax._core.roots import bisect_on_host
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.tradeoff._abstract import Curve, curve_function, last_point
 from gdpjax.tradeoff._derived_curves import Grouped, Inverse, Mixture, Subsampled
 from gdpjax.tradeoff._gaussian import Gaussian
@@ -65,7 +65,7 @@ def _larger_profile(f: Curve, epsilon: Array) -> Array:
 
 
 @curve_function(epsilon=NONNEGATIVE)
-def delta(f: Curve, epsilon: Array) -> Array:
+def delta(f: Curve, epsilon: Numbers) -> Floats:
     """Return the smallest delta for which a mechanism with curve f is (epsilon, delta)-DP, in both directions.
 
     Formula: delta = 1 + f*(-e^epsilon) = sup_alpha (1 - f(alpha) - e^epsilon alpha), the larger one of f and f^-1.
@@ -90,7 +90,7 @@ def delta(f: Curve, epsilon: Array) -> Array:
 
 
 @curve_function(delta=HALF_OPEN_UNIT)
-def epsilon(f: Curve, delta: Array) -> Array:
+def epsilon(f: Curve, delta: Numbers) -> Floats:
     """Return the smallest epsilon >= 0 for which a mechanism with curve f is (epsilon, delta)-DP, in both directions.
 
     Formula: the smallest epsilon >= 0 with sup_alpha (1 - f(alpha) - e^epsilon alpha) <= delta, for f and f^-1.

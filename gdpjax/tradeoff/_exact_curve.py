@@ -20,7 +20,7 @@ import numpy as np
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import FAILURE, Array, Bounds
+from gdpjax._core.types import FAILURE, Bounds, Floats, Numbers
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
 from gdpjax.tradeoff._certified_curve import CertifiedCurve
@@ -54,7 +54,7 @@ class ExactCurve(CertifiedCurve):
     exact: Curve
     error: float = dataclasses.field(default=0.0, metadata={"static": True})
 
-    def __call__(self, alpha: Array) -> Array:
+    def __call__(self, alpha: Numbers) -> Floats:
         """Return the least type II error of a test with type I error at most ``alpha``, as `Curve.__call__`."""
         return self.exact(alpha)
 
@@ -71,7 +71,7 @@ class ExactCurve(CertifiedCurve):
         """The curve itself, as of `CurveBounds`."""
         return self.exact
 
-    def slope(self, alpha: Array) -> Array:
+    def slope(self, alpha: Numbers) -> Floats:
         """Return the derivative f'(alpha) <= 0, as `Curve.slope`."""
         return self.exact.slope(alpha)
 
@@ -79,19 +79,19 @@ class ExactCurve(CertifiedCurve):
         """Return True: the curve speaks of both orders of two neighbours."""
         return True
 
-    def epsilon(self, delta: Array) -> Bounds:
+    def epsilon(self, delta: Numbers) -> Bounds:
         """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in [0, 1)."""
         return self._bounds().epsilon(delta)
 
-    def delta(self, epsilon: Array) -> Bounds:
+    def delta(self, epsilon: Numbers) -> Bounds:
         """Certified bracket on the smallest delta of (``epsilon``, delta)-DP."""
         return self._bounds().delta(epsilon)
 
-    def mu(self, failure: Array = FAILURE) -> Bounds:
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}; one failure at a time."""
         return self._bounds().mu(failure)
 
-    def tradeoff(self, alpha: Array) -> Bounds:
+    def tradeoff(self, alpha: Numbers) -> Bounds:
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
         return self._bounds().tradeoff(alpha)
 

@@ -6,7 +6,7 @@ from jax.scipy.special import ndtr, ndtri
 from gdpjax._core import gdp
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, check
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Numbers
 from gdpjax.tradeoff._abstract import Curve, from_positive
 
 
@@ -29,7 +29,7 @@ class Gaussian(Curve):
     0.740489
     """
 
-    mu: Array
+    mu: Numbers
 
     def check(self) -> None:
         check("mu", self.mu, EXTENDED_NONNEGATIVE)

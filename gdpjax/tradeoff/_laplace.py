@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.checks import NONNEGATIVE, check
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Numbers
 from gdpjax.tradeoff._abstract import Curve, from_positive
 
 
@@ -30,7 +30,7 @@ class Laplace(Curve):
     0.367879
     """
 
-    epsilon: Array
+    epsilon: Numbers
 
     def check(self) -> None:
         check("epsilon", self.epsilon, NONNEGATIVE)

@@ -26,7 +26,7 @@ from jax import numpy as jnp
 
 from gdpjax._core.checks import COUNT, NONNEGATIVE, UNIT, check_scalar, is_traced
 from gdpjax._core.precision import float64_function
-from gdpjax._core.types import Array, Bounds
+from gdpjax._core.types import Array, Bounds, Floats, Numbers
 from gdpjax.tradeoff._abstract import Curve, check_symmetric
 from gdpjax.tradeoff._gaussian import Gaussian
 from gdpjax.tradeoff._loss_moments import Moments, loss_law, moments
@@ -63,10 +63,10 @@ class NormalApproximation(NamedTuple):
     """
 
     curve: Gaussian
-    band_mu: Array
-    gamma: Array
+    band_mu: Floats
+    gamma: Floats
 
-    def bounds(self, alpha: Array) -> Bounds:
+    def bounds(self, alpha: Numbers) -> Bounds:
         """Certified bracket on the composition at ``alpha`` in [0, 1]; trivial where gamma >= 1/2."""
         return _band(alpha, self.band_mu, self.gamma)
 

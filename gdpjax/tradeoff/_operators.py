@@ -7,7 +7,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import is_traced
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Numbers
 from gdpjax.tradeoff._abstract import Curve, check_curve, check_symmetric
 from gdpjax.tradeoff._derived_curves import Grouped, Mixture, Subsampled, Symmetrized
 from gdpjax.tradeoff._gaussian import Gaussian
@@ -48,7 +48,7 @@ def symmetrize(f: Curve) -> Curve:
     return Symmetrized(f)
 
 
-def subsample(f: Curve, sampling_prob: Array) -> Subsampled:
+def subsample(f: Curve, sampling_prob: Numbers) -> Subsampled:
     """Return the curve of a mechanism that runs on a random subsample.
 
     Formula: C_p(f) = min(f_p, f_p^-1)** with f_p = p f + (1 - p) Id: f_p on [0, x*], the straight line

@@ -9,11 +9,12 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Real
 
 from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import UNIT, check, is_traced
 from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array
+from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.tradeoff._abstract import Curve
 
 _ROUNDING = 1e-12
@@ -46,12 +47,14 @@ class PiecewiseLinear(Curve):
     0.6
     """
 
-    alpha: Array
-    beta: Array
+    alpha: Real[Array, " points"]
+    beta: Real[Array, " points"]
     rounding: str = dataclasses.field(default="nearest", metadata={"static": True})
 
     @classmethod
-    def from_probabilities(cls, null: Array, alternative: Array) -> "PiecewiseLinear":
+    def from_probabilities(
+        cls, null: Real[Array, " outcomes"], alternative: Real[Array, " outcomes"]
+    ) -> "PiecewiseLinear":
         """Return the exact trade-off curve between two discrete laws.
 
         Formula: the lower hull of (N(S), 1 - A(S)) over the sets S that collect outcomes by decreasing ratio A / N
@@ -126,7 +129,7 @@ class PiecewiseLinear(Curve):
         is_between = (lower <= values) & (values <= upper)
         return bool(np.all(is_between))
 
-    def __call__(self, alpha: Array) -> Array:
+    def __call__(self, alpha: Numbers) -> Floats:
         """Return f(alpha), computed on the host where nothing is traced: each number of points would compile anew."""
         if is_traced((self, alpha)) or np.ndim(self.alpha) != 1:
             return super().__call__(alpha)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format, Layout
+from jaxtyping import Bool, Int, PRNGKeyArray
 
 from gdpjax._core import arguments
 from gdpjax._core.arguments import check_instance, check_rows
@@ -32,7 +33,7 @@ class Data(NamedTuple):
     """
 
     arrays: tuple[PyTree, ...]
-    num_examples: Array
+    num_examples: Int[Array, ""]
 
     def __repr__(self) -> str:
         """Show the shapes, which are public, and nothing of the examples or their number."""
@@ -174,8 +175,8 @@ def check_count(plan: Plan, count: int) -> None:
 
 
 def group_by_user(
-    user_ids: Any, *arrays: PyTree, max_per_user: int, key: Array
-) -> tuple[tuple[PyTree, ...], np.ndarray]:
+    user_ids: Any, *arrays: PyTree, max_per_user: int, key: PRNGKeyArray
+) -> tuple[tuple[PyTree, ...], Bool[np.ndarray, "users {max_per_user}"]]:
     """Return one row per user instead of one per example, so that a plan's "example" is all of a user's data.
 
     A user's rows beyond ``max_per_user`` are dropped at random, user by user; missing ones are zeros and marked.

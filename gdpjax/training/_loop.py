@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
 from gdpjax._core.arguments import (
     check_array,
@@ -76,21 +77,21 @@ class State(NamedTuple):
 
     params: PyTree
     opt_state: Any
-    sampling_key: Array
-    status: Array
+    sampling_key: PRNGKeyArray
+    status: Int[Array, ""]
 
     @property
-    def num_steps_done(self) -> Array:
+    def num_steps_done(self) -> Int[Array, ""]:
         """Return how many steps the ledger in the state was charged for, int32; works in compiled code."""
         return ledger_state_of(self.opt_state).num_steps.sum(dtype=jnp.int32)
 
     @property
-    def finished(self) -> Array:
+    def finished(self) -> Bool[Array, "..."]:
         """Return whether all steps of the plan are done, a bool for each state; works in compiled code."""
         return self.status == FINISHED
 
     @property
-    def overflowed(self) -> Array:
+    def overflowed(self) -> Bool[Array, "..."]:
         """Return whether the run stopped at a batch above its capacity, a bool for each; works in compiled code."""
         return self.status == OVERFLOWED
 
@@ -115,10 +116,10 @@ class Info(NamedTuple):
         norm is zero.
     """
 
-    losses: Array
-    norms: Array
-    is_padding: Array
-    is_dropped: Array
+    losses: Float[Array, "*steps capacity"]
+    norms: Float[Array, "*steps capacity"]
+    is_padding: Bool[Array, "*steps capacity"]
+    is_dropped: Bool[Array, "*steps capacity"]
 
 
 def _as_they_are(params: PyTree) -> PyTree:
@@ -133,7 +134,7 @@ class Training(NamedTuple):
     """
 
     plan: Plan
-    init: Callable[[PyTree, Array], State]
+    init: Callable[[PyTree, PRNGKeyArray], State]
     step: Callable[[State, Data], tuple[State, Info]]
     step_on: Callable[..., tuple[State, Info]]
     run_steps: Callable[[State, Data, int], tuple[State, Info]]

@@ -25,13 +25,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_count, check_flag, check_instance, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import FolderIsLocked, FolderLock, lock_folder, write_atomically
 from gdpjax._core.keys import check_key, fresh_key
 from gdpjax._core.trees import nodes_of
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
 from gdpjax.training._checkpoint import Index
@@ -520,7 +521,7 @@ _KEYS_USED: dict[tuple[str, str], dict[str, Any]] = {}
 """Fingerprint of the run that each key was used for in this process, by the key's implementation and digest."""
 
 
-def _refuse_used_key(key: Array, run: Run) -> None:
+def _refuse_used_key(key: PRNGKeyArray, run: Run) -> None:
     """Raise ValueError if ``key`` made other steps with noise in this process; repeating the same run is harmless."""
     words, impl = check_key(key)
     used = _KEYS_USED.setdefault((impl, digest_of(words)), run.fingerprint)
@@ -539,7 +540,7 @@ def start_run(
     params: PyTree,
     data: Data,
     *,
-    key: Array,
+    key: PRNGKeyArray,
     scan: bool = True,
     resume: bool = False,
 ) -> Run:

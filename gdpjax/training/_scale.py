@@ -32,7 +32,7 @@ import optax
 from gdpjax._core.checks import OPEN_UNIT, Domain, checked_scalar
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, nodes_of, num_elements, wide_dtype
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, PyTree, Scalar
 
 Scale = Callable[[Any], PyTree]
 """From the optimizer's state before a step to the factors of the step."""
@@ -41,7 +41,7 @@ _EPSILON = Domain("a number > 0, from 1e-15 to 1e15", lambda x: (x >= 1e-15) & (
 """Neither its square nor a quotient of two such numbers leaves the range of float32."""
 
 
-def adam_scale(*, epsilon: Array, b2: Array = 0.999) -> Scale:
+def adam_scale(*, epsilon: Scalar, b2: Scalar = 0.999) -> Scale:
     """Return the factors of Adam's own preconditioner, for ``private_training(..., scale=adam_scale(epsilon=0.01))``.
 
     s = r / (sqrt(v / (1 - b2^t)) + epsilon), with v the second moments after t steps

@@ -37,6 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Float, Int
 
 from gdpjax._core.arguments import check_instance, check_number, check_static_size, check_transformation
 from gdpjax._core.checks import Domain
@@ -62,11 +63,11 @@ class AccumulateState(NamedTuple):
       inner_state: the state of the private transformation.
     """
 
-    microstep: Array
+    microstep: Int[Array, ""]
     total: PyTree
     error: PyTree
-    row: Array
-    rounding: Array
+    row: Float[Array, ""]
+    rounding: Float[Array, ""]
     inner_state: PyTree
 
 

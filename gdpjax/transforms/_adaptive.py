@@ -39,6 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Float, Int, PRNGKeyArray, UInt32
 
 from gdpjax._core.arguments import check_instance, check_static_size, keyword_checked
 from gdpjax._core.checks import (
@@ -54,7 +55,7 @@ from gdpjax._core.checks import (
 from gdpjax._core.keys import fold_in
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import broadcast_trainable, leaf_keys, nodes_of
-from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
 from gdpjax.clipping import Flat, clip_rows
 from gdpjax.ledger import Event, LedgerState, init_ledger, record_step
 from gdpjax.sampling import AbstractBatches
@@ -85,22 +86,22 @@ class AdaptiveState(NamedTuple):
       ledger: the ledger of the steps done.
     """
 
-    count: Array
-    key_data: Array
-    l2_clip_norm: Array
+    count: Int[Array, ""]
+    key_data: UInt32[Array, " words"]
+    l2_clip_norm: Float[Array, ""]
     ledger: LedgerState
 
 
 @keyword_checked(clip="initial_l2_clip_norm", l2_clip_norm="initial_l2_clip_norm")
 def privatize_adaptive(
     *,
-    initial_l2_clip_norm: Array,
+    initial_l2_clip_norm: Scalar,
     noise_multiplier: Any,
-    count_stddev: Array,
-    key: Array,
+    count_stddev: Scalar,
+    key: PRNGKeyArray,
     batches: AbstractBatches,
-    target_quantile: Array = 0.5,
-    learning_rate: Array = 0.2,
+    target_quantile: Scalar = 0.5,
+    learning_rate: Scalar = 0.2,
     l2_clip_norm_range: tuple[float, float] = (1e-6, 1e6),
     trainable: PyTree | None = None,
     max_batch_size: int | None = None,
@@ -175,7 +176,7 @@ def privatize_adaptive(
     return optax.GradientTransformationExtraArgs(transform.init, transform.update)
 
 
-def clip_norm_of(opt_state: PyTree) -> Array:
+def clip_norm_of(opt_state: PyTree) -> Float[Array, "*sweep"]:
     """Return the l2 clip norm for the next batch, from the state of a chain with `privatize_adaptive`.
 
     Args:
@@ -216,7 +217,7 @@ class _BoundedSum(NamedTuple):
 
     Attributes:
       total: the sum.
-      norms: Float[Array, "batch"], the norms before clipping.
+      norms: Float[Array, " batch"], the norms before clipping.
       is_trained: a tree of bools like the parameters.
       valid: 1, or NaN where the sum was clipped at another norm than the state's, both traced.
     """

@@ -14,7 +14,7 @@ import optax
 
 from gdpjax._core.arguments import check_static_size
 from gdpjax._core.provenance import Provenance
-from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax._core.types import NeighboringRelation, PyTree, Scalar
 from gdpjax.clipping import AbstractClipRule, as_rule, clip_rows, rule_sensitivity
 
 
@@ -63,7 +63,7 @@ class ClipAndSum(optax.GradientTransformation):
         transform.provenance = provenance
         return transform
 
-    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
+    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Scalar:
         """Return the largest l2 distance between the sums of neighbouring batches of one size: C, or 2C.
 
         The rounding of clipping and summation is included.

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Int, PRNGKeyArray, UInt32
 
 from gdpjax._core.arguments import check_instance, check_tree, keyword_checked
 from gdpjax._core.checks import NONNEGATIVE, NONNEGATIVE_FLOAT32, POSITIVE_FLOAT32, checked_scalar, is_traced
@@ -37,7 +38,7 @@ from gdpjax._core.trees import (
     refuse_complex,
     wide_dtype,
 )
-from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
 from gdpjax.clipping import AccumulationCharge, charge_of_sum
 from gdpjax.correlated import AbstractNoiseStrategy
 from gdpjax.ledger import LedgerState, init_ledger, record_step
@@ -68,8 +69,8 @@ class NoiseState(NamedTuple):
       key_data: the data of the noise key.
     """
 
-    count: Array
-    key_data: Array
+    count: Int[Array, ""]
+    key_data: UInt32[Array, " words"]
 
 
 class PrivatizeState(NamedTuple):
@@ -82,8 +83,8 @@ class PrivatizeState(NamedTuple):
       past_noise: what correlated noise keeps of earlier steps, as secret as the key; None where noise is independent.
     """
 
-    count: Array
-    key_data: Array
+    count: Int[Array, ""]
+    key_data: UInt32[Array, " words"]
     ledger: LedgerState
     past_noise: PyTree = None
 
@@ -310,7 +311,7 @@ class Accumulation:
         return self._factor
 
 
-def add_gaussian_noise(stddev: Array, key: Array) -> optax.GradientTransformationExtraArgs:
+def add_gaussian_noise(stddev: Scalar, key: PRNGKeyArray) -> optax.GradientTransformationExtraArgs:
     """Add N(0, stddev^2) to every floating leaf, in float32 or wider; records nothing and claims nothing.
 
     Args:
@@ -361,7 +362,7 @@ def privatize(
     clip: Any,
     noise_multiplier: Any,
     batches: AbstractBatches,
-    key: Array,
+    key: PRNGKeyArray,
     *,
     noise: IndependentGaussian | AbstractNoiseStrategy = INDEPENDENT,
     neighboring_relation: NeighboringRelation | None = None,
@@ -429,7 +430,7 @@ def private_transform(
     clip: Any,
     noise_multiplier: Any,
     release: Release,
-    key: Array,
+    key: PRNGKeyArray,
 ) -> optax.GradientTransformationExtraArgs:
     """Return `privatize` of what its steps release."""
     check_clip(clip)

@@ -28,7 +28,7 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import bounded_sum
-from gdpjax._core.types import Array, PyTree
+from gdpjax._core.types import Array, PyTree, Scalar
 
 
 class Groups(NamedTuple):
@@ -40,7 +40,7 @@ class Groups(NamedTuple):
     """
 
     of_leaf: tuple[int, ...]
-    bounds: tuple[Array, ...]
+    bounds: tuple[Scalar, ...]
 
 
 class AbstractClipRule(abc.ABC):
@@ -65,7 +65,7 @@ class AbstractClipRule(abc.ABC):
     _words: ClassVar[str] = "scaled by the rule {name}, to l2 norm at most {bound}"
     """The text of `describe`."""
 
-    l2_clip_norm: Array
+    l2_clip_norm: Scalar
     """The bound C > 0 of a rule that has one."""
 
     def __post_init__(self) -> None:
@@ -85,12 +85,12 @@ class AbstractClipRule(abc.ABC):
         _CLASSES[cls.rule_name] = cls
 
     @property
-    def l2_norm_bound(self) -> Array:
+    def l2_norm_bound(self) -> Scalar:
         """The largest l2 norm that one example can contribute to the sum, over all groups: ``l2_clip_norm``."""
         return self.l2_clip_norm
 
     @abc.abstractmethod
-    def coefficient(self, norm: Array, bound: Array) -> Array:
+    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
         """Return the number that one example's gradient in one group is multiplied by: min(1, bound / norm) clips it.
 
         Args:

@@ -13,7 +13,7 @@ from gdpjax._core.arguments import check_flag, check_relation
 from gdpjax._core.checks import CLIP_NORM, POSITIVE, Domain, check_scalar, is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
-from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
 from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, clip_coefficient, l2_norm_of_bounds, own_copy
 
 _GAMMA = Domain("a number >= 0, at most 1e30", lambda x: (x >= 0) & (x <= 1e30))
@@ -36,9 +36,9 @@ class Flat(AbstractClipRule):
     """
 
     _words: ClassVar[str] = "clipped to l2 norm {bound}"
-    l2_clip_norm: Array
+    l2_clip_norm: Scalar
 
-    def coefficient(self, norm: Array, bound: Array) -> Array:
+    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
         """Return min(1, bound / norm)."""
         return clip_coefficient(norm, bound)
 
@@ -60,7 +60,7 @@ class PerLeaf(AbstractClipRule):
     """
 
     _words: ClassVar[str] = "clipped leaf by leaf, to l2 norm {bound} in total"
-    l2_clip_norm: Array
+    l2_clip_norm: Scalar
 
     def groups(self, is_trained: PyTree) -> Groups:
         """Return a group for each trained leaf; the others, which have no gradient, are put into the first."""
@@ -74,7 +74,7 @@ class PerLeaf(AbstractClipRule):
         bound = self.l2_clip_norm / math.sqrt(num_groups)
         return Groups(tuple(of_leaf), (bound,) * num_groups)
 
-    def coefficient(self, norm: Array, bound: Array) -> Array:
+    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
         """Return min(1, bound / norm)."""
         return clip_coefficient(norm, bound)
 
@@ -113,7 +113,7 @@ class PerGroup(AbstractClipRule):
                 )
 
     @property
-    def l2_norm_bound(self) -> Array:
+    def l2_norm_bound(self) -> Scalar:
         """The largest l2 norm that one example can contribute: sqrt(sum_g C_g^2)."""
         return l2_norm_of_bounds(tuple(self.l2_clip_norms.values()))
 
@@ -139,7 +139,7 @@ class PerGroup(AbstractClipRule):
         of_leaf = tuple(names.index(name) for name in found)
         return Groups(of_leaf, tuple(self.l2_clip_norms.values()))
 
-    def coefficient(self, norm: Array, bound: Array) -> Array:
+    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
         """Return min(1, bound / norm) in each group."""
         return clip_coefficient(norm, bound)
 
@@ -161,9 +161,9 @@ class Normalize(AbstractClipRule):
     """
 
     _words: ClassVar[str] = "rescaled to l2 norm {bound}"
-    l2_clip_norm: Array
+    l2_clip_norm: Scalar
 
-    def coefficient(self, norm: Array, bound: Array) -> Array:
+    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
         """Return bound / norm."""
         return bound / jnp.where(norm > 0, norm, 1)
 
@@ -186,14 +186,14 @@ class AutoS(AbstractClipRule):
     """
 
     _words: ClassVar[str] = "scaled automatically (AUTO-S) below l2 norm {bound}"
-    l2_clip_norm: Array
-    gamma: Array = 0.01
+    l2_clip_norm: Scalar
+    gamma: Scalar = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_scalar("gamma", self.gamma, _GAMMA)
 
-    def coefficient(self, norm: Array, bound: Array) -> Array:
+    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
         """Return bound / (norm + gamma)."""
         # A traced gamma that is out of range gives NaN.
         gamma = jnp.asarray(self.gamma, norm.dtype)
@@ -213,7 +213,7 @@ def as_rule(clip: Any) -> AbstractClipRule:
     return own_copy(Flat(clip))
 
 
-def rule_sensitivity(rule: AbstractClipRule, neighboring_relation: NeighboringRelation) -> Array:
+def rule_sensitivity(rule: AbstractClipRule, neighboring_relation: NeighboringRelation) -> Scalar:
     """Return the largest l2 change of the clipped sum between neighbours: the rule's bound, doubled for REPLACE_ONE.
 
     A traced bound that is not positive gives NaN, as the sum does.
@@ -238,7 +238,7 @@ class Sensitivity:
     4.0
     """
 
-    value: Array
+    value: Scalar
     trainable: PyTree | None = None
 
     def __post_init__(self) -> None:
@@ -249,6 +249,6 @@ class Sensitivity:
         for mark in jax.tree.leaves(self.trainable):
             check_flag("every leaf of trainable", mark)
 
-    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Array:
+    def sensitivity(self, neighboring_relation: NeighboringRelation) -> Scalar:
         """Return ``value``, doubled for REPLACE_ONE."""
         return rule_sensitivity(Flat(self.value), neighboring_relation)
