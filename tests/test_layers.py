@@ -198,7 +198,7 @@ def imports_with_place(tree: ast.Module) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
     """A module imports what is required, and extras of its part only when they are needed."""
-    required = {"jax", "jaxlib", "numpy", "scipy", "optax", "msgspec", "gdpjax"}
+    required = {"jax", "jaxlib", "numpy", "scipy", "optax", "jaxtyping", "msgspec", "gdpjax"}
     part = part_of(path)
     extras = EXTRAS.get(part, set())
     is_late = str(path.relative_to(ROOT)) in LATE
