@@ -91,6 +91,8 @@ def _log(run: Any, delta: float | None) -> _Log:
         return _Log(None, delta, run)
     folder = Path(run)
     plan = read_document(folder / PLAN, dict[str, Any])
+    if not (folder / LOG).exists():
+        raise ValueError(f"{folder} has no {LOG}, which gdpjax train writes; pass such a folder, or a list of records")
     records = read_document_lines(folder / LOG, dict[str, Any])
     return _Log(folder.resolve().name, plan.get("delta"), records)
 
@@ -104,9 +106,8 @@ def _points(records: Sequence[Mapping[str, Any]], score: str) -> tuple[np.ndarra
         if score in record and math.isfinite(epsilon):
             found.append((epsilon, shown_score(score, record[score])))
     if not found:
-        raise ValueError(
-            f"expected records with a finite {EPSILON} and the score {score!r}, got none in {len(records)}"
-        )
+        names = ", ".join(dict.fromkeys(name for record in records for name in record))
+        raise ValueError(f"expected records with a finite {EPSILON} and the score {score!r}, got those of {names}")
     epsilons, scores = np.array(found).T
     # Upper ends are 1e-3 from the truth or less: those of close steps may be in the other order.
     if (epsilons[1:] < 0.99 * epsilons[:-1]).any():

@@ -139,6 +139,7 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
     if steps_made is not None and steps_made < plan.num_steps:
         facts["steps made"] = f"{steps_made} of {plan.num_steps}"
         scheme = f"{scheme}. {plan.on_steps_made(steps_made)}".removesuffix(".")
+    scheme = f"{scheme}.{plan.caution_on_delta()}".removesuffix(".")
     return described._replace(
         scheme=scheme,
         facts=facts,

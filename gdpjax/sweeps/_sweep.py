@@ -86,18 +86,23 @@ class SweepResult:
         within = "" if epsilon is None else f" within a certified epsilon of {epsilon:g}"
         first = found.rows[0]
         names = [name for name in layout.hyperparameters if first[name] is not None and name != "epsilon"]
+        seeds = f" over {len(found.scores)} seeds" if len(found.scores) > 1 else ""
         settings = ", ".join(f"{layout.label(name)} {layout.text(name, first[name])}" for name in names)
         sentence = (
-            f"The best{within}: {layout.label(layout.score)} {layout.spread(found)}, at epsilon "
-            f"{rounded(found.epsilon_upper, 4, 'up')} for ONE training, with {settings}."
+            f"The best{within}: {layout.label(layout.score)} {layout.spread(found)}{seeds}, at epsilon "
+            f"{rounded(found.epsilon_upper, 4, 'up')} and delta {first['delta']:g} for ONE training, with {settings}."
         )
         return f"{sentence} {PRIVATE_SCORES}" if layout.private else sentence
 
     def _best(self, epsilon: float | None) -> Configuration:
         budget = math.inf if epsilon is None else check_number("epsilon", epsilon, POSITIVE)
-        found = best_within(configurations(self.rows, self.layout), self.layout, budget)
+        candidates = configurations(self.rows, self.layout)
+        found = best_within(candidates, self.layout, budget)
+        if found is None and candidates:
+            least = rounded(min(candidate.epsilon_upper for candidate in candidates), 4, "up")
+            raise UserError(f"no trial is within epsilon {epsilon:g}: the least that one has is {least}")
         if found is None:
-            raise UserError("no trial succeeded" + ("" if epsilon is None else f" within epsilon {epsilon:g}"))
+            raise UserError("no trial succeeded")
         return found
 
 

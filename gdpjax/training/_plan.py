@@ -49,7 +49,7 @@ from gdpjax.ledger import StepEvent
 from gdpjax.sampling import AbstractBatches
 from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
 from gdpjax.training._json import plan_from_json, plan_to_json
-from gdpjax.training._statement import on_steps_made, statement_of
+from gdpjax.training._statement import caution_on_delta, on_steps_made, statement_of
 from gdpjax.transforms import INDEPENDENT, IndependentGaussian, Release, release_of
 
 LARGEST_NOISE = 9.1
@@ -304,6 +304,10 @@ class Plan:
     def on_steps_made(self, steps_made: int) -> str:
         """Return the sentences on a run that made only so many steps; an empty text if it made all of the plan's."""
         return on_steps_made(self, check_count("steps_made", steps_made, least=0, most=self.num_steps))
+
+    def caution_on_delta(self) -> str:
+        """Return a sentence where delta is not below 1 / max_examples; an empty text otherwise."""
+        return caution_on_delta(self)
 
     def to_json(self) -> str:
         """Return the plan as JSON text: its fields, and what follows from them."""

@@ -89,16 +89,20 @@ def _guarantee(plan: Any) -> str:
     if plan.announces_overflow and plan.overflow:
         batch = f"a batch exceeds {plan.capacity} {plan.unit}s, in which case training stops"
         lost = f"; this includes {plan.overflow:.2g} for the event that {batch}"
-    caution = ""
-    if plan.delta * plan.max_examples >= 1:
-        caution = (
-            f" THIS DELTA IS LARGE: it is not below 1 / {plan.max_examples}, and whoever publishes one {plan.unit} at "
-            "random meets such a delta, too."
-        )
     return (
         f"Guarantee: (epsilon, delta)-DP with delta = {plan.delta:g} and epsilon <= {upper} (the best epsilon of this "
         f"mechanism lies in [{lower}, {upper}]{lost}). Except with probability 1e-10 it is mu-GDP with "
-        f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}]).{caution}"
+        f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}]).{caution_on_delta(plan)}"
+    )
+
+
+def caution_on_delta(plan: Any) -> str:
+    """Return the sentence of `Plan.caution_on_delta`."""
+    if plan.delta * plan.max_examples < 1:
+        return ""
+    return (
+        f" THIS DELTA IS LARGE: it is not below 1 / {plan.max_examples}, and whoever publishes one {plan.unit} at "
+        "random meets such a delta, too."
     )
 
 

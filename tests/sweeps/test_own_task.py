@@ -94,7 +94,7 @@ def test_the_best_is_the_smallest_where_the_spec_says_so(searched):
     assert searched.best()["rmse"] == min(row["rmse"] for row in searched.rows)
     text = searched.report.read_text()
     assert "The smallest rmse is the best" in text
-    with pytest.raises(UserError, match=r"no trial succeeded within epsilon 0\.01"):
+    with pytest.raises(UserError, match=r"no trial is within epsilon 0\.01: the least"):
         searched.best(epsilon=0.01)
 
 

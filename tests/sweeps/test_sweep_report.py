@@ -248,7 +248,7 @@ def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
     console = Console(file=said, width=200)
     found = report_sweep(tmp_path, console)
     best = found.best(epsilon=10.0)
-    assert "test accuracy (%) 65 \u00b1 7.1, at epsilon" in found.best_in_words(epsilon=10.0)
+    assert "test accuracy (%) 65 \u00b1 7.1 over 2 seeds, at epsilon" in found.best_in_words(epsilon=10.0)
     assert (best["learning_rate"], best["trial"]) == (0.2, [2, 3])
     assert best["test_accuracy"] == pytest.approx(0.65)
     assert best["test_accuracy_stdev"] == pytest.approx(np.std([0.6, 0.7], ddof=1))

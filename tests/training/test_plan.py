@@ -333,6 +333,7 @@ def test_a_statement_warns_of_a_delta_that_one_published_example_meets(delta, is
         clip=1.0, max_examples=1000, expected_batch_size=1000, num_steps=1, delta=delta, noise_multiplier=2.0
     )
     assert ("THIS DELTA IS LARGE: it is not below 1 / 1000" in plan.statement()) is is_large
+    assert ("THIS DELTA IS LARGE" in gdpjax.report(plan).to_markdown()) is is_large
 
 
 @pytest.mark.parametrize("shift", [0.05, 0.5, 1.0, 2.0, 4.0])
