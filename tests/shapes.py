@@ -89,8 +89,8 @@ def check_curves():
         for bounds in (composed.epsilon(1e-3), composed.delta(mu), composed.tradeoff(mu), composed.mu(1e-3)):
             check_fields(bounds)
     check_fields(tradeoff.central_limit(tradeoff.Laplace(0.1), times=100).bounds(mu))
-    check_fields(plotting.tradeoff_curves(1.0, 0.1, 10, 1e-5, num_points=8))
-    check_fields(plotting.epsilon_curves(1.0, 0.1, 10, 1e-5, num_points=8))
+    check_fields(plotting.tradeoff_curves(1.0, 0.1, 10, 1e-5))
+    check_fields(plotting.epsilon_curves(1.0, 0.1, 10, 1e-5))
 
 
 def check_mechanisms():
