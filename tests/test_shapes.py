@@ -5,10 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
-
-@pytest.mark.slow
 def test_shapes_of_signatures_are_those_of_calls():
     script = Path(__file__).with_name("shapes.py")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
