@@ -12,12 +12,15 @@ The free axes of the data are positions. Each position has one outer product, an
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
+import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import Axis, Outer
+from gdpjax.clipping._tracing._jaxprs import shape_of
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
 
 
@@ -88,3 +91,17 @@ class Matmul(AbstractPrimitive):
         for position, axis in enumerate(weight.free):
             axes[axis] = ("r", position)
         return Outer(left, right, tuple(axes))
+
+    def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
+        # The product is linear in the data, so its transpose is enough: the product is not evaluated again.
+        data = 1 - operand
+
+        def output_of(x: Array) -> Array:
+            inputs = list(values)
+            inputs[data] = x
+            (product,) = self.evaluate(eqn, inputs)
+            return product
+
+        transpose = jax.linear_transpose(output_of, shape_of(eqn.invars[data]))
+        (gradient,) = transpose(s)
+        return gradient
