@@ -229,6 +229,15 @@ def test_discrete_noise_has_its_law_and_curve(mechanism, log_weight):
         assert curve(alpha) == pytest.approx(beta, rel=1e-9)
 
 
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 16.0, 17.5, 40.0])
+def test_randomized_response_tells_the_truth_no_more_often_in_compiled_code(epsilon):
+    mechanism = RandomizedResponse(epsilon)
+    answers = jnp.zeros(3, int)  # known while compiling
+    compiled = float(jax.jit(lambda: mechanism.truth_probability)())
+    assert compiled <= mechanism.truth_probability < 1.0
+    assert jax.jit(lambda key: mechanism.sample(key, answers))(jax.random.key(0)).shape == (3,)
+
+
 def test_discrete_laplace_of_sensitivity_one_is_the_pair():
     """The curve is that of randomized response, and that of wide discrete Gaussian noise is nearly G_mu."""
     alpha = np.linspace(0, 1, 50)
