@@ -116,7 +116,7 @@ BENCHMARK = harness.Benchmark(
     module="benchmarks.bench_allocation",
     what="certified epsilon of random allocation beside PLD_accounting",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "scipy"),
-    settings=Settings,
+    settings=Settings(),
     measure=measure,
     report="benchmarks.bench_allocation",
 )
