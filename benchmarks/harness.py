@@ -2,6 +2,8 @@
 
 import argparse
 import collections.abc
+import contextlib
+import csv
 import functools
 import importlib
 import json
@@ -119,6 +121,19 @@ def _case_by_case(benchmark: Benchmark, settings: CaseSettings) -> Iterator[Resu
         measured[case.name] = race.run(case, present, settings.repetitions)
         say(case.title)
         yield {"missing": missing, "cases": measured}
+
+
+def recorded(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file of what others took and found; numbers where they are, None for an empty cell."""
+    with path.open() as file:
+        return [{key: _number(text) for key, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text or None
 
 
 def say(done: str) -> None:
