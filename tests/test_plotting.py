@@ -231,6 +231,7 @@ def test_scores_that_cannot_share_a_picture_are_refused(tmp_path):
         ((folder,), {"delta": 1e-5}, "one delta"),
         ((FIRST,), {"delta": 2.0}, "delta must be"),
         ((FIRST,), {"delta": 1e-5, "score": "f1"}, "the score 'f1'"),
+        (([],), {"delta": 1e-5}, "got no record$"),
         ((FIRST + FIRST,), {"delta": 1e-5}, "several runs as several arguments"),
         ((FIRST,), {"delta": 1e-5, "names": ["a", "b"]}, "2 names for 1 runs"),
         ((tmp_path / "none",), {}, "plan.json"),

@@ -107,7 +107,8 @@ def _points(records: Sequence[Mapping[str, Any]], score: str) -> tuple[np.ndarra
             found.append((epsilon, shown_score(score, record[score])))
     if not found:
         names = ", ".join(dict.fromkeys(name for record in records for name in record))
-        raise ValueError(f"expected records with a finite {EPSILON} and the score {score!r}, got those of {names}")
+        got = f"those of {names}" if names else "no record"
+        raise ValueError(f"expected records with a finite {EPSILON} and the score {score!r}, got {got}")
     epsilons, scores = np.array(found).T
     # Upper ends are 1e-3 from the truth or less: those of close steps may be in the other order.
     if (epsilons[1:] < 0.99 * epsilons[:-1]).any():

@@ -143,7 +143,7 @@ class Report:
         for start in range(0, len(runs), columns):
             tables.append(table_of(runs[start : start + columns], len(runs) == 1))
         made = "Made by gdpjax {gdpjax} with jax {jax} on {date}.".format(**self._made)
-        return list(map(paragraph, runs)), tables, [*notes_of(tables), made]
+        return list(map(paragraph, runs)), tables, [*notes_of(runs, tables), made]
 
 
 @keyword_checked(delta="deltas", name="names")

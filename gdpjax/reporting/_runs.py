@@ -57,6 +57,7 @@ class Described(NamedTuple):
         not_private: why nothing is guaranteed; empty where something is.
         delta: the one that a plan was made for.
         figures: its lines in the report, each a `Figure`, by their names in JSON, the same for every run.
+        unit: what one row of the data is.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Described(NamedTuple):
     not_private: str = ""
     delta: float | None = None
     figures: Any = None
+    unit: str = "row"
 
 
 def describe_run(run: Any, name: str | None, default: str, unit: str | None = None) -> Described:
@@ -117,12 +119,18 @@ def _read(path: Path) -> Plan | Ledger:
 
 def _of_events(events: Ledger, curve: CertifiedCurve, name: str, unit: str | None) -> Described:
     """Return the description of what was released."""
-    facts = {"scheme": f"{len(events)} releases, see above", "steps": str(events.num_steps)}
-    if len(events) == 1:
-        facts = dict(events[0].facts())
+    first, *others = (dict(event.facts()) for event in events)
+    facts = first
+    if others:
+        facts = {"scheme": f"{len(events)} events, see above"}
+        # Steps of training, and releases of all the data.
+        for label in ("steps", "releases"):
+            total = sum(int(each.get(label, 0)) for each in (first, *others))
+            facts |= {label: str(total)} if total else {}
     relation: Any = events[0].neighboring_relation
     facts |= {"neighbours": _SHORT[relation], "unit": unit or "not stated"}
-    return Described(name, curve, events.describe(), neighbours_differ(relation, unit or "row"), facts, events)
+    unit = unit or "row"
+    return Described(name, curve, events.describe(), neighbours_differ(relation, unit), facts, events, unit=unit)
 
 
 def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> Described:
@@ -133,7 +141,8 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
     if plan.group_size > 1:
         unit, unasked = f"group of up to {plan.group_size} {plan.unit}s", "it is of one unit, not of groups"
     described = _of_events(Ledger([plan.event]), plan.curve, name, unit)
-    facts = described.facts | {"size of the data": f"at most {plan.max_examples}"}
+    size = f"{plan.max_examples}" if plan.num_examples_is_public else f"at most {plan.max_examples}"
+    facts = described.facts | {"size of the data": size}
     scheme = f"{described.scheme}. Tuned: {plan.tuned}. Released: {plan.released}"
     steps_made = None if folder is None else num_steps_kept(folder)
     if steps_made is not None and steps_made < plan.num_steps:
@@ -146,4 +155,5 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
         unasked=unasked,
         not_private=plan.without_privacy() or "",
         delta=plan.delta,
+        unit=plan.unit,
     )
