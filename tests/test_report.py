@@ -463,7 +463,6 @@ def test_the_command(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["{folder}/nothing"], "nothing"),
-        (["1.3,0.004,3516", "--format", "html", "--json"], "not both"),
         (["1.3,0.004,3516", "--output", "{folder}/no_folder/card.html"], "in a folder that exists"),
         (["1.3,0.004,3516", "--output", "{folder}"], "give the name of a file"),
         (["1.3,0.004"], "three numbers are needed, noise,probability,steps such as 1.3,0.004,3516"),

@@ -12,9 +12,8 @@ from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
 from gdpjax._core.version import VERSION
-from gdpjax.reporting._figures import figures_of
 from gdpjax.reporting._forms import HTML, LATEX, MARKDOWN, WIDTH, picture_of, write_text
-from gdpjax.reporting._runs import Described, describe_run
+from gdpjax.reporting._runs import Described, describe_run, figures_of
 from gdpjax.reporting._tables import notes_of, paragraph, table_of
 
 FORMAT_VERSION = 1

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from gdpjax._core.figures import rounded
 from gdpjax._core.types import Bounds
-from gdpjax.reporting._figures import CERTIFIED
-from gdpjax.reporting._runs import Described, Figure
+from gdpjax.reporting._runs import CERTIFIED, Described, Figure
 
 _UNKNOWN = "-"
 _NOTES = {
@@ -33,10 +32,10 @@ _NOTES = {
     "own noise multipliers are s and c, that of both together is (1 / s^2 + 1 / c^2)^(-1/2), which is less than s.",
     "Poisson.*": "Poisson: every {unit} joins each batch independently, with the sampling probability. Where a batch "
     "has at most so many {unit}s, the surplus is left out at random.",
-    ".* times, .* apart": "m times, b apart: each {unit} is in at most m batches, and two of these are at least b steps "
-    "apart.",
-    "overflow": "Overflow: the probability, a part of delta, that some batch had more {unit}s than its memory, at which a "
-    "run that announces it stops.",
+    ".* times, .* apart": "m times, b apart: each {unit} is in at most m batches, and two of these are at least b "
+    "steps apart.",
+    "overflow": "Overflow: the probability, a part of delta, that some batch had more {unit}s than its memory, at "
+    "which a run that announces it stops.",
     "certified": "Certified: proved by computation. The truth is between the two ends, which are rounded outwards. "
     "Quote the upper one.",
     "certified, upper": "Certified, upper: proved by computation. The truth is at most this: quote it.",

@@ -2,7 +2,7 @@
 
 A program is `jax.vmap` of a training over its real hyperparameters and keys. What its length or its shapes depend on is
 its shape: the number of steps, the batch size, and the whole hyperparameters of the user's own. Programs are compiled
-ahead of time, so that none can be compiled again unnoticed, and counted.
+ahead of time, so that none can be compiled again unnoticed.
 
 A program takes ``steps_per_call`` steps in a scan, and steps beyond the planned maximum change nothing. XLA runs
 convolutions inside a loop far slower on a CPU than outside one; there a call is one step, and the loop is Python's.
@@ -14,7 +14,6 @@ if that is above the budget, the width is halved and the program is compiled aga
 import dataclasses
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -138,7 +137,7 @@ def not_finite(params: Any, scores: Mapping[str, float]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The compiled functions of a shape, and what compiling them took."""
+    """The compiled functions of a shape."""
 
     width: int
     num_calls: int
@@ -146,8 +145,6 @@ class Program:
     start: Callable[[Numbers, Keys], State]
     advance: Callable[[Numbers, State, Data], State]
     memory_bytes: int
-    num_compiled: int = 1
-    compile_seconds: float = 0.0
 
     def run(self, numbers: Numbers, keys: Keys, data: Data, on_steps: Callable[[int], None]) -> State:
         """Train ``width`` trials to the end of their plans."""
@@ -168,14 +165,10 @@ def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: 
       UserError: one trial alone needs more memory.
     """
     share_bytes = memory_bytes // slots
-    num_compiled = 0
-    begin = time.perf_counter()
     while True:
         program = _compile(blueprint, data, width)
-        num_compiled += 1
         if program.memory_bytes <= (share_bytes if width > 1 else memory_bytes):
-            seconds = time.perf_counter() - begin
-            return dataclasses.replace(program, num_compiled=num_compiled, compile_seconds=seconds)
+            return program
         if width == 1:
             raise UserError(
                 f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB, more than --memory-gb allows "

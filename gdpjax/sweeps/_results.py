@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -192,18 +192,6 @@ def count(number: int, what: str) -> str:
     ('1 shape', '2 shapes')
     """
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def how_far(num_finished: int, num_trials: int, programs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return how much of a sweep is done, and how much was compiled for it.
-
-    >>> how_far(1, 24, [])
-    ('1 of 24 trials finished', '0 compilations for 0 shapes')
-    """
-    num_compiled = sum(program["num_compiled"] for program in programs)
-    shapes = {(program["num_steps"], program["batch_size"], str(program.get("constants"))) for program in programs}
-    finished = f"{num_finished} of {count(num_trials, 'trial')} finished"
-    return finished, f"{count(num_compiled, 'compilation')} for {count(len(shapes), 'shape')}"
 
 
 class Price(NamedTuple):

@@ -10,7 +10,8 @@
     hold_out = 0.1               # score on a tenth of the training data, the same for every trial
     score = "rmse"               # what the report goes by; the first of the scores unless given
     minimize = true              # the smallest score is the best
-    tuned = "on public data"     # how these numbers were chosen, for the statement of a training
+    unit = "patient"             # what one row is, for the statement of a training and the report; an example
+    tuned = "on public data"     # how these numbers were chosen, for that statement
 
     [hyperparameters]            # others have the task's defaults
     learning_rate = { min = 0.05, max = 1.0, log = true }    # in a grid "0.05:1:log4", or min, max, count
@@ -71,7 +72,8 @@ class Content(msgspec.Struct, frozen=True):
     hold_out: Fraction | None = None
     score: str | None = None
     minimize: bool = False
-    tuned: str | None = None
+    unit: str = "example"
+    tuned: str = "not stated"
     hyperparameters: dict[str, Any] = {}
 
 
@@ -148,6 +150,11 @@ class Spec:
         """The task's defaults, without one that a chosen target or noise multiplier takes the place of."""
         defaults = self.task.defaults.items()
         return {name: value for name, value in defaults if ALTERNATIVES.get(name) not in self.choices}
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Texts for the statement of a plan."""
+        return {"unit": self.content.unit, "tuned": self.content.tuned}
 
     def described(self) -> dict[str, Any]:
         """Return the content of the spec as JSON values, without comments, layout and the name of the file.

@@ -31,7 +31,7 @@ from gdpjax.sweeps._results import COSTS, Configuration, Layout, Row, best_withi
 from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._trials import check_programs, list_trials, plan_trials
-from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, LocalBackend, Result, Shape, failures, shape_of
+from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, LocalBackend, Shape, failures, shape_of
 from gdpjax.sweeps.records import RunInterrupted, UserError
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepR
     if not rows:
         raise UserError(f"no trial is finished in {folder}")
     result = SweepResult(folder, rows, write_report(folder, rows), about.layout)
-    print_summary(console, rows, about.layout, folders.read_programs(folder), about.num_trials)
+    print_summary(console, rows, about.layout, about.num_trials)
     console.print(f"Report: {result.report}", soft_wrap=True)
     return result
 
@@ -280,7 +280,7 @@ def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
             shapes.setdefault(shape_of(sweep.task, trial), []).append(trial)
 
     # Submit all chunks, and record each as it ends.
-    chunk_of_future: dict[concurrent.futures.Future[Result], Chunk] = {}
+    chunk_of_future: dict[concurrent.futures.Future[list[Row]], Chunk] = {}
     for shape, trials in shapes.items():
         chunks = list(chunks_of(shape, trials, sweep.key_data, backend.limits))
         num_steps, batch_size, *constants = shape
@@ -292,11 +292,9 @@ def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
         chunk_of_future |= {backend.submit(chunk): chunk for chunk in chunks}
     for future in concurrent.futures.as_completed(chunk_of_future):
         try:
-            rows, program = backend.result(future)
+            rows = backend.result(future)
         except ChunkLost as error:
-            rows, program = failures(chunk_of_future[future].trials, error), None
-        if program is not None:
-            folders.record_program(sweep.folder, program)
+            rows = failures(chunk_of_future[future].trials, error)
         rows = [{name: row.get(name) for name in sweep.layout.columns} for row in rows]
         folders.write_part(sweep.folder, rows, sweep.layout)
         progress.on_chunk(rows)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdpjax._core.figures import rounded, shown_score
+from gdpjax._core.figures import shown_score
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples, load_examples
 from gdpjax.sweeps._plans import SEED_NOTICE, Cost, Trial, cost_of, epoch_end, make_keys, plan_of
 from gdpjax.sweeps._program import Blueprint, make_scores, not_finite
-from gdpjax.sweeps._progress import PRIVATE_SCORES, TrainingProgress, as_console
+from gdpjax.sweeps._progress import TrainingProgress, as_console
 from gdpjax.sweeps._results import label
 from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._trials import check_programs, only_trial
-from gdpjax.sweeps.records import RunInterrupted, UserError, interval, upper
+from gdpjax.sweeps.records import RunInterrupted, UserError, interval
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, start_run
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Recorder:
         self.spec = spec
         self.examples = examples
         self.out = out
-        self.plan = plan_of(trial.settings, trial.delta, examples.num_examples, spec.content.tuned)
+        self.plan = plan_of(trial.settings, trial.delta, examples.num_examples, **spec.words)
         settings = trial.settings | {"noise_multiplier": self.plan.noise_multiplier}
         self.trial = dataclasses.replace(trial, settings=settings, plan=self.plan)
         self.identity = self.trial.identity(diagnostics)
@@ -233,7 +233,7 @@ class Recorder:
         summary = {"test_data": self.scored_on, "privacy": privacy, "seeded": result.seeded}
         records.write_json(self.out / records.RESULT, result.scores | summary | self.about)
         if records.DIAGNOSTICS in self.logs:
-            warn_if_most_were_dropped(records.read_lines(self.out / records.DIAGNOSTICS, records.Diagnostics, header=1))
+            warn_if_most_were_dropped(records.read_lines(self.out / records.DIAGNOSTICS, records.Line, header=1))
         return result
 
 
@@ -269,36 +269,11 @@ def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
 
 
 def print_training(console: "Console", result: TrainingResult) -> None:
-    """Print the table that a training ends with, in 80 columns: scores, epsilon by each accountant, the mechanism."""
-    from rich.table import Table
-
-    cost = result.cost
-    table = Table(title=f"The run that was made (every epsilon is at delta = {cost.delta!r})")
-    table.add_column("quantity", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("standing")
-    standing = "evaluation data: public" if result.scored_on == PUBLIC else result.scored_on
-    for name, value in result.scores.items():
-        table.add_row(label(name), f"{shown_score(name, value):.4g}", standing)
-    table.add_section()
-    rows = [
-        ("mu, CLT", upper(cost.mu_clt, 4), "asymptotic estimate"),
-        ("epsilon, CLT", upper(cost.epsilon_clt, 4), "asymptotic, may understate"),
-        ("epsilon, moments accountant", upper(cost.epsilon_moments_accountant, 4), "upper bound"),
-        ("epsilon, certified", interval(vars(cost), 4), "certified interval"),
-        ("noise_multiplier", f"{cost.noise_multiplier:.6g}", "noise stddev / sensitivity"),
-        ("sampling_prob", upper(cost.sampling_prob, 6), f"Poisson, N = {result.plan.max_examples} public"),
-        ("num_steps", f"{cost.num_steps}", f"{result.epochs} epochs, as planned"),
-        ("delta", f"{cost.delta!r}", ""),
-        ("neighbouring relation", cost.neighboring_relation.replace("_", " "), "an example or a null one"),
-        ("overflow tau", rounded(cost.overflow, 2, "up"), "batch above capacity"),
-    ]
-    for row in rows:
-        table.add_row(*row, end_section=row[0] == "epsilon, certified")
+    """Print what a training ends with: its scores, its certified epsilon, and where its files are."""
+    scores = [f"{label(name)} {shown_score(name, value):.4g}" for name, value in result.scores.items()]
+    console.print(f"{', '.join(scores)} (evaluation data: {result.scored_on})")
+    console.print(f"epsilon, certified: {interval(vars(result.cost), 4)} at delta = {result.cost.delta!r}")
     if result.seeded:
-        table.caption = SEED_NOTICE
-    console.print(table)
-    console.print(f"Files: {result.out}", soft_wrap=True)
-    console.print("Those named NOT_FOR_RELEASE are outside epsilon: keep them private.")
-    if result.scored_on != PUBLIC:
-        console.print(PRIVATE_SCORES)
+        console.print(SEED_NOTICE)
+    console.print(f"All its figures: gdpjax report {result.out}", soft_wrap=True)
+    console.print("Its files named NOT_FOR_RELEASE are outside epsilon: keep them private.")

@@ -58,13 +58,6 @@ class Chunk:
     width: int
 
 
-class Result(NamedTuple):
-    """The records of the trials of a chunk, and what was compiled for it, if anything was."""
-
-    rows: list[Row]
-    program: dict[str, Any] | None
-
-
 class ChunkLost(Exception):
     """A backend's word that a chunk ended its worker, and more than once: the chunk is at fault."""
 
@@ -92,12 +85,12 @@ class LocalBackend:
         self._pool = concurrent.futures.ThreadPoolExecutor(limits.slots)
         self._observer = on_steps
 
-    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
+    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[list[Row]]":
         """Put the chunk into the queue of the threads."""
         return self._pool.submit(self._worker.run, chunk, self._on_steps)
 
-    def result(self, future: "concurrent.futures.Future[Result]") -> Result:
-        """Return the result of a chunk that is over."""
+    def result(self, future: "concurrent.futures.Future[list[Row]]") -> list[Row]:
+        """Return the records of the trials of a chunk that is over."""
         return future.result()
 
     def _on_steps(self, done: int, total: int) -> None:
@@ -125,17 +118,16 @@ class Worker:
         self._compiled: dict[tuple[Shape, int], _Compiled | Exception] = {}
         self._data: Data | None = None
 
-    def run(self, chunk: Chunk, on_steps: Steps = lambda done, total: None) -> Result:
+    def run(self, chunk: Chunk, on_steps: Steps = lambda done, total: None) -> list[Row]:
         """Train the trials of a chunk; an error is the outcome of those trials that it happened to."""
         with self._lock:
             key = chunk.shape, chunk.width
-            is_new = key not in self._compiled
-            if is_new:
+            if key not in self._compiled:
                 self._compiled[key] = self._compile(chunk)
             compiled = self._compiled[key]
         if isinstance(compiled, Exception):
             # Of the compiler or of the model: the other shapes continue.
-            return Result(failures(chunk.trials, compiled), None)
+            return failures(chunk.trials, compiled)
 
         program = compiled.program
         is_large = program.memory_bytes > self.memory_bytes // self.slots
@@ -146,8 +138,7 @@ class Worker:
                 part = slice(first, first + program.width)
                 rows += _train(compiled, chunk.trials[part], chunk.key_data[part], on_steps)
             seconds = (time.perf_counter() - begin) / len(chunk.trials)
-        timed = [row | {"seconds": seconds} for row in rows]
-        return Result(timed, described_program(chunk, program) if is_new else None)
+        return [row | {"seconds": seconds} for row in rows]
 
     def _compile(self, chunk: Chunk) -> _Compiled | Exception:
         trial = chunk.trials[0]
@@ -220,21 +211,6 @@ def shape_of(task: Task, trial: Trial) -> Shape:
     return trial.plan.num_steps, trial.plan.expected_batch_size, *constants
 
 
-def described_program(chunk: Chunk, program: Program) -> dict[str, Any]:
-    """Return the record of a compilation."""
-    num_steps, batch_size, *constants = chunk.shape
-    return {
-        "num_steps": num_steps,
-        "batch_size": int(batch_size),
-        "constants": dict(constants),
-        "width": program.width,
-        "steps_per_call": program.steps_per_call,
-        "num_compiled": program.num_compiled,
-        "memory_bytes": program.memory_bytes,
-        "compile_seconds": round(program.compile_seconds, 3),
-    }
-
-
 def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     """Raise RuntimeError unless the state's ledger holds the event that the cost was computed for, or less of it."""
     (event,) = ledger_of(state.opt_state).events
@@ -243,9 +219,9 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     assert isinstance(planned, Event)
 
     # A training that was stopped by an overflowing batch has taken fewer steps.
-    is_complete = event.num_steps == planned.num_steps
-    was_stopped = event.num_steps < planned.num_steps and bool(state.overflowed)
+    least_steps = 1 if state.overflowed else planned.num_steps
+    has_planned_length = least_steps <= event.num_steps <= planned.num_steps
     has_planned_noise = event.noise_multiplier == planned.noise_multiplier
     has_planned_sampling = event.sampling_prob == planned.sampling_prob
-    if not (has_planned_noise and has_planned_sampling and (is_complete or was_stopped)):
+    if not (has_planned_noise and has_planned_sampling and has_planned_length):
         raise RuntimeError(f"the ledger says {event}, but the cost was computed for {planned}")
