@@ -45,16 +45,15 @@ _STANDINGS = {
 def add_parser(commands: Any) -> None:
     """Add ``account`` and ``calibrate``."""
     account = commands.add_parser("account", help="what a DP-SGD run costs")
-    account.add_argument("--noise-multiplier", type=float, required=True, help="stddev of the noise / sensitivity")
-    account.add_argument("--delta", type=float, required=True)
+    add_run_options(account)
     calibrate = commands.add_parser("calibrate", help="the noise multiplier that meets a target")
     for name, text in _TARGETS.items():
         calibrate.add_argument(*option_names(name), type=float, help=text)
     calibrate.add_argument("--delta", type=float)
     calibrate.add_argument("--with-mu", action="store_true", help="report the certified mu, too, which takes a second")
     calibrate.add_argument("--accountant", choices=("numeric", "rdp", "clt"), default="numeric")
+    add_run_options(calibrate, with_cost=False)
     for parser, report in ((account, _account), (calibrate, _calibrate)):
-        add_run_options(parser)
         add_json_option(parser)
         parser.set_defaults(run=printed(report))
 

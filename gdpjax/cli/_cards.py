@@ -48,9 +48,7 @@ def add_parser(commands: Any) -> None:
     kinds = plotter.add_subparsers(dest="kind", required=True, metavar="kind")
     for name, about, log in KINDS:
         kind = kinds.add_parser(name, help=about)
-        kind.add_argument("--noise-multiplier", type=float, required=True, help="stddev of the noise / sensitivity")
         add_run_options(kind)
-        kind.add_argument("--delta", type=float, required=True)
         kind.add_argument("--output", type=pathlib.Path, required=True, help="a .png, .pdf or .svg file; replaced")
         kind.add_argument("--log", action="store_true", help=log)
         add_json_option(kind, "a sentence, with the numbers of the curves")

@@ -26,7 +26,7 @@ from gdpjax._core.grids import MOST_VALUES, values_of
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.cli._report import add_json_option, clt_is_reliable
-from gdpjax.cli._runs import OTHER_NAMES, RUN_OPTIONS, check_given, option_names, run_of
+from gdpjax.cli._runs import NOISE, OTHER_NAMES, RUN_OPTIONS, check_given, option_names, run_of
 from gdpjax.cli._tables import csv_to_parquet, format_csv, is_parquet, parse_csv, read_table, text_of
 
 PIECE = 1024
@@ -34,7 +34,7 @@ PIECE = 1024
 PIECE_WITH_MU = 16
 INTERRUPTED = 130
 _QUANTITIES = {
-    "noise_multiplier": "stddev of the noise / sensitivity",
+    "noise_multiplier": NOISE,
     **RUN_OPTIONS,
     "delta": "the delta of every epsilon, strictly between 0 and 1",
 }
@@ -91,9 +91,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--input", type=pathlib.Path, metavar="FILE", help="rows, .csv or .parquet")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", required=True, help=".csv or .parquet")
     parser.add_argument("--mu", action="store_true", help="also the certified mu, a tenth of a second a row and more")
-    parser.add_argument(
-        "--resume", action="store_true", help="continue an interrupted sweep, whose rows are trusted"
-    )
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted sweep, whose rows are trusted")
     add_json_option(parser, "a sentence")
     parser.set_defaults(run=_sweep)
 
@@ -284,10 +282,10 @@ def _start(
     rows = [cells for _, cells in placed]
     num_kept = len(rows) if len(rows) == len(inputs) else len(rows) // piece * piece
     kept = rows[:num_kept]
-    is_same = columns == header and len(rows) <= len(inputs)
-    for row, expected in zip(rows, inputs, strict=False):
-        is_same = is_same and len(row) == len(header) and row[: len(expected)] == expected
-    if not is_same or (found != work and num_kept < len(inputs)):
+    num_given = len(inputs[0])
+    is_same = columns == header and [row[:num_given] for row in rows] == inputs[: len(rows)]
+    is_whole = all(len(row) == len(header) for row in rows)
+    if not (is_same and is_whole) or (found != work and num_kept < len(inputs)):
         raise ValueError(f"{found} is of another grid, or damaged; remove it, or choose another --output")
     if found == work:
         write_atomically(work, format_csv([header, *kept]))

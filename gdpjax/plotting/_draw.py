@@ -158,11 +158,14 @@ def plot_score(
 
     if score is None:
         recorded = (name for record in logs[0].records for name in record)
-        score = next((name for name in recorded if not name.startswith(NO_SCORES)), "score")
+        scores = (name for name in recorded if not name.startswith(NO_SCORES))
+        score = next(scores, "score")
 
-    with figure(size=(COLUMN, 2.2 + 0.15 * len(runs))) as (drawing, axes):
+    height = 2.2 + 0.15 * len(runs)
+    with figure(size=(COLUMN, height)) as (drawing, axes):
         for log, label, marker in zip(logs, labels, itertools.cycle(MARKERS)):
-            axes.plot(*_points(log.records, score), label=label, marker=marker, markevery=0.06)
+            epsilons, values = _points(log.records, score)
+            axes.plot(epsilons, values, label=label, marker=marker, markevery=0.06)
         scale_x(axes, axes.dataLim.intervalx)
         axes.set(
             xlabel=rf"certified $\varepsilon$ spent, at $\delta = {scientific(delta)}$",

@@ -40,15 +40,21 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     names = varied(rows, layout)
 
     # A column with one value is told once. The first three always stay.
-    columns = list(dict.fromkeys(["trial", layout.score, "epsilon_upper", *names, *layout.columns]))
-    common = [name for name in columns[3:] if len(rows) > 1 and len({row[name] for row in rows}) == 1]
+    first = ["trial", layout.score, "epsilon_upper"]
+    columns = list(dict.fromkeys([*first, *names, *layout.columns]))
+    common = []
+    for name in columns[3:]:
+        values = {row[name] for row in rows}
+        if len(values) == 1 < len(rows):
+            common.append(name)
 
     # The figure is of trials that did not fail.
     front = pareto_front(configurations(rows, layout), layout)
     picture = None
     if front:
         save_pareto(rows, front, layout, target / PARETO)
-        picture = base64.b64encode((target / PARETO).read_bytes()).decode()
+        content = (target / PARETO).read_bytes()
+        picture = base64.b64encode(content).decode()
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.undefined = jinja2.StrictUndefined
@@ -74,20 +80,39 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     return target / PAGE
 
 
-def save_pareto(rows: Sequence[Row], front: Sequence[Configuration], layout: Layout, path: Path) -> None:
+def save_pareto(
+    rows: Sequence[Row],
+    front: Sequence[Configuration],
+    layout: Layout,
+    path: Path,
+) -> None:
     """Draw the score against certified epsilon: every trial, and the front of the configurations' means."""
     good = succeeded(rows)
-    epsilons = [configuration.epsilon_upper for configuration in front]
-    means = [shown_score(layout.score, configuration.mean) for configuration in front]
-    stdevs = [shown_score(layout.score, configuration.stdev or 0.0) for configuration in front]
+    epsilons = [each.epsilon_upper for each in front]
+    means = [shown_score(layout.score, each.mean) for each in front]
+    stdevs = [shown_score(layout.score, each.stdev or 0.0) for each in front]
     with figure(size=(COLUMN, 2.8), path=path) as (drawing, axes):
         _draw_trials(axes, good, layout)
 
         # A staircase, the score that a budget buys, with a bar for the spread over seeds where there are several.
         largest = max(row["epsilon_upper"] for row in good)
-        axes.step([*epsilons, largest], [*means, means[-1]], where="post", color=BLUE)
+        axes.step(
+            [*epsilons, largest],
+            [*means, means[-1]],
+            where="post",
+            color=BLUE,
+        )
         name = "Pareto front: mean and standard deviation over seeds" if any(stdevs) else "Pareto front"
-        axes.errorbar(epsilons, means, stdevs, fmt="o", capsize=2, elinewidth=1, color=BLUE, label=name)
+        axes.errorbar(
+            epsilons,
+            means,
+            stdevs,
+            fmt="o",
+            capsize=2,
+            elinewidth=1,
+            color=BLUE,
+            label=name,
+        )
 
         # A bar may end above the best trial.
         ends = [mean + layout.better(stdev) for mean, stdev in zip(means, stdevs, strict=True)]
@@ -108,7 +133,15 @@ def _draw_trials(axes: Any, rows: Sequence[Row], layout: Layout) -> None:
     """
     epsilons = np.array([row["epsilon_upper"] for row in rows], np.float64)
     scores = np.array([shown_score(layout.score, row[layout.score]) for row in rows])
-    axes.scatter(epsilons, scores, s=12, linewidths=0, color=GREY, alpha=0.6, label="one training")
+    axes.scatter(
+        epsilons,
+        scores,
+        s=12,
+        linewidths=0,
+        color=GREY,
+        alpha=0.6,
+        label="one training",
+    )
 
     # The axis reaches from the best score to 3.5 times the distance of the median.
     merit = -scores if layout.minimize else scores
@@ -118,10 +151,19 @@ def _draw_trials(axes: Any, rows: Sequence[Row], layout: Layout) -> None:
     places = epsilons[merit < best - length]
     if places.size:
         edge = layout.better(best - length)
-        axes.set_ylim(*sorted((edge, layout.better(best + 0.06 * length))))
+        other = layout.better(best + 0.06 * length)
+        axes.set_ylim(*sorted((edge, other)))
         side, marker = ("above", "^") if layout.minimize else ("below", "v")
         name = f"{count(places.size, 'trial')} {side} the axis"
-        edges = np.full(places.size, edge)
-        axes.scatter(places, edges, s=16, marker=marker, color=GREY, clip_on=False, zorder=3, label=name)
+        axes.scatter(
+            places,
+            np.full(places.size, edge),
+            s=16,
+            marker=marker,
+            color=GREY,
+            clip_on=False,
+            zorder=3,
+            label=name,
+        )
     scale_x(axes, epsilons, at_values=True)
     axes.grid()

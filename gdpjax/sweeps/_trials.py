@@ -46,9 +46,11 @@ def list_trials(spec: Spec) -> list[Trial]:
     trials: list[Trial] = []
     for values in dict.fromkeys(candidates):
         settings = spec.fixed | dict(zip(spec.choices, values, strict=True))
-        ordered = {name: settings[name] for name in spec.task.hyperparameters if name in settings}
+        order = [name for name in spec.task.hyperparameters if name in settings]
         for replicate, seed in enumerate(seeds):
-            trials.append(Trial(len(trials), dict(ordered), spec.delta, seed, replicate, spec.task.names))
+            own = {name: settings[name] for name in order}
+            trial = Trial(len(trials), own, spec.delta, seed, replicate, spec.task.names)
+            trials.append(trial)
     return trials
 
 
@@ -70,17 +72,24 @@ def _drawn(spec: Spec) -> Iterator[tuple[float, ...]]:
         if not isinstance(choice, Range):
             return choice[int(generator.integers(len(choice)))]
         if choice.log:
-            value = math.exp(generator.uniform(math.log(choice.min), math.log(choice.max)))
+            exponent = generator.uniform(math.log(choice.min), math.log(choice.max))
+            value = math.exp(exponent)
         else:
             value = float(generator.uniform(choice.min, choice.max))
+        if spec.task.hyperparameters[name].whole:
+            return round(value)
         # 6 digits are more than anybody means.
-        return round(value) if spec.task.hyperparameters[name].whole else float(f"{value:.6g}")
+        return float(f"{value:.6g}")
 
     for _ in range(spec.content.num_configurations or 0):
         yield tuple(draw(name) for name in spec.choices)
 
 
-def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> tuple[tuple[str, ...], str]:
+def check_programs(
+    spec: Spec,
+    trials: Sequence[Trial],
+    examples: Examples,
+) -> tuple[tuple[str, ...], str]:
     """Trace the model of each program; returns the names of the scores, and a hash of what the programs compute.
 
     The number of steps and the noise decide nothing that can be refused, so that no noise is calibrated yet.
@@ -88,7 +97,8 @@ def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> t
     first_with: dict[Any, Trial] = {}
     for trial in trials:
         constants = spec.task.own(trial.settings, whole=True)
-        first_with.setdefault((trial.settings["batch_size"], *constants.values()), trial)
+        key = (trial.settings["batch_size"], *constants.values())
+        first_with.setdefault(key, trial)
 
     scores: tuple[str, ...] = ()
     digest = hashlib.sha256()
@@ -162,8 +172,10 @@ def digest_of_program(blueprint: Blueprint) -> str:
         model = blueprint.model(numbers)
         params = model.init(key)
         optimizer = blueprint.optimizer(numbers)
-        updates = optimizer.update(params, optimizer.init(params), params)[0]
-        return params, model.loss(params, *example), model.scores(params, *evaluation), updates
+        state = optimizer.init(params)
+        updates, _ = optimizer.update(params, state, params)
+        loss = model.loss(params, *example)
+        return params, loss, model.scores(params, *evaluation), updates
 
     return program_digest(jax.jit(everything), *blueprint.arguments)
 
