@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.arguments import check_instance, check_names, check_number
+from gdpjax._core.arguments import check_names, check_number
 from gdpjax._core.documents import read_document, read_document_lines
 from gdpjax._core.figures import is_percentage, rounded, shown_score
 from gdpjax._core.types import FAILURE
@@ -43,8 +43,6 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
     >>> len(plot_tradeoff(private).axes[0].lines)
     6
     """
-    check_instance("curves", curves, TradeoffCurves, "made by tradeoff_curves")
-
     # A bound in print is rounded up.
     epsilon = rounded(float(curves.epsilon.upper), 5, "up")
     mu = rounded(curves.mu_upper, 5, "up")
@@ -99,7 +97,6 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     >>> plot_epsilon(EpsilonCurves(x, 1e-5, Bounds(x, x), x, x, x)).axes[0].get_xlabel()
     'number of steps'
     """
-    check_instance("curves", curves, EpsilonCurves, "made by epsilon_curves")
     steps = curves.num_steps
     with figure(size=(COLUMN, 3.0)) as (drawing, axes):
         draw_band(axes, steps, *curves.certified, label="certified: lower and upper bound")

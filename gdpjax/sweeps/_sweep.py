@@ -174,12 +174,9 @@ def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepR
 
 def backend_of(backend: str, width: int, memory_gb: float, ray_address: str | None) -> BackendFor:
     """Return what makes the place where trials run; what can be refused before data are loaded is refused here."""
-    try:
-        check_choice("backend", backend, ("local", "ray"))
-        memory_bytes = int(check_number("memory_gb", memory_gb, POSITIVE) * 1e9)
-        width = check_count("width", width)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    check_choice("backend", backend, ("local", "ray"))
+    memory_bytes = int(check_number("memory_gb", memory_gb, POSITIVE) * 1e9)
+    width = check_count("width", width)
     if backend == "ray":
         from gdpjax.sweeps._ray import RayBackend, import_ray
 
