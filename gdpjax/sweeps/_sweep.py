@@ -218,7 +218,8 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
         backend = backend_for(spec.task, examples, progress)
         with contextlib.closing(backend), folders.only_here(folder, layout.private):
             if not resume:
-                about = folders.Described(spec.described(), dict(spec.task.names), layout, len(trials), digest)
+                names = dict(spec.task.names)
+                about = folders.Described(spec.described(), names, layout, len(trials), digest)
                 folders.begin(folder, root, spec, examples, about)
             run_trials(Sweep(folder, spec.task, layout, planned, keys), backend, progress)
             folders.finish(folder, layout)
@@ -231,7 +232,13 @@ def layout_of(spec: Spec, trials: Sequence[Trial], scores: Sequence[str]) -> Lay
     kinds = {name: kind for name, kind in spec.task.hyperparameters.items() if name in used}
     columns = {name: "int64" if kind.whole else "double" for name, kind in kinds.items()}
     content = spec.content
-    return Layout(columns, list(scores), content.score or scores[0], content.minimize, content.hold_out is not None)
+    return Layout(
+        columns,
+        list(scores),
+        content.score or scores[0],
+        content.minimize,
+        content.hold_out is not None,
+    )
 
 
 def distinct_keys(trials: Sequence[Trial], root: jax.Array) -> dict[int, np.ndarray]:
@@ -244,7 +251,8 @@ def distinct_keys(trials: Sequence[Trial], root: jax.Array) -> dict[int, np.ndar
     key_data = {}
     first_with: dict[bytes, Trial] = {}
     for trial in trials:
-        key_data[trial.number] = np.asarray([jax.random.key_data(key) for key in trial.keys(root)])
+        own = [jax.random.key_data(key) for key in trial.keys(root)]
+        key_data[trial.number] = np.asarray(own)
         for words in key_data[trial.number]:
             first = first_with.setdefault(words.tobytes(), trial)
             if first is not trial:
@@ -298,7 +306,10 @@ def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
 
 
 def chunks_of(
-    shape: Shape, trials: Sequence[Trial], key_data: Mapping[int, np.ndarray], limits: Limits
+    shape: Shape,
+    trials: Sequence[Trial],
+    key_data: Mapping[int, np.ndarray],
+    limits: Limits,
 ) -> Iterator[Chunk]:
     """Yield chunks of equal size except the last; their number is a multiple of the slots, as far as trials go."""
     fewest_chunks = math.ceil(len(trials) / limits.width)
@@ -306,4 +317,5 @@ def chunks_of(
     width = math.ceil(len(trials) / (num_rounds * limits.slots))
     for first in range(0, len(trials), width):
         members = trials[first : first + width]
-        yield Chunk(tuple(members), np.stack([key_data[trial.number] for trial in members]), shape, width)
+        keys = np.stack([key_data[trial.number] for trial in members])
+        yield Chunk(tuple(members), keys, shape, width)

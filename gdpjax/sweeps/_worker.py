@@ -20,6 +20,7 @@ from gdpjax.ledger import Event, ledger_of
 from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._plans import Keys, Trial
 from gdpjax.sweeps._program import Blueprint, Program, arguments_of, make_program, make_scores, not_finite
+from gdpjax.sweeps._results import Row
 from gdpjax.sweeps._task import Settings, Task
 from gdpjax.sweeps.records import UserError
 from gdpjax.training import Data, State
@@ -28,8 +29,6 @@ Shape = tuple[Any, ...]
 """Whatever a program is compiled for: the number of steps, the expected batch size, the whole hyperparameters."""
 Steps = Callable[[int, int], None]
 """Told how many steps of how many are done; an exception of it ends the chunk."""
-Row = dict[str, Any]
-"""The record of a trial that is over: settings, cost, scores, and the error, which is None where it succeeded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +153,12 @@ class Worker:
             return error
 
 
-def _train(compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Steps) -> list[Row]:
+def _train(
+    compiled: _Compiled,
+    trials: Sequence[Trial],
+    key_data: np.ndarray,
+    on_steps: Steps,
+) -> list[Row]:
     """Take trials side by side through their program; returns how they ended."""
     program = compiled.program
     keys = [Keys(*map(jax.random.wrap_key_data, of_trial)) for of_trial in jnp.asarray(key_data)]
@@ -190,7 +194,13 @@ def _row(compiled: _Compiled, trial: Trial, state: State) -> Row:
 
 def row_of(trial: Trial, scores: Mapping[str, float] = {}, error: str | None = None) -> Row:
     """Return the record of a trial that is over. It is charged for all planned steps, whenever it stopped."""
-    about = {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate, "error": error, "seconds": 0.0}
+    about = {
+        "trial": trial.number,
+        "seed": trial.seed,
+        "replicate": trial.replicate,
+        "error": error,
+        "seconds": 0.0,
+    }
     return {**trial.settings, **scores, **dataclasses.asdict(trial.cost), **about}
 
 
