@@ -16,7 +16,7 @@ from gdpjax.sweeps._results import (
     succeeded,
     varied,
 )
-from gdpjax.sweeps.records import NOT_SCORES, UserError, interval, upper
+from gdpjax.sweeps.records import NOT_SCORES, UserError, upper
 from gdpjax.training import Plan
 
 if TYPE_CHECKING:
@@ -147,13 +147,10 @@ class TrainingProgress(_Bars):
         for name, value in record.items():
             if name not in NOT_SCORES and not name.startswith(("mu_", "epsilon_")):
                 scores.append(f"{label(name)} {shown_score(name, value):.4g}")
-        shown = ", ".join(scores)
-        self.show("training", note=f"{shown}, eps <= {upper(record['epsilon_upper'], 2)} certified")
-        moments = upper(record["epsilon_moments_accountant"], 2)
-        self.log(
-            f"epoch {record['epoch']:>3}  step {record['step']:>6}  {record['steps_per_second']:.1f} steps/s  {shown}  "
-            f"eps <= {moments} (MA), certified {interval(record)}"
-        )
+        note = f"{', '.join(scores)}, eps <= {upper(record['epsilon_upper'], 2)} certified"
+        self.show("training", note=note)
+        speed = f"{record['steps_per_second']:.1f} steps/s"
+        self.log(f"epoch {record['epoch']:>3}  step {record['step']:>6}  {speed}  {note}")
 
 
 def print_summary(console: "Console", rows: Sequence[Row], layout: Layout, num_trials: int) -> None:
