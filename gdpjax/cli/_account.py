@@ -119,6 +119,8 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
     quantity = next(iter(target), "epsilon")
     if quantity == "epsilon":
         target["delta"] = arguments.delta
+    if quantity == "bayes_success":
+        target.setdefault("prior", 0.5)
     exact = calibrate_noise_multiplier(
         **target, sampling_prob=sampling_prob, num_steps=num_steps, accountant=accountant
     )
@@ -150,12 +152,7 @@ def _reached(quantity: str, run: tuple[float, float, int], target: dict[str, Any
         return -math.inf
     if accountant == "rdp":
         return float(moments_accountant_epsilon(*run, target["delta"]))
-    curve = certified(*run)
-    questions = {
-        "epsilon": lambda: curve.epsilon(target["delta"]),
-        "mu": lambda: curve.mu(target.get("failure", FAILURE)),
-        "advantage": curve.advantage,
-        "tpr": lambda: curve.tpr(target["fpr"]),
-        "bayes_success": lambda: curve.bayes_success(target.get("prior", 0.5)),
-    }
-    return float(questions[quantity]().upper)
+    # A question has the name of its quantity, and takes what else the target has: delta, failure, fpr or prior.
+    question = getattr(certified(*run), quantity)
+    others = [value for name, value in target.items() if name != quantity]
+    return float(question(*others).upper)
