@@ -25,35 +25,23 @@ faults."""
 
 def add_parser(commands: Any) -> None:
     """Add ``audit``."""
-    parser = commands.add_parser(
-        "audit",
-        help="lower bounds from attacks: scores in a file, or --step",
-        epilog=_EPILOG,
-        # What is left out has the defaults of the audits.
-        argument_default=argparse.SUPPRESS,
-    )
-    scores = "a table with the columns score and included"
-    parser.add_argument("scores", nargs="?", type=pathlib.Path, default=None, help=scores)
+    parser = commands.add_parser("audit", help="lower bounds from attacks: scores in a file, or --step", epilog=_EPILOG)
+    parser.add_argument("scores", nargs="?", type=pathlib.Path, help="a table with the columns score and included")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--step", action="store_true", help="audit the private step of this installation instead")
     kinds.add_argument("--many-runs", action="store_true", help="each row is an independent run")
-    parser.add_argument(
-        "--num-guesses", type=int, nargs="+", help="one run: how many to guess (a tenth of the canaries)"
-    )
-    parser.add_argument("--threshold", type=float, help="many runs: 'in' from this score on")
-    parser.add_argument(
-        "--num-releases",
-        "--releases",
-        type=int,
-        help="step: runs with and runs without the example, and runs that are checked (4096 each)",
-    )
     parser.add_argument("--delta", type=float, default=1e-5, help="of the epsilons (1e-5)")
-    parser.add_argument(
-        "--confidence",
-        type=float,
-        help="of all that is printed, together (0.95; with --step 0.9999, verdicts included)",
-    )
     parser.add_argument("--seed", type=int, default=0, help="of ties, halves and runs (0)")
+
+    # Those that are left out have the defaults of the audits.
+    optional: Any = {"default": argparse.SUPPRESS}
+    guesses = "one run: how many to guess (a tenth of the canaries)"
+    releases = "step: runs with and runs without the example, and runs that are checked (4096 each)"
+    confidence = "of all that is printed, together (0.95; with --step 0.9999, verdicts included)"
+    parser.add_argument("--num-guesses", type=int, nargs="+", help=guesses, **optional)
+    parser.add_argument("--threshold", type=float, help="many runs: 'in' from this score on", **optional)
+    parser.add_argument("--num-releases", "--releases", type=int, help=releases, **optional)
+    parser.add_argument("--confidence", type=float, help=confidence, **optional)
     add_json_option(parser)
     parser.set_defaults(run=_audit)
 
