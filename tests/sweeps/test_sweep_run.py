@@ -283,6 +283,16 @@ def test_killed_and_resumed_loses_and_repeats_nothing(kill, several, tmp_path, s
     assert timeless(rows_of(folder)) == timeless(rows_of(several))
 
 
+def test_a_sweep_goes_on_with_the_key_that_it_kept(several, tmp_path, small_digits, monkeypatch):
+    """A new one would give trials without a seed other noise than their record was made with."""
+    roots = []
+    monkeypatch.setattr(_sweep, "distinct_keys", lambda trials, root: roots.append(root) or {})
+    for name in ("one", "other"):
+        run_small(SEVERAL, small_digits, shutil.copytree(several, tmp_path / name), resume=True)
+    assert np.array_equal(*map(jax.random.key_data, roots))
+    assert (several / _folder.KEYS).stat().st_mode & 0o077 == 0
+
+
 def _parts(path):
     import pyarrow.parquet
 
