@@ -119,7 +119,7 @@ def test_together_is_as_alone(several, small_digits):
     assert rows_of(several)[5]["test_accuracy"] == scores["test_accuracy"]
 
 
-def test_every_trial_has_its_own_noise(several, small_digits):
+def test_every_trial_has_its_own_noise(small_digits):
     """Trap 38: neither seeds nor configurations share a key, and seeds of one configuration end differently."""
     seeded = plans(SEVERAL.replace("[3]", "[3, 4]"), small_digits)
     unseeded = plans(SEVERAL.replace("[3]", "3"), small_digits)
