@@ -6,10 +6,15 @@ import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax.correlated._banded_inverse import BandedInverse, bisr
-from gdpjax.correlated._minimize import Loss, adjoint, correlate, minimize, weights_of_error
+from gdpjax.correlated._minimize import (
+    Loss,
+    log_squared_error,
+    log_squared_sensitivity,
+    minimize,
+    through_reciprocal,
+)
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
-from gdpjax.correlated._sensitivity import sum_of_columns
-from gdpjax.correlated._series import divide, reciprocal
+from gdpjax.correlated._series import reciprocal
 from gdpjax.correlated._strategy import check_error
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, MomentumSGD, check_workload
 
@@ -114,47 +119,27 @@ def _loss(
     workload: AbstractWorkload,
     penalty: float,
 ) -> Loss:
-    """Return log |v|^2 + log sum_s weight_s h_s^2, where v is the sum of the columns 0, b, 2 b, ... of C.
+    """Return log |v|^2 + log error, where v is the sum of the columns 0, b, 2 b, ... of C.
 
-    The noising coefficients are d = (1, x), c = 1 / d and h = a d as power series. Every increase of c costs
-    ``penalty`` times its square.
+    The noising coefficients are d = (1, x), and c = 1 / d as power series. Every increase of c costs ``penalty`` times
+    its square.
     """
-    weights = weights_of_error(num_steps, error)
-
-    def sum_of_pattern(column: np.ndarray) -> np.ndarray:
-        return sum_of_columns(column, count, separation)
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
         noising = np.concatenate([[1.0], point])
         column = reciprocal(noising, num_steps)
-
-        # The sensitivity.
-        pattern = sum_of_pattern(column)
-        squared_sensitivity = pattern @ pattern
-        gradient_by_column = 2.0 * adjoint(sum_of_pattern, pattern)
-        gradient_by_column /= squared_sensitivity
+        log_sensitivity, gradient_by_column = log_squared_sensitivity(column, count, separation)
 
         # Increases of c, where c is 0 after its end.
         increase = np.maximum(np.diff(column, append=0.0), 0.0)
         gradient_by_column -= 2.0 * penalty * increase
         gradient_by_column[1:] += 2.0 * penalty * increase[:-1]
 
-        # As series, a change of d by e changes c = 1 / d by -c^2 e = -(c / d) e.
-        divided = adjoint(lambda series: divide(series, noising), gradient_by_column)
-        gradient_of_sensitivity = -correlate(divided, column, num_bands)
-
-        # The error, a linear function of the noising coefficients.
-        padded = np.zeros(num_steps)
-        padded[:num_bands] = noising
-        outputs = workload.apply(padded)
-        weighted = weights * outputs
-        squared_error = weighted @ outputs
-        gradient_by_noising = 2.0 * adjoint(workload.apply, weighted)
-        gradient_of_error = gradient_by_noising[:num_bands] / squared_error
-
-        value = np.log(squared_sensitivity) + np.log(squared_error)
-        value += penalty * (increase @ increase)
-        gradient = gradient_of_sensitivity + gradient_of_error
-        return float(value), gradient[1:]
+        # The error is that of the noising coefficients, followed by zeros.
+        log_error, gradient_by_noising = log_squared_error(
+            np.pad(noising, (0, num_steps - num_bands)), error, workload
+        )
+        gradient = through_reciprocal(gradient_by_column, column, noising) + gradient_by_noising[:num_bands]
+        return log_sensitivity + log_error + penalty * float(increase @ increase), gradient[1:]
 
     return loss

@@ -4,8 +4,8 @@ import numpy as np
 
 from gdpjax._core.arguments import check_count
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz
-from gdpjax.correlated._minimize import Loss, adjoint, correlate, minimize, weights_of_error
-from gdpjax.correlated._series import divide, reciprocal
+from gdpjax.correlated._minimize import Loss, log_squared_error, minimize, through_reciprocal
+from gdpjax.correlated._series import reciprocal
 from gdpjax.correlated._strategy import check_error
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
@@ -44,7 +44,7 @@ def optimize_banded_toeplitz(
     num_steps = check_count("num_steps", num_steps)
     num_bands = check_count("num_bands", num_bands, most=num_steps)
     check_error(error)
-    loss = _loss(num_steps, num_bands, error, check_workload(workload))
+    loss = _loss(num_steps, error, check_workload(workload))
 
     # Begin with the square root of the workload.
     start = _square_root(workload.coefficients(num_bands))
@@ -53,24 +53,18 @@ def optimize_banded_toeplitz(
     return BandedToeplitz(coefficients / np.linalg.norm(coefficients))
 
 
-def _loss(num_steps: int, num_bands: int, error: str, workload: AbstractWorkload) -> Loss:
-    """Return log |c|^2 + log sum_s weight_s h_s^2 of c = (1, x), where h = a / c as power series."""
-    weights = weights_of_error(num_steps, error)
+def _loss(num_steps: int, error: str, workload: AbstractWorkload) -> Loss:
+    """Return log |c|^2 + log error of c = (1, x)."""
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
         coefficients = np.concatenate([[1.0], point])
-        column = workload.apply(reciprocal(coefficients, num_steps))
-        weighted = weights * column
-        squared_error = weighted @ column
-        squared_norm = coefficients @ coefficients
+        inverse_column = reciprocal(coefficients, num_steps)
+        log_error, gradient_by_inverse = log_squared_error(inverse_column, error, workload)
+        gradient = through_reciprocal(gradient_by_inverse, inverse_column, coefficients)
 
-        # As series, a change of c by e changes h = a / c by -(h / c) e: the adjoint divides by c backwards, and then
-        # correlates with h.
-        divided = adjoint(lambda series: divide(series, coefficients), 2.0 * weighted)
-        gradient_of_error = -correlate(divided, column, num_bands)
-        gradient_of_norm = 2.0 * coefficients
-        gradient = gradient_of_norm / squared_norm + gradient_of_error / squared_error
-        return float(np.log(squared_norm) + np.log(squared_error)), gradient[1:]
+        squared_norm = coefficients @ coefficients
+        gradient += 2.0 * coefficients / squared_norm
+        return float(np.log(squared_norm)) + log_error, gradient[1:]
 
     return loss
 

@@ -14,9 +14,8 @@ import scipy
 
 from gdpjax._core.arguments import check_count
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
-from gdpjax.correlated._minimize import Loss, adjoint, minimize, weights_of_error
+from gdpjax.correlated._minimize import Loss, adjoint, log_squared_error, log_squared_sensitivity, minimize
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
-from gdpjax.correlated._sensitivity import sum_of_columns
 from gdpjax.correlated._strategy import check_error
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
@@ -120,30 +119,15 @@ def _loss(
     error: str,
     workload: AbstractWorkload,
 ) -> Loss:
-    """Return log |v|^2 + log sum_s weight_s h_s^2; v is the sum of columns 0, b, 2 b, ... of C, and h = a / c."""
-    weights = weights_of_error(num_steps, error)
-
-    def sum_of_pattern(column: np.ndarray) -> np.ndarray:
-        return sum_of_columns(column, count, separation)
+    """Return log |v|^2 + log error, where v is the sum of the columns 0, b, 2 b, ... of C."""
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
         distances = _distances(point)
         decay_distances, zero_distances = distances[0::2], distances[1::2]
         forward = _GeometricColumn.of(decay_distances, zero_distances, num_steps)
         inverse = _GeometricColumn.of(zero_distances, decay_distances, num_steps)
-
-        # The sensitivity.
-        pattern = sum_of_pattern(forward.column)
-        squared_sensitivity = pattern @ pattern
-        gradient_by_column = 2.0 * adjoint(sum_of_pattern, pattern)
-        gradient_by_column /= squared_sensitivity
-
-        # The error.
-        outputs = workload.apply(inverse.column)
-        weighted = weights * outputs
-        squared_error = weighted @ outputs
-        gradient_by_inverse = 2.0 * adjoint(workload.apply, weighted)
-        gradient_by_inverse /= squared_error
+        log_sensitivity, gradient_by_column = log_squared_sensitivity(forward.column, count, separation)
+        log_error, gradient_by_inverse = log_squared_error(inverse.column, error, workload)
 
         # Through both columns to the distances; the inverse has decays and zeros exchanged.
         by_decays, by_zeros = forward.pull_back(gradient_by_column)
@@ -156,8 +140,7 @@ def _loss(
         gradient_by_logits = gradient_by_distances * distances * (1.0 - distances)
         gradient = adjoint(np.cumsum, gradient_by_logits)
         gradient[1:] *= np.exp(point[1:])
-        value = np.log(squared_sensitivity) + np.log(squared_error)
-        return float(value), gradient
+        return log_sensitivity + log_error, gradient
 
     return loss
 
