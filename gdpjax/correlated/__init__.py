@@ -5,6 +5,7 @@ from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd, o
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz, optimize_banded_toeplitz
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz, optimize_buffered_toeplitz
 from gdpjax.correlated._dense import Dense, optimize_dense
+from gdpjax.correlated._documents import STRATEGIES as STRATEGIES
 from gdpjax.correlated._documents import from_document as from_document
 from gdpjax.correlated._documents import to_document as to_document
 from gdpjax.correlated._participation import (

@@ -23,7 +23,7 @@ from gdpjax.correlated._minimize import (
 )
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._series import CertifiedSeries, certified_reciprocal, reciprocal
-from gdpjax.correlated._strategy import Draw, ToeplitzStrategy, check_error, checked_coefficients
+from gdpjax.correlated._strategy import Draw, ToeplitzStrategy, check_error, checked_coefficients, length_of
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, MomentumSGD, check_workload
 
 MEMORY = ("regenerate", "buffer", "auto")
@@ -71,7 +71,7 @@ class BandedInverse(ToeplitzStrategy):
     @property
     def num_bands(self) -> int:
         """The number of diagonals of C^-1 that are not zero, p."""
-        return np.shape(self.noising_coefficients)[0]
+        return length_of("noising_coefficients", self.noising_coefficients)
 
     def column(self, num_steps: int) -> CertifiedSeries:
         """Return the first column of C, the power series of the reciprocal."""

@@ -11,7 +11,7 @@ from gdpjax._core.types import Array, PyTree, Whole
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._minimize import Loss, log_squared_error, minimize, through_reciprocal
 from gdpjax.correlated._series import CertifiedSeries, reciprocal
-from gdpjax.correlated._strategy import Draw, ToeplitzStrategy, check_error, checked_coefficients
+from gdpjax.correlated._strategy import Draw, ToeplitzStrategy, check_error, checked_coefficients, length_of
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 
@@ -49,7 +49,7 @@ class BandedToeplitz(ToeplitzStrategy):
     @property
     def num_bands(self) -> int:
         """The number of diagonals of C that are not zero."""
-        return np.shape(self.coefficients)[0]
+        return length_of("coefficients", self.coefficients)
 
     def column(self, num_steps: int) -> CertifiedSeries:
         """Return the first column of C, which is exact."""

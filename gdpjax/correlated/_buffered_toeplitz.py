@@ -24,7 +24,7 @@ from gdpjax.correlated import _buffers
 from gdpjax.correlated._minimize import Loss, adjoint, log_squared_error, log_squared_sensitivity, minimize
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._series import CertifiedSeries, buffered_inverse, geometric_sums
-from gdpjax.correlated._strategy import Draw, ToeplitzStrategy, check_error, refuse_scale
+from gdpjax.correlated._strategy import Draw, ToeplitzStrategy, check_error, length_of, refuse_scale
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 _DECAY = Domain("numbers in [0, 1]", lambda x: (x >= 0) & (x <= 1))
@@ -79,7 +79,7 @@ class BufferedToeplitz(ToeplitzStrategy):
     @property
     def num_buffers(self) -> int:
         """The number of buffers, d."""
-        return np.shape(self.decay)[0]
+        return length_of("decay", self.decay)
 
     def column(self, num_steps: int) -> CertifiedSeries:
         """Return the first column of C."""

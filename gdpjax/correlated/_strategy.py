@@ -239,6 +239,13 @@ def check_error(error: Any) -> str:
     return check_choice("error", error, ("mean", "max"))
 
 
+def length_of(name: str, array: Any) -> int:
+    """Return how many coefficients there are; ValueError for those of several strategies in one array."""
+    if np.ndim(array) != 1:
+        raise ValueError(f"{name} must have one axis; use several strategies at a time under jax.vmap")
+    return len(array)
+
+
 def checked_coefficients(name: str, value: Any) -> Any:
     """Return coefficients as float64, or as they are if traced; the first one must be positive."""
     array = check_array(name, value, ndim=1)

@@ -141,7 +141,7 @@ DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic, draw_truncat
 def test_a_step_of_a_floating_type_is_refused(draw):
     """2^24 and 2^24 + 1 are one number in float32, so that two steps of the run would have one batch."""
     for function in (draw, jax.jit(draw)):
-        with pytest.raises(ValueError, match="step must be a whole number, got .*float32"):
+        with pytest.raises(ValueError, match=r"step must be a whole number, got .*float32"):
             function(np.float32(2**24 + 1))
 
 
