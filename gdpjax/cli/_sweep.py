@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gdpjax._core.checks import OPEN_UNIT, POSITIVE, check
+from gdpjax._core.figures import MOST_VALUES, values_of
 from gdpjax._core.files import write_atomically
-from gdpjax._core.grids import MOST_VALUES, values_of
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.cli._report import add_json_option, clt_is_reliable

@@ -11,8 +11,7 @@ from jaxtyping import Float, Real
 
 from gdpjax._core.arguments import check_choice, check_count
 from gdpjax._core.checks import UNIT, check_scalar, is_traced
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, PyTree, Whole
+from gdpjax._core.types import Array, PyTree, Whole, pytree_dataclass
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._minimize import (
     Loss,

@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float, Real
 
 from gdpjax._core.arguments import check_count
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, PyTree, Whole
+from gdpjax._core.types import Array, PyTree, Whole, pytree_dataclass
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._minimize import Loss, log_squared_error, minimize, through_reciprocal
 from gdpjax.correlated._series import CertifiedSeries, reciprocal

@@ -17,9 +17,8 @@ from jaxtyping import Float, Real
 
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, Domain, check, is_traced
-from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, PyTree, Whole
+from gdpjax._core.types import Array, PyTree, Whole, pytree_dataclass
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._minimize import Loss, adjoint, log_squared_error, log_squared_sensitivity, minimize
 from gdpjax.correlated._participation import AbstractParticipation, check_participation

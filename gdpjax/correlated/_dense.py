@@ -24,9 +24,8 @@ from jaxtyping import Real
 
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, check, is_traced
-from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Array, PyTree, Whole
+from gdpjax._core.types import Array, PyTree, Whole, pytree_dataclass
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._minimize import Loss, minimize
 from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs

@@ -46,8 +46,7 @@ from gdpjax._core.checks import OPEN_UNIT, POSITIVE
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.figures import rounded
 from gdpjax._core.files import FolderIsLocked, FolderLock, write_atomically
-from gdpjax._core.sentences import neighbours_differ
-from gdpjax._core.types import Bounds, NeighboringRelation
+from gdpjax._core.types import Bounds, NeighboringRelation, neighbours_differ
 from gdpjax.accounting import certified
 from gdpjax.ledger import AnyEvent, Ledger
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism

@@ -17,8 +17,7 @@ from typing import Any
 from gdpjax._core.checks import is_traced
 from gdpjax._core.documents import convert_document, parse_document
 from gdpjax._core.figures import rounded
-from gdpjax._core.sentences import neighbours_differ
-from gdpjax._core.types import NeighboringRelation
+from gdpjax._core.types import NeighboringRelation, neighbours_differ
 from gdpjax.clipping import AbstractClipRule
 from gdpjax.correlated import STRATEGIES, SingleParticipation, from_document, to_document
 from gdpjax.sampling import AbstractBatches
