@@ -13,9 +13,8 @@ from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.checks import POSITIVE, check, checked_scalar
 from gdpjax._core.keys import bits
-from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
-from gdpjax._core.types import Array, NeighboringRelation, Numbers, Scalar
+from gdpjax._core.types import Array, NeighboringRelation, Numbers, Scalar, pytree_dataclass
 from gdpjax.ledger import LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating
 from gdpjax.tradeoff import Curve, Laplace

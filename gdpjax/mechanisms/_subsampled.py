@@ -11,8 +11,7 @@ from jaxtyping import PRNGKeyArray
 from gdpjax._core.arguments import check_choice, check_instance
 from gdpjax._core.checks import UNIT, check, checked_scalar, is_traced
 from gdpjax._core.keys import split
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, NeighboringRelation, Scalar
+from gdpjax._core.types import Array, NeighboringRelation, Scalar, pytree_dataclass
 from gdpjax.ledger import Event, LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating
 from gdpjax.mechanisms._gaussian import GaussianMechanism
