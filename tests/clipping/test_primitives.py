@@ -10,7 +10,7 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping import AbstractPrimitive, Full, Outer, register_primitive
-from gdpjax.clipping._tracing.primitives import _registry
+from gdpjax.clipping._tracing import primitives as _registry
 
 
 @pytest.fixture(autouse=True)

@@ -46,23 +46,12 @@ class AbstractFactor(abc.ABC):
         """Return the gradient as an array of the shape of the weight, in float32 or wider unless it is `Full`."""
 
     @abc.abstractmethod
-    def scaled(self, scale: Array) -> "AbstractFactor":
-        """Return the gradient times a number, in float32 or wider."""
-
-    @abc.abstractmethod
     def compact(self, shape: tuple[int, ...]) -> "AbstractFactor":
         """Return the gradient in the form in which it is kept until it is clipped."""
 
     @abc.abstractmethod
-    def leave_scan(self, is_scanned: bool) -> "AbstractFactor":
-        """Return the gradient of a weight from its gradients in the iterations of a scan.
-
-        The arrays of this factor have a leading axis of iterations.
-
-        Args:
-          is_scanned: whether each iteration uses a slice of the weight of its own. Otherwise all use the whole weight,
-            and their gradients are added up.
-        """
+    def over_iterations(self) -> "AbstractFactor":
+        """Return the sum of the gradients in the iterations of a scan, of which the arrays have a leading axis."""
 
     @abc.abstractmethod
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -78,10 +67,6 @@ class AbstractFactor(abc.ABC):
     @abc.abstractmethod
     def squared_norm(self, dtype: Any) -> ScaledSquares:
         """Return the squared norm, at least that of what is added for a weight of one."""
-
-    @abc.abstractmethod
-    def weighted(self, weight: RowWeights, shape: tuple[int, ...]) -> Array:
-        """Return the gradient times its weight, formed."""
 
     @abc.abstractmethod
     def weighted_sum(self, weights: RowWeights, shape: tuple[int, ...]) -> Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms._abstract import AbstractFactor
-from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, squared_norms, times, weighted, wide
+from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, squared_norms, weighted, wide
 
 _NUM_GROUPS = 8
 """Groups of rows that one pass of a weighted sum adds to each other."""
@@ -39,20 +39,14 @@ class Full(AbstractFactor):
     def formed(self, shape: tuple[int, ...]) -> Array:
         return self.gradient
 
-    def scaled(self, scale: Array) -> "Full":
-        return Full(times(self.gradient, scale))
-
     def compact(self, shape: tuple[int, ...]) -> "Full":
         return self
 
-    def leave_scan(self, is_scanned: bool) -> "Full":
-        return self if is_scanned else Full(self.gradient.sum(axis=0))
+    def over_iterations(self) -> "Full":
+        return Full(self.gradient.sum(axis=0))
 
     def squared_norm(self, dtype: Any) -> ScaledSquares:
         return squared_norms(wide(self.gradient).astype(dtype).reshape(-1))
-
-    def weighted(self, weight: RowWeights, shape: tuple[int, ...]) -> Array:
-        return weight.multiplied(wide(self.gradient))
 
     def weighted_sum(self, weights: RowWeights, shape: tuple[int, ...]) -> Array:
         """Return the weighted sum, by a tree of additions that reads the rows once.

@@ -78,11 +78,6 @@ class RowGradients:
     factor: AbstractFactor
     shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
 
-    @property
-    def is_formed(self) -> bool:
-        """Whether the gradients are formed."""
-        return isinstance(self.factor, Full)
-
     def squared_norms(self, dtype: Any) -> ScaledSquares:
         """Return the squared norm of each row."""
         return jax.vmap(lambda factor: factor.squared_norm(dtype))(self.factor)
@@ -124,8 +119,8 @@ class RowGradients:
 
         # The budget of a small model has every row added with its error kept.
         if budget.plain_rows == 1:
-            weighted = jax.vmap(lambda factor, weight: factor.weighted(weight, self.shape))
-            return total.plus_pair(compensated_row_sum(weighted(self.factor, weights)))
+            alone = jax.tree.map(lambda x: x[:, None], (self, weights))
+            return total.plus_pair(compensated_row_sum(jax.vmap(RowGradients.weighted_sum)(*alone)))
 
         # Whole blocks of rows first, in a loop if there are many of them.
         size = self.rows_per_part(budget)

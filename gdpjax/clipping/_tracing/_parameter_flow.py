@@ -6,8 +6,8 @@
 
 The words of this module:
 
-* A *linear image* of a parameter is what linear equations make of it before it meets data: a transpose of it, a slice,
-  its multiple by a number. The equations on the way are *links*, and together they are the *path*.
+* A *linear image* of a parameter is what linear equations make of it before it meets data: a transpose of it, or
+  itself in another dtype. The equations on the way are *links*, and together they are the *path*.
 * A *site* is an equation in which a linear image meets data, and whose primitive knows the gradient of a weight.
 * A *use* of a parameter is a site and the path that leads there.
 * A parameter is *tapped* if all of its uses end in sites. Its gradient is read off at the sites, so JAX need not
@@ -16,7 +16,7 @@ The words of this module:
   nonlinear function of the parameter, a loop that carries it, a layer with a derivative rule of its own.
 
 The bodies of scan, cond and checkpoint are followed too. A parameter that enters a scan as a constant is used once in
-each iteration. One that is scanned over gives each iteration a block of its own.
+each iteration. One that is scanned over gives each iteration a slice of its own.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms import AbstractFactor
+from gdpjax.clipping._forms import AbstractFactor, Full
 from gdpjax.clipping._tracing._jaxprs import (
     REMAT,
     Frame,
@@ -105,12 +105,10 @@ class Link(NamedTuple):
     Attributes:
       pull_back: from the gradient after this step to that before it.
       enters_scan: whether the step is into the body of a scan.
-      is_scanned: whether each iteration of that scan has a slice of the parameter. Otherwise all have the whole.
     """
 
     pull_back: Callable[[AbstractFactor], AbstractFactor]
     enters_scan: bool = False
-    is_scanned: bool = False
 
     @classmethod
     def through(cls, eqn: Any, operand: int) -> "Link":
@@ -118,9 +116,19 @@ class Link(NamedTuple):
         return cls(lambda factor: family_of(eqn).pull_back(factor, eqn, operand))
 
     @classmethod
-    def into_scan(cls, is_scanned: bool) -> "Link":
-        """Return the step into the body of a scan."""
-        return cls(lambda factor: factor.leave_scan(is_scanned), enters_scan=True, is_scanned=is_scanned)
+    def into_scan(cls) -> "Link":
+        """Return the step into the body of a scan, of a value that all iterations use."""
+        return cls(lambda factor: factor.over_iterations(), enters_scan=True)
+
+    @classmethod
+    def into_slices(cls, scanned: Any) -> "Link":
+        """Return the step of a value that is scanned over: each iteration has the gradient of a slice."""
+        _, *shape = scanned.aval.shape
+
+        def stacked(factor: AbstractFactor) -> AbstractFactor:
+            return Full(jax.vmap(lambda of_slice: of_slice.formed(tuple(shape)))(factor))
+
+        return cls(stacked, enters_scan=True)
 
 
 Path = tuple[Link, ...]
@@ -234,14 +242,9 @@ class _Value(NamedTuple):
     is_data: bool = False
     is_trained: bool = False
 
-    def images_through(self, link: Link) -> tuple[tuple[int, Path], ...]:
-        """Return the images of a value that one more link makes of this one."""
-        return tuple((leaf, (*path, link)) for leaf, path in self.images)
-
-    @property
-    def is_scanned_over(self) -> bool:
-        """Whether it comes from a slice of a parameter that is scanned over."""
-        return any(link.is_scanned for _, path in self.images for link in path)
+    def through(self, link: Link) -> "_Value":
+        """Return the value that one more link makes of this one."""
+        return self._replace(images=tuple((leaf, (*path, link)) for leaf, path in self.images))
 
 
 class _Location(NamedTuple):
@@ -370,7 +373,7 @@ class _Walk:
         if not others.is_data and all(family_of(eqn).is_linear(eqn, operand) for operand in operands):
             images = []
             for operand in operands:
-                images += inputs[operand].images_through(Link.through(eqn, operand))
+                images += inputs[operand].through(Link.through(eqn, operand)).images
             return [_Value(tuple(images), is_trained=_combined(inputs).is_trained)]
         return self.give_up(name, inputs, len(eqn.outvars))
 
@@ -381,14 +384,10 @@ class _Walk:
         consts, carried, scanned = scan.split(inputs)
         self.give_up("carried by a scan", carried)
 
-        inside = []
-        for value in consts:
-            images = value.images_through(Link.into_scan(is_scanned=False))
-            inside.append(value._replace(images=images))
+        inside = [value.through(Link.into_scan()) for value in consts]
         inside += [_DATA] * scan.num_carry  # what is carried may depend on data after the first iteration
-        for value in scanned:
-            images = value.images_through(Link.into_scan(is_scanned=True))
-            inside.append(value._replace(images=images))
+        _, _, variables = scan.split(eqn.invars)
+        inside += [value.through(Link.into_slices(of)) for value, of in zip(scanned, variables, strict=True)]
 
         outputs = self.frame(body, inside, location.in_scan(scan.length))
         self.give_up("passed on by a scan", outputs)
@@ -437,8 +436,4 @@ def _is_site(eqn: Any, operand: int, weight: _Value) -> bool:
         if not jnp.issubdtype(variable.aval.dtype, jnp.floating):
             return False
 
-    # The primitive must know the gradient. A table that is scanned over has no form for its look-ups.
-    family = family_of(eqn)
-    if not family.is_site(eqn, operand):
-        return False
-    return not (family.is_lookup and weight.is_scanned_over)
+    return family_of(eqn).is_site(eqn, operand)

@@ -43,12 +43,10 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
     ``operand`` is the index of an input: ``eqn.invars[operand]``.
 
     Attributes:
-      is_lookup: whether the weight is a table of which rows are looked up; then `factor` returns a `Sparse`.
       acts_on_one_example: whether `jax.vmap` applies the primitive to every row by itself. With True you vouch for
         that: a rule for vmap that mixes the rows of a batch makes every privacy statement wrong.
     """
 
-    is_lookup: bool = False
     acts_on_one_example: bool = True
 
     # First question: does a weight meet data here, and what is its gradient?
