@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares
-from gdpjax.clipping._rounding_budget import RoundingBudget
 
 
 class AbstractFactor(abc.ABC):
@@ -71,20 +70,3 @@ class AbstractFactor(abc.ABC):
     @abc.abstractmethod
     def weighted_sum(self, weights: RowWeights, shape: tuple[int, ...]) -> Array:
         """Return sum_i w_i g_i, added plainly; the arrays of this factor have a leading axis of examples i."""
-
-    def exact_sum(
-        self, weights: RowWeights, bound: Array, budget: RoundingBudget, like: Array
-    ) -> tuple[Array, Array] | None:
-        """Return sum_i w_i g_i as an unevaluated sum of two arrays, or None where `weighted_sum` is to be used.
-
-        Args:
-          weights: the weights of the examples; the arrays of this factor have a leading axis of them.
-          bound: the largest norm of a weighted gradient.
-          budget: how many examples may be added up plainly.
-          like: an array of the shape of the weight.
-        """
-        return None
-
-    def sums_exactly(self, budget: RoundingBudget, shape: tuple[int, ...]) -> bool:
-        """Return whether `exact_sum` returns a sum."""
-        return False

@@ -115,11 +115,14 @@ class Sparse(AbstractFactor):
             return False
         return is_exact(num_examples, num_entries, wide_dtype(self.values))
 
-    def exact_sum(
-        self, weights: RowWeights, bound: Array, budget: RoundingBudget, like: Array
-    ) -> tuple[Array, Array] | None:
-        if not self.sums_exactly(budget, like.shape):
-            return None
+    def exact_sum(self, weights: RowWeights, bound: Array, like: Array) -> tuple[Array, Array]:
+        """Return sum_i w_i g_i as an unevaluated sum of two arrays like the table.
+
+        Args:
+          weights: the weights of the examples; the arrays of this factor have a leading axis of them.
+          bound: the largest norm of a weighted gradient.
+          like: an array of the shape of the table.
+        """
         return table_sum(self.rows, weights.multiplied(wide(self.values)), bound, like)
 
 

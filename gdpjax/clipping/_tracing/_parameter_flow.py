@@ -289,11 +289,6 @@ def _linear_images(inputs: Sequence[_Value]) -> list[int]:
     return [operand for operand, value in enumerate(inputs) if value.images]
 
 
-def _has_equal(eqn: Any, operands: Sequence[int]) -> bool:
-    """Return whether two of these operands are the same variable."""
-    return len({eqn.invars[operand] for operand in operands}) < len(operands)
-
-
 class _Walk:
     """One pass over all frames, which follows the parameters that have not been given up yet.
 
@@ -353,8 +348,6 @@ class _Walk:
         """Follow linear images of parameters through an equation without a body."""
         name = eqn.primitive.name
         operands = _linear_images(inputs)
-        if _has_equal(eqn, operands):
-            return self.give_up(f"{name} of a value with itself", inputs, len(eqn.outvars))
         # JAX rounds the gradient of a number of 8 bits to 8 bits, and promotes it to no other dtype.
         floating = [atom for atom in (*eqn.invars, *eqn.outvars) if jnp.issubdtype(atom.aval.dtype, jnp.floating)]
         if not all(map(is_precise, floating)):

@@ -78,16 +78,19 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
         return 0
 
     def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
-        """Return the gradient of the data at a site, given the values of all inputs and the cotangent s."""
+        """Return the gradient of the data at a site, given the values of all inputs and the cotangent s.
+
+        By default the equation is taken to be linear in the data too, and its transpose is applied.
+        """
         data = self.data_operand(eqn, operand)
 
         def output_of(x: Array) -> Array:
             inputs = list(values)
             inputs[data] = x
-            return self.evaluate(eqn, inputs)[0]
+            (output,) = self.evaluate(eqn, inputs)
+            return output
 
-        _, pull_back = jax.vjp(output_of, values[data])
-        (gradient,) = pull_back(s)
+        (gradient,) = jax.linear_transpose(output_of, shape_of(eqn.invars[data]))(s)
         return gradient
 
     # A family may compute an equation in another way than JAX does.

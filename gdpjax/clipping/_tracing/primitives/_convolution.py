@@ -100,4 +100,4 @@ def isolated_convolution(eqn: Any, x: Array, kernel: Array) -> Array:
         preferred_element_type=layout.dtype,
     )
     result = result.reshape(num_rows, *space, outputs)
-    return jnp.transpose(result, layout.from_output)
+    return jnp.transpose(result, _fast_convolution.inverse(layout.to_output))

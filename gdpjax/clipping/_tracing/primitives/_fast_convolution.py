@@ -69,23 +69,8 @@ class Layout(NamedTuple):
     to_kernel: tuple[int, ...]
     to_output: tuple[int, ...]
 
-    @property
-    def from_input(self) -> tuple[int, ...]:
-        """The permutation of an input [n, *space, channels] back to the equation's own layout."""
-        return _inverse(self.to_input)
 
-    @property
-    def from_kernel(self) -> tuple[int, ...]:
-        """The permutation of a kernel [*window, input, output] back to the equation's own layout."""
-        return _inverse(self.to_kernel)
-
-    @property
-    def from_output(self) -> tuple[int, ...]:
-        """The permutation of an output [n, *space, channels] back to the equation's own layout."""
-        return _inverse(self.to_output)
-
-
-def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     """Return the permutation that undoes another one."""
     inverse = [0] * len(permutation)
     for place, axis in enumerate(permutation):
@@ -172,7 +157,7 @@ def forward(layout: Layout, x: Array, kernel: Array) -> Array:
             input_dilation=layout.input_dilation,
             dtype=layout.dtype,
         )
-    return jnp.transpose(result, layout.from_output)
+    return jnp.transpose(result, inverse(layout.to_output))
 
 
 def _in_fast_layout(
@@ -240,7 +225,7 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
         input_dilation=layout.strides,
         dtype=dtype,
     )
-    return jnp.transpose(gradient, layout.from_input).astype(x.dtype)
+    return jnp.transpose(gradient, inverse(layout.to_input)).astype(x.dtype)
 
 
 def kernel_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
@@ -291,7 +276,7 @@ def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: 
 
     # From [outputs, *window, channels] to [*window, channels, outputs], and to the kernel's own layout.
     gradient = gradient.reshape(num_outputs, *window, channels)
-    return jnp.transpose(jnp.moveaxis(gradient, 0, -1), layout.from_kernel)
+    return jnp.transpose(jnp.moveaxis(gradient, 0, -1), inverse(layout.to_kernel))
 
 
 def cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:

@@ -20,13 +20,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, final
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Axis, Outer, Sparse
-from gdpjax.clipping._tracing._jaxprs import shape_of
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_floating_output
 
 # Products.
@@ -67,20 +65,6 @@ class Matmul(AbstractPrimitive):
         for position, axis in enumerate(free):
             axes[axis] = ("r", position)
         return Outer(left, right, tuple(axes))
-
-    def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
-        # The product is linear in the data, so its transpose is enough: the product is not evaluated again.
-        data = 1 - operand
-
-        def output_of(x: Array) -> Array:
-            inputs = list(values)
-            inputs[data] = x
-            (product,) = self.evaluate(eqn, inputs)
-            return product
-
-        transpose = jax.linear_transpose(output_of, shape_of(eqn.invars[data]))
-        (gradient,) = transpose(s)
-        return gradient
 
 
 # Look-ups.
