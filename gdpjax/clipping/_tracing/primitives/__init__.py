@@ -16,18 +16,14 @@ from gdpjax.clipping._tracing.primitives._linear import (
     DynamicSlice,
     Gather,
     Matmul,
-    Spreading,
     Transposition,
 )
 
 __all__ = ["AbstractPrimitive", "family_of", "is_vouched_for", "isolated_convolution", "register_primitive"]
 
 
-class UnknownPrimitive(AbstractPrimitive):
-    """The family of every primitive that is not registered: its answers are the defaults."""
-
-
-_UNKNOWN = UnknownPrimitive()
+_UNKNOWN = AbstractPrimitive()
+"""The family of every primitive that is not registered: its answers are the defaults."""
 
 _FAMILIES: dict[str, AbstractPrimitive] = {}
 """The families by the names of their primitives."""
@@ -77,9 +73,6 @@ _FAMILIES["dynamic_slice"] = DynamicSlice()
 
 for _name in ("convert_element_type", "copy", "copy_p", "reduce_precision", "sharding_constraint"):
     _FAMILIES[_name] = Cast()
-
-for _name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
-    _FAMILIES[_name] = Spreading()
 
 _FAMILIES["transpose"] = Transposition()
 _FAMILIES["concatenate"] = Concatenation()

@@ -147,14 +147,6 @@ class Cast(AbstractPrimitive):
 
 
 @final
-class Spreading(AbstractPrimitive):
-    """Reshapes and broadcasts of a vector, such as a bias: what it meets after them is why its gradient is formed."""
-
-    def is_linear(self, eqn: Any, operand: int) -> bool:
-        return operand == 0 and eqn.invars[0].aval.ndim <= 1 and is_floating_output(eqn)
-
-
-@final
 class Transposition(AbstractPrimitive):
     """``transpose``."""
 
