@@ -77,7 +77,8 @@ def per_example_grad(
         gradients, _ = row_gradients(plan, trained, inputs, vmap_of(trace.has_convolution))
         rows = []
         for leaf, gradient in zip(trained, gradients, strict=True):
-            rows.append(zero_padding_rows(gradient.formed().astype(leaf.dtype), call.is_padding))
+            (formed,) = jax.tree.leaves(gradient)
+            rows.append(zero_padding_rows(formed.astype(leaf.dtype), call.is_padding))
 
         def with_rows(leaf: Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((call.batch_size, *leaf.shape), leaf.dtype)

@@ -84,17 +84,9 @@ class RowGradients:
         """Return sum_i w_i g_i, with the rows added plainly."""
         return self.factor.weighted_sum(weights, self.shape)
 
-    def formed(self) -> Array:
-        """Return the gradients as one array [N, *shape]."""
-        return jax.vmap(lambda factor: factor.formed(self.shape))(self.factor)
-
     def __getitem__(self, rows: Any) -> "RowGradients":
         """Return the gradients of some of the rows."""
-        return self._map(lambda x: x[rows])
-
-    def _map(self, function: Any) -> "RowGradients":
-        """Return the same gradients with ``function`` applied to every array."""
-        return jax.tree.map(function, self)
+        return jax.tree.map(lambda x: x[rows], self)
 
     @property
     def num_rows(self) -> int:
@@ -142,9 +134,8 @@ class RowGradients:
             def block(x: Array) -> Array:
                 return jax.lax.dynamic_slice_in_dim(x, number * size, size)
 
-            rows = self._map(block)
-            weights_of_block = RowWeights(*(block(x) for x in weights))
-            return total.plus(rows.weighted_sum(weights_of_block)), None
+            rows, weights_of_rows = jax.tree.map(block, (self, weights))
+            return total.plus(rows.weighted_sum(weights_of_rows)), None
 
         numbers = jnp.arange(num_blocks, dtype=jnp.int32)
         total, _ = jax.lax.scan(add_block, total, numbers)

@@ -70,30 +70,25 @@ class Site:
         return [shape_of(self.eqn.invars[data]), shape_of(self.eqn.outvars[0])]
 
     def factor(self, values: Sequence[Any]) -> AbstractFactor:
-        """Return the gradient of the weight in one evaluation of the site, given the values that it carries."""
+        """Return the gradient of the weight in one evaluation of the site, given the values that it carries.
+
+        Raises:
+          ValueError: what the family of the primitive gives is no gradient of this weight.
+        """
         x, cotangent = values
         factor = family_of(self.eqn).factor(self.eqn, self.operand, x, cotangent)
-        weight = self.eqn.invars[self.operand].aval
-        return _check_factor(factor, weight.shape, self.kind)
+        shape = self.eqn.invars[self.operand].aval.shape
+        if not isinstance(factor, AbstractFactor) or not factor.fits(shape):
+            raise ValueError(
+                f"expected the factor of {self.kind} to be a Full, Sparse or Outer for a weight {list(shape)}, got "
+                f"{shown(factor)}: see the axes of its arrays"
+            )
+        return factor
 
     @property
     def working_bytes(self) -> int:
         """The bytes that `factor` needs for one example beside the values carried, as for patches of a convolution."""
         return family_of(self.eqn).working_bytes(self.eqn, self.operand)
-
-
-def _check_factor(factor: Any, shape: tuple[int, ...], primitive: str) -> AbstractFactor:
-    """Return what a family of primitives gave as a factor.
-
-    Raises:
-      ValueError: it is no factor of a weight of this shape.
-    """
-    if not isinstance(factor, AbstractFactor) or not factor.fits(shape):
-        raise ValueError(
-            f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}, got "
-            f"{shown(factor)}: see the axes of its arrays"
-        )
-    return factor
 
 
 # Links: the linear maps that a parameter passes on its way to a site.
@@ -266,11 +261,6 @@ class _Location(NamedTuple):
         """Return the location of the body of this scan."""
         return _Location((*self.place, 0), (*self.lengths, length))
 
-    @property
-    def is_never_run(self) -> bool:
-        """Whether it is in a scan of no iterations."""
-        return 0 in self.lengths
-
 
 _CONSTANT = _Value()
 _DATA = _Value(is_data=True)
@@ -358,7 +348,7 @@ class _Walk:
         if len(operands) == 1 and others.is_data:
             (operand,) = operands
             weight = inputs[operand]
-            if not location.is_never_run and _is_site(eqn, operand, weight):
+            if _is_site(eqn, operand, weight):
                 self.add_site(location.place, Site(eqn, operand, location.lengths), weight)
                 return [_DATA] * len(eqn.outvars)
 

@@ -190,7 +190,7 @@ def _in_fast_layout(
 
 def _dilated(size: int, dilation: int) -> int:
     """Return the length of an axis after ``dilation - 1`` zeros are put between neighbouring entries."""
-    return 0 if size == 0 else 1 + dilation * (size - 1)
+    return 1 + dilation * (size - 1)
 
 
 def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:

@@ -39,7 +39,7 @@ def _axes_of(eqn: Any, operand: int, ndim: int) -> tuple[list[int], list[int]]:
 
 @final
 class Matmul(AbstractPrimitive):
-    """``dot_general``, with any contracted and batched axes."""
+    """``dot_general``, with any contracted axes of the weight."""
 
     def is_site(self, eqn: Any, operand: int) -> bool:
         data = eqn.invars[1 - operand]
