@@ -233,9 +233,9 @@ def frame_of(closed: Any, inlined: frozenset[str] = CALLS) -> Frame:
 
 
 def _bodies(eqn: Any) -> Sequence[Any]:
-    """Return the jaxprs inside a scan, cond or checkpoint."""
+    """Return the jaxprs inside a scan of some iterations, a cond or a checkpoint."""
     name = eqn.primitive.name
-    if name == "scan" and scan_of(eqn) is not None:
+    if name == "scan" and scan_of(eqn) is not None and eqn.params["length"]:
         return [eqn.params["jaxpr"]]
     if name == "cond":
         return eqn.params.get("branches", ())
