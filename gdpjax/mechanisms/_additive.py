@@ -15,9 +15,8 @@ from gdpjax._core.arguments import check_choice, check_instance
 from gdpjax._core.checks import POSITIVE, UNIT, check, checked_scalar, is_traced
 from gdpjax._core.keys import bits, split
 from gdpjax._core.noise import standard_normals
-from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
-from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar
+from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar, pytree_dataclass
 from gdpjax.ledger import Event, GaussianEvent, LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating
 from gdpjax.tradeoff import Curve, Gaussian, Laplace, subsample

@@ -21,8 +21,7 @@ from gdpjax._core.arguments import check_array, check_count, check_number
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_traced
 from gdpjax._core.keys import one_key_at_a_time, split
 from gdpjax._core.precision import float64_function
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers
+from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, pytree_dataclass
 from gdpjax.ledger import RandomizedResponseEvent
 from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
