@@ -67,10 +67,7 @@ COMMANDS = {
         "Predict what a private step of a language model costs.",
     ),
     "demo": Command(config.DemoConfig(), "demo:run", "Train on digits, print a table, save a figure."),
-    "fdp-figures": Command(config.FdpFiguresConfig(), "figures.fdp:run", "Draw the figures of docs/fdp.md."),
-    "correlated-figure": Command(
-        config.CorrelatedFigureConfig(), "figures.correlated:run", "Draw the figure of docs/correlated.md."
-    ),
+    "figures": Command(config.FiguresConfig(), "figures.fdp:run", "Draw the figures of docs/fdp.md and correlated.md."),
 }
 
 
