@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gdpjax._core.checks import COUNT, UNIT, check
-from gdpjax._core.epochs import steps_of_epochs
+from gdpjax.sampling import steps_of_epochs
 
 NOISE = "stddev of the noise / sensitivity"
 RUN_OPTIONS = {

@@ -21,8 +21,8 @@ import numpy as np
 
 from gdpjax._core.arguments import check_target
 from gdpjax._core.checks import OPEN_UNIT, POSITIVE, check
+from gdpjax._core.figures import MOST_VALUES, values_of
 from gdpjax._core.files import FolderIsLocked, FolderLock, write_atomically
-from gdpjax._core.grids import MOST_VALUES, values_of
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.cli._report import add_json_option, clt_is_reliable

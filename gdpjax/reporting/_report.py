@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from gdpjax._core import VERSION
 from gdpjax._core.arguments import check_choice, check_names, check_number, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
-from gdpjax._core.version import VERSION
 from gdpjax.reporting._forms import HTML, LATEX, MARKDOWN, WIDTH, picture_of, write_text
 from gdpjax.reporting._runs import Described, describe_run, figures_of
 from gdpjax.reporting._tables import notes_of, paragraph, table_of

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from gdpjax._core.documents import read_bytes
 from gdpjax._core.figures import plain
-from gdpjax._core.sentences import neighbours_differ
 from gdpjax._core.shown import shown
-from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
+from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation, neighbours_differ
 from gdpjax.accounting import certified, gdp_epsilon, moments_accountant_epsilon
 from gdpjax.ledger import AnyEvent, Event, Ledger
 from gdpjax.plotting import limiting_mu

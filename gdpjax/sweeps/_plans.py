@@ -25,10 +25,10 @@ import jax
 import numpy as np
 
 import gdpjax.accounting as accounting
-from gdpjax._core.epochs import steps_of_epochs
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.ledger import Event, ledger_of
+from gdpjax.sampling import steps_of_epochs
 from gdpjax.sweeps.records import UserError
 from gdpjax.training import Plan, make_plan
 

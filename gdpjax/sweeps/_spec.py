@@ -42,7 +42,7 @@ import optax
 
 from gdpjax._core.arguments import did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
-from gdpjax._core.grids import values_of
+from gdpjax._core.figures import values_of
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._examples import failure_of
 from gdpjax.sweeps._task import Hyperparameter, Task

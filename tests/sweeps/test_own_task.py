@@ -3,9 +3,6 @@
 import contextlib
 import dataclasses
 import re
-import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -265,6 +262,7 @@ def stepping_with(update):
 REFUSED = {
     "scores must return numbers by name": with_model(scores=lambda params, x, y: jnp.mean(y)),
     "a score needs a name of its own": with_model(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
+    "got 'privacy'": with_model(scores=lambda params, x, y: {"privacy": y.mean()}),
     "must return a scalar for ONE example": with_model(loss=lambda params, x, y: params @ x),
     "a training failed: ZeroDivisionError": with_model(loss=lambda params, x, y: 1 / 0),
     "no two arrays of the parameters can be called a/b/w": with_model(
@@ -296,14 +294,6 @@ def test_what_a_training_would_refuse_is_refused_before_a_folder_is_made(message
     with pytest.raises(UserError, match=re.escape(message.strip(", "))):
         sweeps.run_sweep(REFUSED[message], SPEC, tmp_path / "sweep")
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["steps_per_second", "privacy"])
-def test_a_score_named_like_a_field_of_the_records_is_refused(name):
-    """A score would take the place of the field, and a resumed run would call its own record damaged."""
-    task = with_model(scores=lambda params, x, y: {name: jnp.mean(y)})
-    with pytest.raises(UserError, match="a score needs a name of its own"):
-        _trials.check_task(blueprint_of(task))
 
 
 def test_wrong_loaders_are_refused():
@@ -434,47 +424,6 @@ def test_a_trial_with_other_settings_has_other_noise():
     for changes in ({"noise_multiplier": 3.0}, {"l2_clip_norm": 2.0}, {"epochs": 2}, {"penalty": 0.5}):
         other = key_data_of(**changes)
         assert all(a != b for a, b in zip(other, base, strict=True)), changes
-
-
-KILLED = """
-import sys, time
-sys.path.insert(0, {root!r})
-from gdpjax.sweeps import _sweep
-import gdpjax.sweeps as sweeps
-from tests.sweeps.test_own_task import TASK, spec_with
-
-class Talking(_sweep.SweepProgress):
-    begun = 0
-    def on_steps(self, done, total):
-        self.begun += done == 1
-        if self.begun == 2:
-            print("second", flush=True)
-            time.sleep(600)
-
-_sweep.SweepProgress, _sweep.num_slots = Talking, lambda: 1
-sweeps.run_sweep(TASK, spec_with(penalty=[0.0, 0.1, 0.2, 0.3]), sys.argv[1], width=2)
-"""
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_is_the_same_sweep(tmp_path):
-    """The kept key makes the trials that were cut short the same runs with the same noise, without a seed."""
-    folder, spec = tmp_path / "killed", spec_with(penalty=[0.0, 0.1, 0.2, 0.3])
-    script = KILLED.format(root=str(Path(__file__).parents[2]))
-    command = ["-c", script, str(folder)]
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "second\n"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    whole = tmp_path / "whole"
-    shutil.copytree(folder, whole)
-    shutil.rmtree(whole / "parts", ignore_errors=True)
-    results = [sweeps.run_sweep(TASK, spec, path, resume=True, width=2) for path in (folder, whole)]
-    timeless = [[row | {"seconds": 0} for row in result.rows] for result in results]
-    assert timeless[0] == timeless[1], "whatever was done before the kill, by the same keys"
-    keys = "keys.NOT_FOR_RELEASE.json"
-    assert (folder / keys).read_bytes() == (whole / keys).read_bytes()
-    assert (folder / keys).stat().st_mode & 0o077 == 0
 
 
 def test_unlabelled_data(tmp_path):

@@ -116,7 +116,7 @@ def test_together_is_as_alone(several, small_digits):
     assert rows_of(several)[5]["test_accuracy"] == scores["test_accuracy"]
 
 
-def test_every_trial_has_its_own_noise(several, small_digits):
+def test_every_trial_has_its_own_noise(small_digits):
     """Trap 38: neither seeds nor configurations share a key, and seeds of one configuration end differently."""
     seeded = plans(SEVERAL.replace("[3]", "[3, 4]"), small_digits)
     unseeded = plans(SEVERAL.replace("[3]", "3"), small_digits)
@@ -276,6 +276,16 @@ def test_killed_and_resumed_loses_and_repeats_nothing(kill, several, tmp_path, s
     numbers = [row["trial"] for path in sorted((folder / PARTS).glob("*.parquet")) for row in _parts(path)]
     assert sorted(numbers) == list(range(8)), "each trial once, over all parts"
     assert timeless(rows_of(folder)) == timeless(rows_of(several))
+
+
+def test_a_sweep_goes_on_with_the_key_that_it_kept(several, tmp_path, small_digits, monkeypatch):
+    """A new one would give trials without a seed other noise than their record was made with."""
+    roots = []
+    monkeypatch.setattr(_sweep, "distinct_keys", lambda trials, root: roots.append(root) or {})
+    for name in ("one", "other"):
+        run_small(SEVERAL, small_digits, shutil.copytree(several, tmp_path / name), resume=True)
+    assert np.array_equal(*map(jax.random.key_data, roots))
+    assert (several / _folder.KEYS).stat().st_mode & 0o077 == 0
 
 
 def _parts(path):
