@@ -248,6 +248,7 @@ def test_scores_that_cannot_share_a_picture_are_refused(tmp_path):
         ((folder,), {"delta": 1e-5}, "one delta"),
         ((FIRST,), {"delta": 2.0}, "delta must be"),
         ((FIRST,), {"delta": 1e-5, "score": "f1"}, "the score 'f1'"),
+        (([],), {"delta": 1e-5}, "got no record$"),
         ((FIRST + FIRST,), {"delta": 1e-5}, "several runs as several arguments"),
         ((FIRST,), {"delta": 1e-5, "names": ["a", "b"]}, "2 names for 1 runs"),
         ((tmp_path / "none",), {}, "plan.json"),
@@ -301,8 +302,8 @@ def test_bad_arguments(function, change, message):
 def test_command_writes_the_picture_and_its_numbers(tmp_path, capsys, monkeypatch, small, steps):
     """The command draws the curves of its options, and prints where they are or their numbers."""
     calls = []
-    monkeypatch.setattr("gdpjax.cli._plot.tradeoff_curves", lambda *run: calls.append(run) or small)
-    monkeypatch.setattr("gdpjax.cli._plot.epsilon_curves", lambda *run: calls.append(run) or steps)
+    monkeypatch.setattr("gdpjax.cli._cards.tradeoff_curves", lambda *run: calls.append(run) or small)
+    monkeypatch.setattr("gdpjax.cli._cards.epsilon_curves", lambda *run: calls.append(run) or steps)
     path = tmp_path / "curve.svg"
     options = [*RUN_OPTIONS, "--delta", "1e-5", "--output", str(path)]
     assert main(["plot", "tradeoff", *options, "--log"]) == 0

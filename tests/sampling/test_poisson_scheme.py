@@ -45,10 +45,9 @@ def test_the_capacity_is_chosen_or_given():
     assert tail > 1e-6
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, float("nan")])
-def test_a_traced_step_out_of_range_never_fits(step):
+def test_a_traced_step_out_of_range_never_fits():
     """It gives padding, and a count above all rows."""
-    sample = draw(KEY, step)
+    sample = draw(KEY, -1)
     assert np.all(sample.is_padding)
     assert not np.any(sample.indices)
     assert int(sample.count) > BATCHES.num_examples
@@ -89,15 +88,11 @@ DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic, draw_truncat
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_a_step_that_float32_may_have_rounded_has_no_batch(draw):
-    """Both are 2^24 in float32, so that two steps of the run would have one batch."""
-    compiled = jax.jit(draw)
-    for step in (2**24, 2**24 + 1):
-        with pytest.raises(ValueError, match="step must be a whole number >= 0, at most 16777215, got 16777216"):
-            draw(np.float32(step))
-        sample = compiled(jnp.float32(step))
-        assert sample.is_padding.all()
-        assert int(sample.count) > 500
+def test_a_step_of_a_floating_type_is_refused(draw):
+    """2^24 and 2^24 + 1 are one number in float32, so that two steps of the run would have one batch."""
+    for function in (draw, jax.jit(draw)):
+        with pytest.raises(ValueError, match=r"step must be a whole number, got .*float32"):
+            function(np.float32(2**24 + 1))
 
 
 def test_a_step_too_large_for_its_type_repeats_no_batch():

@@ -37,7 +37,7 @@ class Fake:
             future.set_exception(error)
         else:
             rows = [_worker.row_of(trial, {"test_accuracy": 0.5}) for trial in chunk.trials]
-            future.set_result(_worker.Result(rows, None))
+            future.set_result(rows)
         return future
 
     def result(self, future):
@@ -185,7 +185,6 @@ def test_large_programs_run_one_at_a_time(monkeypatch, small_digits):
         return [_worker.row_of(trial, error="x")]
 
     monkeypatch.setattr(_worker, "_train", outcomes)
-    monkeypatch.setattr(_worker, "described_program", lambda chunk, program: None)
 
     # Each of the two slots has a share of 50 bytes.
     for memory_bytes, is_alone in ((50, False), (51, True)):

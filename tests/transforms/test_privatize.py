@@ -328,6 +328,12 @@ def test_traced_nonsense_gives_nan_not_a_number():
         assert np.isnan(jax.jit(once)(*bad)).all(), bad
 
 
+@pytest.mark.parametrize("noise_multiplier", [True, 1 + 0j])
+def test_a_traced_noise_multiplier_that_is_no_real_number_is_refused(noise_multiplier):
+    with pytest.raises(ValueError, match="noise_multiplier must be"):
+        jax.jit(lambda traced: make(noise_multiplier=traced).init({"w": jnp.zeros(4)}))(noise_multiplier)
+
+
 def test_unclipped_or_per_example_gradients_are_refused():
     tx, params = make(), {"w": jnp.zeros(3)}
     state = tx.init(params)
