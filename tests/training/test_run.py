@@ -286,7 +286,7 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert same(finished(resume_run(copy, *small, scan=False)).state, whole.state), "had it been killed then"
     run.save()
-    monkeypatch.setattr(_journal, "append_line", full)
+    monkeypatch.setattr(_journal, "_append_line", full)
     with pytest.raises(CheckpointError, match="They were not run"):
         run.advance(7)
     assert run.step == 14
