@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tyro
 
 from experiments import config
-from experiments.errors import RunInterrupted, UserError
+from experiments.errors import RunInterrupted
 from gdpjax import use_compilation_cache
 from gdpjax.sampling import BatchOverflowError
 
@@ -98,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> int:
         use_compilation_cache()
     try:
         exit_code = command.run(settings)
-    except UserError as error:
+    except ValueError as error:  # such as a UserError
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BatchOverflowError as error:
