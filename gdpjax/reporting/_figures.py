@@ -1,10 +1,9 @@
 """The figures of a report: computed once for each run, each with its standing."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from gdpjax._core.types import FAILURE, Bounds
+from gdpjax._core.types import FAILURE
 from gdpjax.accounting import gdp_epsilon, moments_accountant_epsilon
 from gdpjax.plotting import limiting_mu
 from gdpjax.reporting._runs import Described, Figure
@@ -32,14 +31,7 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
 
     # The other accountants, at the first delta.
     delta = deltas[0]
-    epsilon: Any = figures[f"epsilon_at_delta_{delta:g}"].value
-    clt = _asked(
-        run,
-        "CLT estimate of epsilon",
-        ESTIMATE,
-        lambda events: gdp_epsilon(delta, limiting_mu(events)),
-    )
-    figures |= {
+    return figures | {
         "epsilon_moments_accountant": _asked(
             run,
             f"moments epsilon at {delta:g}",
@@ -47,22 +39,13 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
             lambda events: moments_accountant_epsilon(events, delta=delta),
         ),
         "mu_clt": _asked(run, "CLT estimate of mu", ESTIMATE, limiting_mu),
-        "epsilon_clt": clt,
+        "epsilon_clt": _asked(
+            run,
+            "CLT estimate of epsilon",
+            ESTIMATE,
+            lambda events: gdp_epsilon(delta, limiting_mu(events)),
+        ),
     }
-
-    # By how much the truth exceeds the estimate; negative where the estimate overstates.
-    excess = None
-    if clt.value is not None and math.isfinite(clt.value):
-        lower = math.nextafter(epsilon.lower - clt.value, -math.inf)
-        excess = Bounds(lower, math.nextafter(epsilon.upper - clt.value, math.inf))
-    figures["clt_understates_by"] = Figure(
-        "epsilon less the CLT's",
-        excess,
-        CERTIFIED,
-        reason=clt.reason or "the CLT's epsilon is infinite",
-        quoted="lower",
-    )
-    return figures
 
 
 def _asked(run: Described, label: str, standing: str, accountant: Callable[[Any], Any]) -> Figure:

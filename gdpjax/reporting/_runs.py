@@ -29,14 +29,12 @@ class Figure(NamedTuple):
         value: `Bounds` of two numbers, or one number, or None where it is not known.
         standing: what kind of number it is.
         reason: why there is no value.
-        quoted: the end of the bracket that can be relied on.
     """
 
     label: str
     value: Any
     standing: str
     reason: str = ""
-    quoted: str = "upper"
 
     def in_json(self) -> Any:
         """Return the value for JSON: [lower, upper], one number, or null; infinities are texts."""
