@@ -7,7 +7,7 @@ an epoch have under P the mixture (1/t) sum_i N(e_i, s^2 I), and under Q the law
 
     R = dP/dQ = (Y_1 + ... + Y_t) / t,      Y_i = e^{g_i / s - 1 / (2 s^2)},  g_i independent standard normal under Q.
 
-`_lognormal` brackets the law of Y, `_average` that of R. For one epoch `_one_run` reads epsilon and delta off; several
+`_law` brackets the law of Y, `_average` that of R. For one epoch `_one_run` reads epsilon and delta off; several
 epochs, and several blocks of steps, are composed by the contour of `_composition`, once with the pair that
 understates and once with the one that overstates. The derivation is docs/theory/allocation.md.
 """
@@ -24,8 +24,8 @@ from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import Bounds
-from gdpjax.accounting._allocation import _average, _lognormal, _one_run
-from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
+from gdpjax.accounting._allocation import _average, _one_run
+from gdpjax.accounting._allocation._law import SMALLEST_NOISE, UNIT_ROUNDOFF, Pair, lower_pair, one_step, upper_pair
 
 Side = TypeVar("Side")
 _EPSILON_WIDTH = 3e-4
@@ -77,7 +77,7 @@ class Scheme(NamedTuple):
     @property
     def has_small_noise(self) -> bool:
         """Return whether the noise is too small for the grid, so that nothing is known from above."""
-        return self.noise_multiplier < _lognormal.SMALLEST_NOISE
+        return self.noise_multiplier < SMALLEST_NOISE
 
     @property
     def num_cells(self) -> int:
@@ -150,8 +150,8 @@ def events_of_scheme(
     # The relative error of a mass doubles with the number of steps.
     if scheme.block * 100.0 * UNIT_ROUNDOFF >= _LARGEST_ROUNDING:
         return Sides(None, None)
-    noise_multiplier = max(scheme.noise_multiplier, _lognormal.SMALLEST_NOISE)
-    step, grid = _lognormal.one_step(noise_multiplier, num_cells or scheme.num_cells, log_tail)
+    noise_multiplier = max(scheme.noise_multiplier, SMALLEST_NOISE)
+    step, grid = one_step(noise_multiplier, num_cells or scheme.num_cells, log_tail)
     also_next = scheme.counts[1] > 0
     laws, grid = _average.average_of_steps(step, grid, scheme.block, also_next, log_tail)
 
