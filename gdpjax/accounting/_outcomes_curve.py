@@ -31,7 +31,7 @@ from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.accounting._allocation import _bounds, _one_run
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
-from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, each
+from gdpjax.accounting._combinators import AccountedCurve, Between, Meet
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
 from gdpjax.accounting._overflow import Lost, with_failure
@@ -44,7 +44,7 @@ from gdpjax.ledger import (
     ShuffledEvent,
     TruncatedPoissonEvent,
 )
-from gdpjax.tradeoff import CertifiedCurve, Laplace, NoGuarantee, compose, subsample
+from gdpjax.tradeoff import CertifiedCurve, Laplace, NoGuarantee, compose, each, subsample
 
 _SLACK = 1e-9
 _TINY = 2.3e-308
