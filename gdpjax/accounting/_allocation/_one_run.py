@@ -64,13 +64,18 @@ def delta(pair: Pair, epsilon: float) -> Bounds:
     return Bounds(max(lower, 0.0), min(upper, 1.0))
 
 
-def epsilon(pair: Pair, delta: float, largest: float) -> Bounds:
-    """Return bounds on epsilon <= ``largest``: from a pair that understates a lower, else an upper one."""
+def epsilon(pair: Pair, delta: float) -> Bounds:
+    """Return bounds on epsilon: from a pair that understates a lower, else an upper one."""
+    # Beyond the largest finite loss delta is what is lost.
+    largest = 1.0 + float(np.max(np.abs(pair.log_ratio), initial=0.0)) * (1.0 + 1e-9)
     lower = _crossing(PairBound(pair, -1.0), delta, largest, above=True)
     above = PairBound(pair, 1.0)
     delta_at_zero, _ = above.delta(0.0)
+    delta_at_largest, _ = above.delta(largest)
     if delta_at_zero <= delta:
         return Bounds(lower, 0.0)
+    if delta_at_largest > delta:
+        return Bounds(lower, np.inf)
     return Bounds(lower, _crossing(above, delta, largest, above=False))
 
 
