@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from gdpjax._composition import _atoms, _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff, prepare
+from gdpjax._composition import _atoms, _bounded_losses, _directions, _dominating, _tradeoff, _without_contour, prepare
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
@@ -167,7 +167,7 @@ class OutcomesCurve(AccountedCurve):
         largest = 1.0
         shifted_epsilon = epsilon - self.largest_loss * (1.0 + _bounds.EXP_ROUNDING)
         if shifted_epsilon >= 0:
-            gaussian = _closed_forms.gaussian_delta(shifted_epsilon, self.gaussian_mu)
+            gaussian = _without_contour.gaussian_delta(shifted_epsilon, self.gaussian_mu)
             largest = float(gaussian.upper)
             if self._is_gaussian:
                 return Bounds(max(float(gaussian.lower) - _TINY, 0.0), min(largest + _TINY, 1.0))

@@ -10,8 +10,7 @@ from jax.scipy.special import ndtr, ndtri
 
 from gdpjax._core import gdp
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, NONNEGATIVE, UNIT
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, Numbers
+from gdpjax._core.types import Array, Numbers, pytree_dataclass
 from gdpjax.tradeoff._abstract import Curve, from_positive
 
 _LARGEST_EXPONENT = 709.0

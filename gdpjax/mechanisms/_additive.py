@@ -1,0 +1,176 @@
+"""The Gaussian mechanism and the Laplace mechanism.
+
+Laplace noise: with t uniform on (0, 1), -log t is exponential; a random sign makes it Laplace. t has 63 random bits, so
+that the tail is right to 43 scales, and values near 0, where t is near 1, come from 1 - t, computed from the same bits.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from gdpjax._core.checks import POSITIVE, check, checked_scalar, is_traced
+from gdpjax._core.keys import bits
+<<<<<<< HEAD:gdpjax/mechanisms/_laplace.py
+from gdpjax._core.trees import leaf_keys
+from gdpjax._core.types import Array, NeighboringRelation, Numbers, Scalar, pytree_dataclass
+from gdpjax.ledger import LaplaceEvent
+=======
+from gdpjax._core.noise import standard_normals
+from gdpjax._core.pytrees import pytree_dataclass
+from gdpjax._core.trees import leaf_keys
+from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar
+from gdpjax.ledger import GaussianEvent, LaplaceEvent
+>>>>>>> s30-comp:gdpjax/mechanisms/_additive.py
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating
+from gdpjax.tradeoff import Curve, Gaussian, Laplace
+
+
+@pytree_dataclass
+class GaussianMechanism(Additive):
+    """Adds N(0, stddev^2) to every coordinate, stddev = noise_multiplier * sensitivity.
+
+    It is exactly mu-GDP with mu = 1 / noise_multiplier, in any dimension: only the l2 distance of two values matters.
+
+    Args:
+        noise_multiplier: stddev / l2 sensitivity, finite and > 0.
+
+    Returns:
+        A mechanism whose curve is G_mu, exact in real arithmetic (see `_abstract` on floats).
+
+    Raises:
+        ValueError: noise_multiplier not a finite number > 0.
+
+    Reference: Dong, Roth and Su, arXiv:1905.02383, Theorem 2.7.
+
+    >>> print(GaussianMechanism(2.0).mu, f"{GaussianMechanism(2.0).epsilon(1e-5):.4f}")
+    0.5 1.9931
+    """
+
+    noise_multiplier: Numbers
+
+    def __post_init__(self) -> None:
+        check("noise_multiplier", self.noise_multiplier, POSITIVE)
+
+    @property
+    def mu(self) -> Floats:
+        """The Gaussian privacy parameter, 1 / noise_multiplier; exact."""
+        if is_traced(self):
+            return 1.0 / self.noise_multiplier
+        noise_multiplier = np.asarray(self.noise_multiplier, np.float64)
+        return 1.0 / noise_multiplier[()]
+
+    def tradeoff(self) -> Curve:
+        """Return G_mu with mu = 1 / noise_multiplier; exact."""
+        return Gaussian(self.mu)
+
+    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> GaussianEvent:
+        """Return the event of ``num_steps`` releases."""
+        return GaussianEvent(self.noise_multiplier, num_steps, neighboring_relation)
+
+    def sample(self, key: PRNGKeyArray, value: Any, sensitivity: Scalar) -> Any:
+        """Return ``value`` with noise.
+
+        Args:
+            key: a PRNG key, used for nothing else.
+            value: a scalar, an array or a pytree of arrays.
+            sensitivity: the largest l2 distance of two neighbours' values, over all leaves together, >= 0.
+
+        Returns:
+            The same structure in float32 or wider; the noise is right in its tail to 9 standard deviations.
+
+        Raises:
+            ValueError: sensitivity negative, NaN or not one number; complex values.
+        """
+        noise_multiplier = checked_scalar("noise_multiplier", self.noise_multiplier, POSITIVE)
+        stddev = noise_multiplier * check_sensitivity(sensitivity)
+
+        leaves, structure = jax.tree.flatten(jax.tree.map(floating, value))
+        keys = jax.tree.leaves(leaf_keys(key, value))
+        noise = standard_normals(keys, [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
+        released = []
+        for leaf, draw in zip(leaves, noise, strict=True):
+            released.append(leaf + jnp.asarray(stddev).astype(leaf.dtype) * draw)
+        return jax.tree.unflatten(structure, released)
+
+
+@pytree_dataclass
+class LaplaceMechanism(Additive):
+    """Adds Laplace noise of scale sensitivity / epsilon to every coordinate.
+
+    Args:
+        epsilon: privacy loss, finite and > 0: l1 sensitivity / scale.
+
+    Returns:
+        A mechanism whose curve is `Laplace(epsilon)`: exact for a scalar, and for a vector where one coordinate may
+        change by the whole sensitivity (the worst case; a change spread over coordinates is more private).
+
+    Raises:
+        ValueError: epsilon not a finite number > 0.
+
+    Reference: Dwork, McSherry, Nissim and Smith, TCC 2006; Dong, Roth and Su, arXiv:1905.02383, Section 2.1.
+
+    >>> print(f"{LaplaceMechanism(1.0).delta(0.5):.6f}")
+    0.221199
+    """
+
+    privacy_loss: Numbers  # the epsilon; that name is the method's
+
+    def __init__(self, epsilon: Numbers) -> None:
+        check("epsilon", epsilon, POSITIVE)
+        object.__setattr__(self, "privacy_loss", epsilon)
+
+    def tradeoff(self) -> Curve:
+        """Return `Laplace(epsilon)`; exact."""
+        return Laplace(self.privacy_loss)
+
+    def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> LaplaceEvent:
+        """Return the event of ``num_steps`` releases."""
+        return LaplaceEvent(self.privacy_loss, num_steps, neighboring_relation)
+
+    def sample(self, key: PRNGKeyArray, value: Any, sensitivity: Scalar) -> Any:
+        """Return ``value`` with noise.
+
+        Args:
+            key: a PRNG key, used for nothing else.
+            value: a scalar, an array or a pytree of arrays.
+            sensitivity: the largest l1 distance of two neighbours' values, over all leaves together, >= 0.
+
+        Returns:
+            The same structure in float32 or wider.
+
+        Raises:
+            ValueError: sensitivity negative, NaN or not one number; complex values.
+        """
+        scale = check_sensitivity(sensitivity) / checked_scalar("epsilon", self.privacy_loss, POSITIVE)
+
+        def add_noise(leaf: Any, leaf_key: Array) -> Array:
+            array = floating(leaf)
+            noise = standard_laplace(leaf_key, array.shape, array.dtype)
+            return array + jnp.asarray(scale).astype(array.dtype) * noise
+
+        return jax.tree.map(add_noise, value, leaf_keys(key, value))
+
+
+def standard_laplace(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Draw Laplace noise of scale 1, from 64 random bits a coordinate."""
+    high_word, low_word = bits(key, (2, *shape))
+
+    # One bit is the sign. The other 63 are t = (high + low) 2^-31, with low in (0, 1).
+    sign = jnp.where(high_word >> 31, -1, 1).astype(dtype)
+    largest_high = jnp.uint32(0x7FFFFFFF)
+    high = high_word & largest_high
+    low = (low_word.astype(dtype) + np.asarray(0.5, dtype)) * np.asarray(2.0**-32, dtype)
+    unit = np.asarray(2.0**-31, dtype)
+    t = (high.astype(dtype) + low) * unit
+
+    # 1 - t from the same bits, without cancellation.
+    complement = ((largest_high - high).astype(dtype) + (1 - low)) * unit
+
+    # log t, by way of 1 - t where t is at least a half.
+    is_large = high >= jnp.uint32(1 << 30)
+    log_of_large = jnp.log1p(-jnp.where(is_large, complement, 0.5))
+    log_t = jnp.where(is_large, log_of_large, jnp.log(t))
+    return -sign * log_t
