@@ -168,7 +168,7 @@ def _curve_of_columns(family: Family, columns: tuple[Array, ...], *, in_phases: 
 
 def _is_zero(noise_multiplier: Any) -> bool:
     """Return whether this is the one number 0, known before compiling."""
-    return isinstance(noise_multiplier, int | float | np.floating | np.integer) and noise_multiplier == 0
+    return isinstance(noise_multiplier, int | float | np.floating | np.integer) and bool(noise_multiplier == 0)
 
 
 def _curve_of_phases(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = RTOL) -> CertifiedCurve:
