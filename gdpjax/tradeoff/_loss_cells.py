@@ -77,7 +77,8 @@ class LossCells(NamedTuple):
 
     def taken(self, where: np.ndarray) -> "LossCells":
         """Return some of the pieces, with all of what only one of the two has."""
-        return LossCells(*(column[where] for column in self[:4]), self.infinite, self.negative)
+        null, alternative, low, high = (column[where] for column in self[:4])
+        return self._replace(null=null, alternative=alternative, low=low, high=high)
 
 
 _ONE_CELL_WITHOUT_LOSS = LossCells(np.ones(1), np.ones(1), np.zeros(1), np.zeros(1), 0.0, 0.0)
