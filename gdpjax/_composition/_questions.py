@@ -22,7 +22,6 @@ import scipy
 from gdpjax._composition import (
     _bounded_losses,
     _directions,
-    _dominating,
     _run_description,
     _tradeoff,
     _without_contour,
@@ -271,7 +270,7 @@ def _mu(run: RunDescription, failure: float, _rtol: float) -> Bounds:
     # In any case the whole run has the mu of its releases without sampling.
     if any(step.noise_multiplier < _SMALLEST_NOISE_SEARCHED for step in run.steps):
         return Bounds(0.0, _run_description.trivial_mu(run))
-    return _dominating.mu_of_run(run, failure)
+    return _tradeoff.mu_of_run(run, failure)
 
 
 def _nothing(_at: float) -> Bounds:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from gdpjax._composition import _atoms, _bounded_losses, _directions, _dominating, _tradeoff, _without_contour, prepare
+from gdpjax._composition import _atoms, _bounded_losses, _directions, _tradeoff, _without_contour, prepare
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
@@ -192,7 +192,7 @@ class OutcomesCurve(AccountedCurve):
         if self.least_noise < _SMALLEST_NOISE_SEARCHED:
             return trivial
         sides = self._runs_around(math.log(failure))
-        mu = within(trivial, sides, lambda run: _dominating.mu_of_run(run, failure))
+        mu = within(trivial, sides, lambda run: _tradeoff.mu_of_run(run, failure))
         return Bounds(min(mu.lower, self.whole_mu), mu.upper)
 
     def _error(self, alpha: float) -> Bounds:
