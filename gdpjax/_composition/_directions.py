@@ -6,8 +6,7 @@ while the bracket is wider than asked for (`direction_epsilon`, `direction_log_d
 1. *Ordinary tries*: a contour about the best guess so far, each a little finer than the one before.
 2. *Telling runs*: the contour of `_rare_outcomes`, after the first two ordinary tries. For epsilon it comes last where
    an example is not hardly ever sampled.
-3. For epsilon, where an example is sampled more often: Chernoff bounds at other exponents. Where it is hardly ever
-   sampled and epsilon is tiny: two ordinary tries relative to that epsilon.
+3. For epsilon, where an example is hardly ever sampled and epsilon is tiny: two ordinary tries relative to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,8 +62,6 @@ _CLEAR = 0.01
 
 _SHARED_NATS = 3.0
 """Questions about one run share a line if their log deltas are no further apart."""
-_CHERNOFF_LINES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
-"""Shares of the best exponent at which the Chernoff bound is tried."""
 
 
 class EstimatedBounds(NamedTuple):
@@ -292,9 +289,9 @@ def direction_epsilon(run: RunDescription, log_delta: Array, run_lower: Array, t
     is_tiny = is_rare & (bracket.estimate < _contour_choice.LEAST_EPSILON) & search.is_wide(bracket, target_width)
     bracket = where_asked(is_tiny, _ordinary_epsilon, search, bracket, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
 
-    # What else there is.
-    is_wide = ~is_rare & search.is_wide(bracket, RARE_LAST_WIDTH)
-    bracket = where_asked(is_wide, _one_by_one(_last_epsilon), search, bracket)
+    # The telling runs elsewhere.
+    is_wide = ~is_rare & search.is_wide(bracket, RARE_LAST_WIDTH) & _rare_outcomes.applies(run)
+    bracket = where_asked(is_wide, _one_by_one(telling_epsilon), search, bracket)
     if run.missed_below:
         bracket = bracket._replace(lower=0.0)
     return _with_estimate_inside(bracket)
@@ -333,16 +330,6 @@ def _one_by_one(
         return EstimatedBounds(*ends)
 
     return improve_each
-
-
-def _last_epsilon(search: EpsilonSearch, known: EstimatedBounds) -> EstimatedBounds:
-    """Improve a bracket that is wide after the ordinary tries."""
-    bracket = known
-    if _rare_outcomes.applies(search.run):
-        bracket = telling_epsilon(search, bracket)
-    if is_alone(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
-        bracket = _with_chernoff_bounds(search, bracket)
-    return bracket
 
 
 def _ordinary_epsilon(
@@ -444,19 +431,6 @@ def _narrowed(bracket: EstimatedBounds, bounds: Bounds, estimate: Array) -> Esti
 def _is_stuck(before: EstimatedBounds, after: EstimatedBounds) -> Array:
     """Return whether a try found a lower end and left nearly all of the bracket."""
     return (after.lower > 0) & (after.upper - after.lower > _PROGRESS * (before.upper - before.lower))
-
-
-def _with_chernoff_bounds(search: EpsilonSearch, bracket: EstimatedBounds) -> EstimatedBounds:
-    """Lower the upper end by Chernoff bounds at smaller exponents.
-
-    The best exponent may be next to one from which on the moments explode.
-    """
-    upper = bracket.upper
-    for share in _CHERNOFF_LINES:
-        theta = search.theta * share
-        bound = _inversion.chernoff_epsilon(search.run, search.windows, theta, search.log_delta)
-        upper = np.fmin(upper, bound)
-    return bracket._replace(upper=upper)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
