@@ -15,10 +15,20 @@ MOST_VALUES = 1_000_000
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` for strict JSON: infinities and NaN become strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    """Return ``value`` for strict JSON: infinities and NaN become strings, arrays lists, and named tuples objects.
+
+    >>> plain({"epsilon": float("inf"), "deltas": (1e-5, 1e-6)})
+    {'epsilon': 'inf', 'deltas': [1e-05, 1e-06]}
+    """
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def decimals_of(value: float, decimals: int, rounding: str) -> str:

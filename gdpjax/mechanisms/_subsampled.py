@@ -1,6 +1,5 @@
 """A mechanism that runs on a Poisson sample of the examples."""
 
-import math
 from typing import Any
 
 import jax
@@ -14,8 +13,7 @@ from gdpjax._core.keys import split
 from gdpjax._core.types import Array, NeighboringRelation, Scalar, pytree_dataclass
 from gdpjax.ledger import Event, LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating
-from gdpjax.mechanisms._gaussian import GaussianMechanism
-from gdpjax.mechanisms._laplace import LaplaceMechanism
+from gdpjax.mechanisms._additive import GaussianMechanism, LaplaceMechanism
 from gdpjax.tradeoff import Curve, subsample
 
 
@@ -109,9 +107,3 @@ class PoissonSubsampled(Additive):
 
         sums = jax.tree.map(sum_sampled, value)
         return self.mechanism.sample(noise_key, sums, sensitivity)
-
-    @property
-    def sampled_prob(self) -> Scalar:
-        """The probability that the sampler realises, floor(2^32 p) / 2^32; concrete only."""
-        threshold = math.floor(float(self.sampling_prob) * 2.0**32)
-        return threshold / 2.0**32
