@@ -13,17 +13,10 @@ from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.checks import POSITIVE, check, checked_scalar, is_traced
 from gdpjax._core.keys import bits
-<<<<<<< HEAD:gdpjax/mechanisms/_laplace.py
-from gdpjax._core.trees import leaf_keys
-from gdpjax._core.types import Array, NeighboringRelation, Numbers, Scalar, pytree_dataclass
-from gdpjax.ledger import LaplaceEvent
-=======
 from gdpjax._core.noise import standard_normals
-from gdpjax._core.pytrees import pytree_dataclass
 from gdpjax._core.trees import leaf_keys
-from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar
+from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar, pytree_dataclass
 from gdpjax.ledger import GaussianEvent, LaplaceEvent
->>>>>>> s30-comp:gdpjax/mechanisms/_additive.py
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating
 from gdpjax.tradeoff import Curve, Gaussian, Laplace
 
