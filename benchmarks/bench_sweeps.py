@@ -151,7 +151,7 @@ def _scan(training: Any, state: Any, data: Any, num_steps: int) -> Callable[[], 
     """Return a configuration's steps as one compiled scan."""
     import jax
 
-    program = training.run_steps.lower(state, data, num_steps).compile()
+    program = jax.jit(training.run_steps, static_argnums=2).lower(state, data, num_steps).compile()
     return lambda: jax.block_until_ready(program(state, data)[0])
 
 

@@ -336,7 +336,7 @@ def private_training(
         # type: moments of integers are zeros.
         moved = optax.apply_updates(state.params, updates)
         trained = is_trained(state.params, trainable)
-        params = jax.tree.map(_if_trained, trained, moved, state.params)
+        params = jax.tree.map(lambda is_new, new, old: new if is_new else old, trained, moved, state.params)
         opt_state = jax.tree.map(_as_before, opt_state, state.opt_state)
 
         # Keep what a run that is not running, or a batch that does not fit, must not change.
@@ -359,45 +359,36 @@ def private_training(
         *rows, is_padding = batch.take(*data.arrays)
         return take(state, tuple(rows), is_padding, batch.count <= plan.capacity)
 
-    def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
+    @jax.jit
+    def compiled_step_on(state: State, batch: tuple[Any, ...], is_padding: Any) -> tuple[State, Info]:
         _check_batch(plan, batch, is_padding, num_arrays)
-        return take(state, jax.tree.map(jnp.asarray, batch), jnp.asarray(is_padding, bool), jnp.asarray(True))
+        return take(state, batch, jnp.asarray(is_padding, bool), jnp.asarray(True))
+
+    def step_on(state: State, *batch: Any, is_padding: Any) -> tuple[State, Info]:
+        arrays, _ = check_rows((*batch, check_array("is_padding", is_padding, kinds="biuf")))
+        # The owner of an array of NumPy may write the next batch into it while this step is still computed.
+        *own_batch, own_mask = jax.tree.map(own_copy, arrays)
+        return compiled_step_on(state, tuple(own_batch), own_mask)
+
+    compiled_step = _Compiled(step)
 
     def run_steps(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
+        num_steps = check_count("num_steps", num_steps)
+        # Zeros that are made inside another program are traced, even if no argument is.
+        if not is_traced((state, data, jnp.zeros(()))):
+            return steps_in_place(compiled_step, state, data).in_a_loop(state, data, num_steps)
+
         def next_step(state: State, _: None) -> tuple[State, Info]:
             return step(state, data)
 
         return jax.lax.scan(next_step, state, None, length=num_steps)
 
-    def check_step(data: Data) -> tuple[tuple, dict[str, Any]]:
-        _check_data(plan, data, num_arrays)
-        return (data,), {}
-
-    def check_step_on(*batch: Any, is_padding: Any) -> tuple[tuple, dict[str, Any]]:
-        batch, _ = check_rows(batch)
-        is_padding = check_array("is_padding", is_padding, kinds="biuf")
-
-        # The owner of an array of NumPy may write the next batch into it while this step is still computed.
-        def copied(leaf: Any) -> Any:
-            return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
-
-        return jax.tree.map(copied, batch), {"is_padding": copied(is_padding)}
-
-    def check_steps(data: Data, num_steps: int) -> tuple[tuple, dict[str, Any]]:
-        _check_data(plan, data, num_arrays)
-        return (data, check_count("num_steps", num_steps)), {}
-
-    compiled_step = _Compiled(step, check_step)
-
-    def run_steps_at_once(state: State, data: Data, num_steps: int) -> tuple[State, Info]:
-        return steps_in_place(compiled_step, state, data).in_a_loop(state, data, num_steps)
-
     return Training(
         plan=plan,
         init=init,
         step=compiled_step,
-        step_on=_Compiled(step_on, check_step_on),
-        run_steps=_Compiled(run_steps, check_steps, run_steps_at_once, static_argnums=2),
+        step_on=step_on,
+        run_steps=run_steps,
         place=functools.partial(place, plan),
         grad_fn=grad_fn,
         scale=scale,
@@ -407,13 +398,6 @@ def private_training(
 def own_copy(leaf: Any) -> Any:
     """Return a leaf, or a copy of it on the device if it is an array of NumPy."""
     return jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _if_trained(trained: bool, new: Array, old: Array) -> Array:
-    """Return the new value of a leaf that is trained, and the old one of any other."""
-    if trained:
-        return new
-    return old
 
 
 def _as_before(new: Array, old: Array) -> Array:
@@ -435,35 +419,14 @@ def _where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 class _Compiled:
-    """Jit a function of a `State`, and complain about its other arguments in words for the caller.
+    """A jitted step, beside what `gdpjax.training._in_place` has made of it: both go when the training goes."""
 
-    ``check`` takes the arguments behind the state and returns them, by position and by name, as they are passed on.
-    ``at_once`` is called in place of the jitted function where nothing is traced around the call.
-    ``in_place`` holds what `gdpjax.training._in_place` has made of a step.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        check: Callable[..., tuple[tuple, dict]],
-        at_once: Callable[..., Any] | None = None,
-        **options: Any,
-    ) -> None:
-        functools.update_wrapper(self, function)
-        check.__qualname__ = function.__qualname__  # its errors then name the step
-        self._check = keyword_checked()(check)
-        self._compiled = jax.jit(function, **options)
-        self._at_once = at_once
+    def __init__(self, step: Callable[[State, Data], tuple[State, Info]]) -> None:
+        self._compiled = jax.jit(step)
         self.in_place: dict[Any, Any] = {}
 
-    def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
-        check_instance("state", state, State, "made by training.init")
-        args, kwargs = self._check(*args, **kwargs)
-        function = self._compiled
-        # Zeros that are made inside another program are traced, even if no argument is.
-        if self._at_once is not None and not is_traced((state, args, jnp.zeros(()))):
-            function = self._at_once
-        return function(state, *args, **kwargs)
+    def __call__(self, state: State, data: Data) -> tuple[State, Info]:
+        return self._compiled(state, data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_compiled"), name)
