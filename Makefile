@@ -48,7 +48,7 @@ demo: $(VENV)/.experiments ## train privately on embedded data, print the privac
 test: $(VENV)/.test ## the default suite, five minutes on two idle cores
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal
 
-test-rest: $(VENV)/.test ## the tests of tests/data/slow.txt, which the default suite leaves out; a quarter of an hour
+test-rest: $(VENV)/.test ## the tests of tests/data/slow.txt, which the default suite leaves out; twenty minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal @tests/data/slow.txt
 
 test-docs: $(VENV)/.test ## the code of every page of the documentation, those that take long included

@@ -9,7 +9,7 @@ made anew each run, or the one in GDPJAX_TEST_CACHE, which is kept with all prog
 compiles at all.
 
 The default suite leaves out what is marked slow, and what is listed in `tests/data/slow.txt`: tests that took more than
-0.9 s of the processor, and, of several cases of one test, those above 0.3 s beside a cheaper one. Some that matter most
+0.5 s of the processor, and, of several cases of one test, those above 0.3 s beside a cheaper one. Some that matter most
 stay whatever they take, and of every trap (`tests/data/traps.toml`) a guard. ``make test-rest`` runs what is left out.
 
 NumPy's matrix products have one thread for each worker. More would wait for each other with busy processors: the
@@ -23,6 +23,9 @@ import sys
 
 assert "numpy" not in sys.modules, "NumPy reads the number of its threads when it is imported, which is too early here"
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Each of some thirty subprocesses would compile the sources anew, and every run of the tests rewrite its assertions.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # ruff: noqa: E402
 import jax
@@ -46,7 +49,6 @@ OPTIMIZED = (
     "tests/clipping/test_sum_bound.py",
     "tests/clipping/test_table_sum.py",
     "tests/clipping/test_terms_that_cancel.py",
-    "tests/mechanisms/test_mechanisms.py::test_agreement_with_the_accountants",
     "tests/mechanisms/test_mechanisms.py::test_discrete_noise_at_tiny_delta",
     "tests/mechanisms/test_mechanisms.py::test_laplace_errors_lie_on_the_curve_and_the_noise_is_laplace",
     "tests/mechanisms/test_mechanisms.py::test_subsampled_curve_against_actual_subsampling",

@@ -51,7 +51,7 @@ BENCHMARK = harness.Benchmark(
         *("gdpjax", "jax", "jaxlib", "numpy", "scipy"),
         *("dp-accounting", "prv-accountant", "gdpnum", "riskcal", "autodp"),
     ),
-    settings=Settings,
+    settings=Settings(),
     measure=measure,
     report="benchmarks.accounting.report",
 )

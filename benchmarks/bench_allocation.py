@@ -6,7 +6,6 @@ writes the JSON, and a table beside it. What PLD_accounting 2.0 took and said on
 `allocation.csv`.
 """
 
-import csv
 import functools
 import pathlib
 import statistics
@@ -32,9 +31,7 @@ class Settings(NamedTuple):
 
 def configurations() -> list[dict[str, Any]]:
     """Return the runs, and what PLD_accounting 2.0 said of each and took."""
-    with RECORDED.open() as file:
-        rows = [{key: float(text) for key, text in row.items()} for row in csv.DictReader(file)]
-    return [row | {key: int(row[key]) for key in ("num_steps", "num_epochs")} for row in rows]
+    return harness.recorded(RECORDED)
 
 
 def _epsilon(at: dict[str, Any]) -> tuple[float, float]:
@@ -116,7 +113,7 @@ BENCHMARK = harness.Benchmark(
     module="benchmarks.bench_allocation",
     what="certified epsilon of random allocation beside PLD_accounting",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "scipy"),
-    settings=Settings,
+    settings=Settings(),
     measure=measure,
     report="benchmarks.bench_allocation",
 )

@@ -6,25 +6,13 @@ The contenders of a case are compiled, and then take turns. Arguments are consta
 of bounds, which are not measured here. The file is written after each case; a case that fails is reported in it.
 """
 
-import argparse
 import gc
 import itertools
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
+from benchmarks import harness
 
-from benchmarks import harness, turns
-from benchmarks.accelerators import device_report
-from benchmarks.accelerators.programs import Program, programs
-from benchmarks.accelerators.target import Target
-from benchmarks.machine import describe
-from experiments.tables import write_json
-
-PACKAGES = ("gdpjax", "jax", "jaxlib", "optax", "flax", "numpy", "jax_privacy")
-ROUNDS = 15
 MEASURED = (
     "noise.2M",
     "noise.1B float32",
@@ -37,27 +25,35 @@ MEASURED = (
 """The beginnings of the names of what is measured."""
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Run the programs on the device that is here.")
-    parser.add_argument("--output", type=Path, required=True, help="the file of results; its page lies beside it")
-    options = parser.parse_args(arguments)
+class Settings(NamedTuple):
+    """Settings of a run; a part of the programs is chosen by the beginnings of their names."""
+
+    rounds: int = 15
+    threads: int = 64
+    programs: Sequence[str] = MEASURED
+
+
+def measure(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield what there is after each case."""
+    import jax
+
+    from benchmarks.accelerators.programs import programs
+    from benchmarks.accelerators.target import Target
 
     device = jax.devices()[0]
     target = Target(device.platform, [device])
-    results = {
-        "command": harness.command("benchmarks.bench_device", arguments),
-        "machine": describe(PACKAGES),
-        "cases": {},
-    }
-    wanted = [each for each in programs().values() if each.name.startswith(MEASURED)]
-    for _, group in itertools.groupby(wanted, lambda program: program.name.rpartition(".")[0]):
-        results["cases"].update(_figures(list(group), target))
-        write_json(options.output, results)
-    harness.write(results, options.output, device_report)
+    wanted = [each for each in programs().values() if each.name.startswith(tuple(settings.programs))]
+    figures: dict[str, Any] = {}
+    for case, group in itertools.groupby(wanted, lambda program: program.name.rpartition(".")[0]):
+        figures |= _figures(list(group), target, settings.rounds)
+        harness.say(case)
+        yield {"cases": figures}
 
 
-def _figures(group: list[Program], target: Target) -> dict[str, Any]:
+def _figures(group: list[Any], target: Any, rounds: int) -> dict[str, Any]:
     """Return the figures of the contenders of a case, by their names."""
+    from benchmarks import turns
+
     figures: dict[str, Any] = {}
     entries = []
     for program in group:
@@ -66,10 +62,9 @@ def _figures(group: list[Program], target: Target) -> dict[str, Any]:
             entries.append(turns.compiled(program.name, function, *_made(shapes))[0])
         except Exception as error:
             figures[program.name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    turns.take_turns(entries, ROUNDS)
+    turns.take_turns(entries, rounds)
     for entry in entries:
         figures[entry.name] = {**entry.facts, "median_seconds": entry.median}
-        print(json.dumps({"name": entry.name, **figures[entry.name]}), flush=True)
     entries.clear()
     gc.collect()
     return figures
@@ -77,6 +72,8 @@ def _figures(group: list[Program], target: Target) -> dict[str, Any]:
 
 def _made(shapes: Any) -> Any:
     """Return arrays of these shapes: keys, zeros, and one hundredths."""
+    import jax
+    import jax.numpy as jnp
 
     def made(leaf: Any) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -87,5 +84,14 @@ def _made(shapes: Any) -> Any:
     return jax.tree.map(made, shapes)
 
 
+BENCHMARK = harness.Benchmark(
+    module="benchmarks.bench_device",
+    what="programs of accounting, noise, clipping, training and language models on the device that is here",
+    packages=("gdpjax", "jax", "jaxlib", "optax", "flax", "numpy", "jax_privacy"),
+    settings=Settings(),
+    measure=measure,
+    report="benchmarks.accelerators.device_report",
+)
+
 if __name__ == "__main__":
-    main()
+    harness.main(BENCHMARK)

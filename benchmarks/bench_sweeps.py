@@ -225,7 +225,7 @@ BENCHMARK = harness.Benchmark(
     module="benchmarks.bench_sweeps",
     what="training steps of one configuration per second, three ways to train the same configurations",
     packages=("gdpjax", "jax", "jaxlib", "numpy", "optax", "flax"),
-    settings=Settings,
+    settings=Settings(),
     measure=measure,
     report="benchmarks.bench_sweeps",
 )

@@ -2,15 +2,17 @@
 
 import argparse
 import collections.abc
+import contextlib
+import csv
+import functools
 import importlib
-import inspect
 import json
 import pathlib
 import shlex
 import sys
 import time
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import machine
@@ -27,11 +29,12 @@ class Benchmark(NamedTuple):
       module: its name after ``python -m``.
       what: it measures, for the JSON, in a line.
       packages: whose versions are written down.
-      settings: a named tuple with defaults, of which the command line is made.
-      measure: yields what there is after each part of the run. It imports JAX, once the cores are chosen.
+      settings: a named tuple, the defaults of the command line.
       report: the module whose ``markdown(result)`` gives the tables; if it has them, ``draw(result, path)`` gives a
         picture and ``targets(result)`` what was aimed at beside what was measured.
-      cases: the key of the result that may be measured in several runs, and the module with their ``PRESETS``.
+      measure: yields what there is after each part of the run. It imports JAX, once the cores are chosen.
+      room: without ``measure``, the package that has ``cases.PRESETS``, cases by preset, ``race.CONTENDERS``, and
+        ``race.run(case, contenders, repetitions)``, which gives the result of a case.
       keeps_memory: whether `machine.keep_memory` is called.
     """
 
@@ -39,16 +42,44 @@ class Benchmark(NamedTuple):
     what: str
     packages: Sequence[str]
     settings: Any
-    measure: Callable[[Any], Iterator[Result]]
     report: str
-    cases: tuple[str, str] | None = None
+    measure: Callable[[Any], Iterator[Result]] | None = None
+    room: str = ""
     keeps_memory: bool = False
 
     def preset(self, name: str) -> dict[str, Any]:
         """Return the cases of a preset, by name."""
-        assert self.cases is not None
-        (preset,) = chosen([name], importlib.import_module(self.cases[1]).PRESETS, "preset")
+        (preset,) = chosen([name], importlib.import_module(f"{self.room}.cases").PRESETS, "preset")
         return {case.name: case for case in preset}
+
+
+class CaseSettings(NamedTuple):
+    """Settings of a run: threads, and cores, are of JAX and of torch.
+
+    No names: all of the preset's cases, all contenders.
+    """
+
+    preset: str = "cpu"
+    threads: int = 1
+    repetitions: int = 11
+    cases: Sequence[str] = ()
+    contenders: Sequence[str] = ()
+
+
+class Contender(NamedTuple):
+    """Somebody who takes part.
+
+    Args:
+      name: for the tables and the command line.
+      build: what gives the step or the training, of a case and a microbatch size.
+      modules: what must be there.
+      sizes: the microbatch sizes that are tried; None is the whole batch, or its own choice.
+    """
+
+    name: str
+    build: Any
+    modules: tuple[str, ...] = ()
+    sizes: tuple[int | None, ...] = (None,)
 
 
 def run(benchmark: Benchmark, settings: Any, save: Callable[[Result], None] = lambda result: None) -> Result:
@@ -60,7 +91,8 @@ def run(benchmark: Benchmark, settings: Any, save: Callable[[Result], None] = la
         "machine": machine.describe(benchmark.packages),
         "settings": settings._asdict(),
     }
-    for part in benchmark.measure(settings):
+    measure = benchmark.measure or functools.partial(_case_by_case, benchmark)
+    for part in measure(settings):
         result |= part
         result |= _targets(benchmark, result)
         result |= {"load_average_after": machine.load_average(), "total_seconds": time.perf_counter() - start}
@@ -73,24 +105,11 @@ def _targets(benchmark: Benchmark, result: Result) -> Result:
     return {"targets": report.targets(result)} if hasattr(report, "targets") else {}
 
 
-def case_by_case(
-    benchmark: Benchmark,
-    settings: Any,
-    contenders: Iterable[Any],
-    measure: Callable[[Any, list[Any]], Result],
-) -> Iterator[Result]:
-    """Measure the chosen cases of a preset, with those of the chosen contenders that are there.
-
-    Args:
-      benchmark: what is run.
-      settings: with preset, threads, contenders, and the cases under their key.
-      contenders: each with a name, and the modules that it needs.
-      measure: gives the result of a case and its contenders.
-    """
-    assert benchmark.cases is not None
-    key = benchmark.cases[0]
-    cases = chosen(getattr(settings, key), benchmark.preset(settings.preset), key.removesuffix("s"))
-    wanted = chosen(settings.contenders, {each.name: each for each in contenders}, "contender")
+def _case_by_case(benchmark: Benchmark, settings: CaseSettings) -> Iterator[Result]:
+    """Measure the chosen cases of a preset, with those of the chosen contenders that are there."""
+    race: Any = importlib.import_module(f"{benchmark.room}.race")
+    cases = chosen(settings.cases, benchmark.preset(settings.preset), "case")
+    wanted = chosen(settings.contenders, {each.name: each for each in race.CONTENDERS}, "contender")
     missing = {each.name: reason for each in wanted if (reason := machine.why_missing(*each.modules))}
     present = [each for each in wanted if each.name not in missing]
     if any("torch" in each.modules for each in present):
@@ -99,9 +118,22 @@ def case_by_case(
         torch_steps.set_up(settings.threads)
     measured = {}
     for case in cases:
-        measured[case.name] = measure(case, present)
+        measured[case.name] = race.run(case, present, settings.repetitions)
         say(case.title)
-        yield {"missing": missing, key: measured}
+        yield {"missing": missing, "cases": measured}
+
+
+def recorded(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file of what others took and found; numbers where they are, None for an empty cell."""
+    with path.open() as file:
+        return [{key: _number(text) for key, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text or None
 
 
 def say(done: str) -> None:
@@ -129,17 +161,15 @@ def merge(benchmark: Benchmark, previous: Result, result: Result) -> Result:
     Ratios are of times from one machine: ValueError if the two were made on different ones, with other versions or
     with other settings.
     """
-    assert benchmark.cases is not None
-    key = benchmark.cases[0]
     if _made_on(previous) != _made_on(result):
         raise ValueError("cannot merge: the earlier part has another machine, version, preset, threads or repetitions")
 
     # What was measured again counts as it is now.
-    measured = previous[key] | result[key]
+    measured = previous["cases"] | result["cases"]
     cases = {name: measured[name] for name in benchmark.preset(result["settings"]["preset"]) if name in measured}
     merged = result | {
-        key: cases,
-        "settings": result["settings"] | {key: list(cases)},
+        "cases": cases,
+        "settings": result["settings"] | {"cases": list(cases)},
         "missing": previous["missing"] | result["missing"],
         "load_average_before": previous["load_average_before"],
         "total_seconds": previous["total_seconds"] + result["total_seconds"],
@@ -158,14 +188,14 @@ def _made_on(result: Result) -> list[Any]:
 def main(benchmark: Benchmark, arguments: list[str] | None = None) -> None:
     """Run, print the tables, write the JSON, and the tables and a picture beside it."""
     parser = argparse.ArgumentParser(
-        description=f"{inspect.getmodule(benchmark.measure).__doc__}\n{benchmark.settings.__doc__}",
+        description=f"{importlib.import_module(benchmark.module).__doc__}\n{benchmark.settings.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=pathlib.Path, required=True, help="the JSON to write; the rest goes beside it")
-    if benchmark.cases:
+    if benchmark.room:
         parser.add_argument("--merge", action="store_true", help="keep the cases of an earlier part of the run")
-    for name, hint in typing.get_type_hints(benchmark.settings).items():
-        _add_option(parser, name, hint, benchmark.settings._field_defaults[name])
+    for name, hint in typing.get_type_hints(type(benchmark.settings)).items():
+        _add_option(parser, name, hint, getattr(benchmark.settings, name))
     options = vars(parser.parse_args(arguments))
     output, merging = options.pop("output"), options.pop("merge", False)
 
@@ -181,7 +211,7 @@ def main(benchmark: Benchmark, arguments: list[str] | None = None) -> None:
         result = result | made_by
         return result if previous is None else merge(benchmark, previous, result)
 
-    settings = benchmark.settings(**options)
+    settings = benchmark.settings._replace(**options)
     result = run(benchmark, settings, lambda result: write_json(output, complete(result)))
     write(complete(result), output, importlib.import_module(benchmark.report))
 
@@ -208,11 +238,8 @@ def write(result: Result, path: pathlib.Path, report: Any) -> None:
     page = report.markdown(result)
     write_with_table(path, result, page)
     print(page)
-    if hasattr(report, "draw"):
-        try:
-            report.draw(result, path.with_suffix(".png"))
-        except ImportError as missing:
-            print(f"no picture: {missing}")
+    if hasattr(report, "draw") and not machine.why_missing("matplotlib"):
+        report.draw(result, path.with_suffix(".png"))
 
 
 # ---- Targets ----

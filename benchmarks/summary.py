@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks.accounting import report as accounting
 from experiments.tables import cell, document, milliseconds, paragraphs, table, table_of, targets_table, versions
 
 RESULTS = pathlib.Path(__file__).with_name("results")
@@ -24,8 +23,10 @@ READING = """Times are of the machines named below and say little about yours; t
 processors. Where a target was missed it says so. A ratio above 1 is in favour of gdpjax throughout.
 
 The column `gdpjax` is what a user gets who chooses nothing: `strategy="auto"` for clipped steps and language models, \
-`run_steps` for training. Our other strategies are in the tables below, and in no ratio of this one. Microbatch sizes \
-are those at which each contender was fastest, ours and theirs."""
+`run_steps` for training. Our other strategies are in the tables of each result, and in no ratio here. Microbatch \
+sizes are those at which each contender was fastest, ours and theirs. Of the accountants the best is the fastest whose \
+median error is below 1e-3; random allocation has the least ratio of all runs; times of correlated noise are of the \
+processor."""
 AUTO, RUN_STEPS = "gdpjax auto", "gdpjax run_steps"
 """What stands for us: the default strategy of clipping, and the training loop that the documentation shows."""
 
@@ -44,19 +45,11 @@ class Row(NamedTuple):
 
 
 class Area(NamedTuple):
-    """One section.
-
-    Args:
-        title: of the section.
-        files: its results; of several there may be some.
-        rows: those of the summary, for one result.
-        body: of the section, for all results that there are.
-    """
+    """A subject, the results that there may be of it, and the rows of the summary for one result."""
 
     title: str
     files: tuple[str, ...]
     rows: Callable[[Result], list[Row]]
-    body: Callable[[dict[str, Result]], str]
 
 
 def read(name: str) -> Result | None:
@@ -67,24 +60,25 @@ def read(name: str) -> Result | None:
 
 def page() -> str:
     """Return the whole page."""
-    sections = [("Summary", f"{READING}\n\n{overview()}"), ("Commands", _commands()), ("Machines", _machines())]
-    sections += [(area.title, area.body(_found(area))) for area in AREAS]
-    return document("Benchmarks", [INTRODUCTION], [*sections, ("Experiments", _experiments())])
+    sections = (
+        ("Summary", f"{READING}\n\n{overview()}"),
+        ("Targets that were missed", _missed()),
+        ("Pictures", PICTURES),
+        ("Commands", _commands()),
+        ("Machines", _machines()),
+    )
+    return document("Benchmarks", [INTRODUCTION], sections)
 
 
 def overview() -> str:
     """Return the table of the summary."""
     rows = []
     for area in AREAS:
-        for name, result in _found(area).items():
-            link = f"[tables](results/{name}.md), [JSON](results/{name}.json)"
-            rows += [(area.title, *row, link) for row in area.rows(result)]
+        for name in area.files:
+            result = read(name)
+            if result is not None:
+                rows += [(area.title, *row, f"[{name}](results/{name}.md)") for row in area.rows(result)]
     return table(("", "measured", "gdpjax", "best of the others", "ratio", "targets met", "results"), rows)
-
-
-def _found(area: Area) -> dict[str, Result]:
-    """Return the results of an area that there are."""
-    return {name: result for name in area.files if (result := read(name)) is not None}
 
 
 def _speeds(
@@ -100,18 +94,6 @@ def _times(measured: str, ours: float, theirs: float, by: str, met: str) -> Row:
 def _met(result: Result, prefix: str = "") -> str:
     targets = [at["met"] for name, at in result["targets"].items() if name.startswith(prefix)]
     return f"{sum(targets)} of {len(targets)}" if targets else "none set"
-
-
-def _missed(result: Result) -> str:
-    missed = {name: at for name, at in result["targets"].items() if not at["met"]}
-    return targets_table({"targets": missed}, "target missed") or "Every target was met."
-
-
-def _matrix(corner: str, lines: dict[str, dict[str, Any]]) -> str:
-    """Return a table of lines by title, each of values by name."""
-    names = dict.fromkeys(name for line in lines.values() for name in line)
-    rows = [[title, *(line.get(name) for name in names)] for title, line in lines.items()]
-    return table([corner, *names], rows)
 
 
 # ---- Accounting ----
@@ -135,33 +117,12 @@ def _accounting_rows(result: Result) -> list[Row]:
     return [_speeds(title, rate, tight[best], best, _met(result)) for title, rate in rates]
 
 
-def _accounting_body(results: dict[str, Result]) -> str:
-    (result,) = results.values()
-    return paragraphs(
-        f"{result['grid']['size']:,} runs: {result['grid']['text']}.",
-        "The best of the others is the fastest whose median error is below 1e-3. Errors are against the middle of our "
-        "certified bracket, so ours is half its width or less.",
-        _picture("accounting_cpu", "configurations per second against relative width or error"),
-        accounting.libraries(result),
-        _missed(result),
-    )
-
-
-def _picture(name: str, about: str) -> str:
-    return f"![{about}](results/{name}.png)"
-
-
 def _allocation_rows(result: Result) -> list[Row]:
     """Certified epsilons of random allocation, beside what the peer took on another machine."""
     measured = f"certified epsilon, both ends, {len(result['rows'])} runs one by one"
     ratio = result["targets"]["times faster than the peer, least"]["measured"]
     rate = len(result["rows"]) / sum(row["seconds"] for row in result["rows"])
     return [Row(measured, f"{cell(rate)} a second", "as PLD_accounting was recorded", ratio, _met(result))]
-
-
-def _allocation_body(results: dict[str, Result]) -> str:
-    (result,) = results.values()
-    return f"The ratio is the least of all runs, in single calls. {_missed(result)}"
 
 
 # ---- Clipping, training and language models: contenders by case ----
@@ -175,7 +136,7 @@ def _others(values: dict[str, float]) -> dict[str, float]:
 def _clipping_rows(result: Result) -> list[Row]:
     """Clipped gradient steps beside the fastest peer."""
     rows = []
-    for key, model in result["models"].items():
+    for key, model in result["cases"].items():
         seconds = _seconds(model["contenders"])
         others = _others(seconds)
         best = min(others, key=others.__getitem__)
@@ -186,20 +147,6 @@ def _clipping_rows(result: Result) -> list[Row]:
 
 def _seconds(contenders: dict[str, Any]) -> dict[str, float]:
     return {name: at["seconds"]["median"] for name, at in contenders.items() if at.get("seconds")}
-
-
-def _clipping_body(results: dict[str, Result]) -> str:
-    ((name, result),) = results.items()
-    lines = {}
-    for model in result["models"].values():
-        seconds = _seconds(model["contenders"])
-        lines[model["title"]] = {each: 1e3 * seconds[each] if each in seconds else None for each in model["contenders"]}
-    return paragraphs(
-        f"`{name}` (load average {_load(result)}):",
-        _picture(name, "step time and temporary memory over those without privacy, by model and contender"),
-        _matrix("step, ms", lines),
-        _missed(result),
-    )
 
 
 def _training_speeds(case: dict[str, Any]) -> dict[str, float]:
@@ -215,12 +162,6 @@ def _training_rows(result: Result) -> list[Row]:
         title, met = f"private steps, {case['title']}", _met(result, f"{key}: ")
         rows.append(_speeds(title, speeds[RUN_STEPS], speeds[best], best, met, note=" (`run_steps`)"))
     return rows
-
-
-def _training_body(results: dict[str, Result]) -> str:
-    (result,) = results.values()
-    lines = {case["title"]: _training_speeds(case) for case in result["cases"].values()}
-    return paragraphs(_matrix("steps a second", lines), _missed(result))
 
 
 def _language_speeds(case: dict[str, Any]) -> dict[str, float]:
@@ -239,11 +180,6 @@ def _language_rows(result: Result) -> list[Row]:
         speeds, title = _language_speeds(case), f"private step, {case['title']}"
         rows.append(_speeds(title, speeds[AUTO], speeds[peer], peer, "none set", unit))
     return rows
-
-
-def _language_body(results: dict[str, Result]) -> str:
-    cases = [case for result in results.values() for case in result["cases"].values()]
-    return _matrix("tokens a second", {case["title"]: _language_speeds(case) for case in cases})
 
 
 # ---- Correlated noise, and sweeps ----
@@ -271,22 +207,6 @@ def _correlated_rows(result: Result) -> list[Row]:
     return [*rows, optimised]
 
 
-def _correlated_body(results: dict[str, Result]) -> str:
-    """Return the errors of all families beside each other."""
-    (result,) = results.values()
-    lines: dict[str, dict[str, Any]] = {}
-    for run in result["errors"]:
-        title = "n={num_steps:,} k={count} b={separation:,}".format(**run["promise"])
-        for row in run["families"]:
-            lines.setdefault(row["family"], {})[title] = row["of_independent"]
-    return paragraphs(
-        "At the same privacy; an example takes part at most k times, at least b steps apart. Times in the summary are "
-        "of the processor.",
-        _matrix("RMSE of prefix sums over that of independent noise", lines),
-        _missed(result),
-    )
-
-
 def _sweeps_rows(result: Result) -> list[Row]:
     """Configurations side by side in one program, beside one at a time."""
     title = "{configurations} configurations of {dataset} in one program".format(**result["settings"])
@@ -299,43 +219,35 @@ def _sweeps_rows(result: Result) -> list[Row]:
     return rows
 
 
-def _sweeps_body(results: dict[str, Result]) -> str:
-    (result,) = results.values()
-    lines = {}
-    for name, at in result["ways"].items():
-        lines[name] = {"steps a second": at["steps_per_second"]["median"], "with compilation": at["with_compilation"]}
-    return paragraphs(_matrix("way", lines), _missed(result))
-
-
 AREAS = (
-    Area("Accounting", ("accounting_cpu",), _accounting_rows, _accounting_body),
-    Area("Random allocation", ("allocation_cpu",), _allocation_rows, _allocation_body),
-    Area("Clipping", ("clipping_cpu",), _clipping_rows, _clipping_body),
-    Area("Training", ("training_cpu",), _training_rows, _training_body),
-    Area("Correlated noise", ("correlated_cpu",), _correlated_rows, _correlated_body),
-    Area("Sweeps", ("sweeps_cpu",), _sweeps_rows, _sweeps_body),
-    Area("Language models", ("language_tiny", "language_small"), _language_rows, _language_body),
+    Area("Accounting", ("accounting_cpu",), _accounting_rows),
+    Area("Random allocation", ("allocation_cpu",), _allocation_rows),
+    Area("Clipping", ("clipping_cpu",), _clipping_rows),
+    Area("Training", ("training_cpu",), _training_rows),
+    Area("Correlated noise", ("correlated_cpu",), _correlated_rows),
+    Area("Sweeps", ("sweeps_cpu",), _sweeps_rows),
+    Area("Language models", ("language_tiny", "language_small"), _language_rows),
 )
 
 
-# ---- The experiments, the commands and the machines ----
+# ---- Targets, pictures, commands and machines ----
 
 
-def _experiments() -> str:
-    """Return the tables of the paper's experiments and of the recipes, as they are beside their result files."""
-    parts = [
-        "What was published beside what was found, and better settings; "
-        "[how to read them](../docs/reproducing.md), [and these](../docs/recipes.md)."
-    ]
+def _missed() -> str:
+    """Return the missed targets of every result."""
+    parts = []
     for name in COMMANDS:
-        path = RESULTS / f"{name}.md"
-        if name.startswith(("reproduce_", "recipes")) and path.exists():
-            lines = path.read_text().splitlines()
-            partial = [line for line in lines if line.startswith("**Partial")]
-            rows = [line for line in lines if line.startswith("|")]
-            parts.append("\n\n".join([f"`{name}`", *partial, "\n".join(rows)]))
+        targets = (read(name) or {}).get("targets", {})
+        missed = {target: at for target, at in targets.items() if not at["met"]}
+        if missed:
+            parts += [f"`{name}`", targets_table({"targets": missed})]
     return paragraphs(*parts)
 
+
+PICTURES = """\
+![step time and temporary memory over those without privacy, by model and contender](results/clipping_cpu.png)
+
+![configurations per second against relative width or error](results/accounting_cpu.png)"""
 
 _COMMANDS = """
 accounting_cpu | make bench-accounting | 10 minutes
@@ -364,8 +276,8 @@ COMMANDS = {name.strip(): how for name, _, how in (line.partition("|") for line 
 COMMANDS_NOTE = """A command writes over its file; give make `RESULT=other.json`, and the others `--output` or \
 `--results`, to keep it. `recipes` and `reproduce` need the data (`GDPJAX_DATA`, or they are downloaded); what they \
 have finished is not done again. `accountants_grid.csv` is written by `python -m experiments reproduce figures`. A \
-command is shown as it was recorded: the programs `benchmarks.bench_NAME` were called `benchmarks.test_NAME` when some \
-of these files were made."""
+command is shown as it was recorded: the programs `benchmarks.bench_NAME` were called `benchmarks.test_NAME`, and \
+`--cases` of `bench_clipping` was `--models`, when some of these files were made."""
 
 
 def _commands() -> str:
@@ -374,7 +286,7 @@ def _commands() -> str:
         target, takes = (part.strip() for part in how.split("|"))
         result = read(name)
         made_by = f"`{result['command']}`" if result else "not run yet"
-        link = f"[`{name}`](results/{name}.json)" if result else f"`{name}`"
+        link = f"`{name}` ([JSON](results/{name}.json))" if result else f"`{name}`"
         rows.append((link, f"`{target}`" if target else None, made_by, takes))
     found = table(("results", "by make", "the command that made the file", "takes about"), rows)
     return f"{COMMANDS_NOTE}\n\n{found}"

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from benchmarks import clocks
+from benchmarks.harness import Contender
 
 TURN_SECONDS = 0.1
 """How long a turn lasts, at least."""
@@ -71,7 +72,8 @@ class Entry:
     def result(self) -> dict[str, Any]:
         """Return the times and the facts."""
         seconds, processor = spread(self.seconds), spread(self.processor_seconds)
-        return {"seconds": seconds, "processor_seconds": processor, **self.facts}
+        times = {"seconds": seconds, "processor_seconds": processor}
+        return {"microbatch_size": self.microbatch_size, **times, **self.facts}
 
     def over(self, base: "Entry") -> dict[str, Any]:
         """Return the ratios of medians to another entry's, and the spread of the ratios round by round."""
@@ -119,24 +121,33 @@ def compiled(
     return Entry(name, size, call, facts, watch.read().wall, program=program), value
 
 
-def try_sizes(
-    sizes: Iterable[int | None], prepare: Callable[[int | None], Entry]
-) -> tuple[list[Entry], dict[str, str]]:
-    """Return the entry of each microbatch size that ran, and why the others did not."""
-    ready, refused = [], {}
-    for size in sizes:
-        outcome = clocks.attempt(functools.partial(prepare, size), LIMIT)
-        if outcome.error:
-            refused[str(size)] = outcome.error
-        else:
-            ready.append(outcome.value)
-    return ready, refused
+def race(
+    contenders: Iterable[Contender],
+    prepare: Callable[[Contender, int | None], Entry],
+    repetitions: int,
+    keep: float = KEEP,
+) -> tuple[list[Entry], dict[str, dict[str, Any]]]:
+    """Return the entries that took turns, and for each contender why which of its sizes refused.
 
-
-def nearly_fastest(ready: Sequence[Entry]) -> list[Entry]:
-    """Return those of a contender's sizes that race: by their trials they are nearly as fast as the best one."""
-    best = min((entry.trial_seconds for entry in ready), default=0.0)
-    return [entry for entry in ready if entry.trial_seconds <= KEEP * best]
+    A contender is tried at each of its microbatch sizes; those that took at most ``keep`` times as long as its fastest
+    one race.
+    """
+    entries: list[Entry] = []
+    results: dict[str, dict[str, Any]] = {}
+    for contender in contenders:
+        ready, refused = [], {}
+        for size in contender.sizes:
+            outcome = clocks.attempt(functools.partial(prepare, contender, size), LIMIT)
+            if outcome.error:
+                refused[str(size)] = outcome.error
+            else:
+                ready.append(outcome.value)
+        best = min((entry.trial_seconds for entry in ready), default=0.0)
+        entries += [entry for entry in ready if entry.trial_seconds <= keep * best]
+        trials = {str(entry.microbatch_size): entry.trial_seconds / entry.num_steps for entry in ready}
+        results[contender.name] = {"refused": refused, "trial_seconds": trials}
+    take_turns(entries, repetitions)
+    return entries, results
 
 
 def fastest(entries: Sequence[Entry], name: str) -> Entry | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tyro
 
 from experiments import config
-from experiments.errors import RunInterrupted, UserError
+from experiments.errors import RunInterrupted
 from gdpjax import use_compilation_cache
 from gdpjax.sampling import BatchOverflowError
 
@@ -67,10 +67,7 @@ COMMANDS = {
         "Predict what a private step of a language model costs.",
     ),
     "demo": Command(config.DemoConfig(), "demo:run", "Train on digits, print a table, save a figure."),
-    "fdp-figures": Command(config.FdpFiguresConfig(), "figures.fdp:run", "Draw the figures of docs/fdp.md."),
-    "correlated-figure": Command(
-        config.CorrelatedFigureConfig(), "figures.correlated:run", "Draw the figure of docs/correlated.md."
-    ),
+    "figures": Command(config.FiguresConfig(), "figures.fdp:run", "Draw the figures of docs/fdp.md and correlated.md."),
 }
 
 
@@ -101,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> int:
         use_compilation_cache()
     try:
         exit_code = command.run(settings)
-    except UserError as error:
+    except ValueError as error:  # such as a UserError
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BatchOverflowError as error:

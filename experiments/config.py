@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import tyro
 
 DatasetName = Literal["digits", "mnist", "adult", "imdb", "movielens", "mnist_scattering", "imdb_words"]
@@ -94,19 +95,11 @@ class DemoConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class FdpFiguresConfig:
-    """Draw the figures of docs/fdp.md; the histogram uses the Adult data if GDPJAX_DATA has them."""
+class FiguresConfig:
+    """Draw the figures of docs/fdp.md and correlated.md; the histogram uses the Adult data if GDPJAX_DATA has them."""
 
     output: Path = Path("docs/figures")
     """Folder of the SVG files."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CorrelatedFigureConfig:
-    """Draw the figure of docs/correlated.md."""
-
-    output: Path = Path("docs/figures")
-    """Folder of the PNG file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,56 +250,9 @@ class RecipesConfig:
     """Folder of recipes.json and its table."""
 
 
-PRESETS: dict[str, TrainConfig] = {
-    # Tuned by hand on the 360 held-out digits, so their accuracy is slightly optimistic; the tuning runs are not in
-    # epsilon, as is usual for public benchmark data, and would have to be for private data.
-    "digits": TrainConfig(
-        data=DataConfig("digits"),
-        model=ModelConfig("mlp"),
-        privacy=PrivacyConfig(noise_multiplier=4.0, l2_clip_norm=1.0, delta=1e-5),
-        optimizer=OptimizerConfig("sgd", learning_rate=1.0, batch_size=256, epochs=30),
-    ),
-    # First row of the table of arXiv:1911.11607, published accuracy 95.0%.
-    "mnist": TrainConfig(
-        data=DataConfig("mnist"),
-        model=ModelConfig("paper_cnn"),
-        privacy=PrivacyConfig(noise_multiplier=1.3, l2_clip_norm=1.5, delta=1e-5),
-        optimizer=OptimizerConfig("sgd", learning_rate=0.25, batch_size=256, epochs=15),
-    ),
-    # The settings of arXiv:1911.11607 (mu 2.03 by the CLT); the published accuracy could not be recovered.
-    "adult": TrainConfig(
-        data=DataConfig("adult"),
-        model=ModelConfig("paper_mlp"),
-        privacy=PrivacyConfig(noise_multiplier=0.55, l2_clip_norm=1.0, delta=1e-5),
-        optimizer=OptimizerConfig("sgd", learning_rate=0.15, batch_size=256, epochs=18),
-    ),
-    # Published: 84% with privacy and 84% without (mu 2.07 by the CLT).
-    "imdb": TrainConfig(
-        data=DataConfig("imdb"),
-        model=ModelConfig("paper_text"),
-        privacy=PrivacyConfig(noise_multiplier=0.56, l2_clip_norm=1.0, delta=1e-5),
-        optimizer=OptimizerConfig("adam", learning_rate=0.02, batch_size=512, epochs=9),
-    ),
-    # Published: RMSE 0.915 with privacy, 0.893 without (mu 1.94 by the CLT).
-    "movielens": TrainConfig(
-        data=DataConfig("movielens"),
-        model=ModelConfig("paper_recommender"),
-        privacy=PrivacyConfig(noise_multiplier=0.6, l2_clip_norm=5.0, delta=1e-6),
-        optimizer=OptimizerConfig("adam", learning_rate=0.01, batch_size=10_000, epochs=20),
-    ),
-    "mnist_scattering": TrainConfig(  # docs/recipes.md
-        data=DataConfig("mnist_scattering"),
-        model=ModelConfig("linear"),
-        privacy=PrivacyConfig(noise_multiplier=3.6011, l2_clip_norm=0.06, delta=1e-5),
-        optimizer=OptimizerConfig("adam", learning_rate=0.05, batch_size=8192, epochs=45),
-    ),
-    "imdb_words": TrainConfig(  # docs/recipes.md
-        data=DataConfig("imdb_words"),
-        model=ModelConfig("linear"),
-        privacy=PrivacyConfig(noise_multiplier=4.4337, l2_clip_norm=0.1, delta=1e-5),
-        optimizer=OptimizerConfig("adam", learning_rate=0.1, batch_size=2048, epochs=16),
-    ),
-}
+PRESETS: dict[str, TrainConfig] = msgspec.toml.decode(
+    Path(__file__).with_name("presets.toml").read_bytes(), type=dict[str, TrainConfig]
+)
 
 
 def identity(config: TrainConfig) -> dict[str, object]:

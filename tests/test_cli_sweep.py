@@ -1,6 +1,7 @@
 """``gdpjax sweep``: the grid, bad rows, the numbers, stopping and resuming, Parquet."""
 
 import csv
+import fcntl
 import json
 import pathlib
 
@@ -241,6 +242,20 @@ def test_existing_output_is_refused(tmp_path, capsys, fake_accountant):
         assert "exists; continue it with --resume" in capsys.readouterr().err
         assert sweep(*BIG, "--output", output, "--resume") == 2
         assert output.read_text() == "precious"
+
+
+def test_one_process_at_a_time_writes_an_output(tmp_path, capsys, fake_accountant):
+    """An open file stands for the lock of another process."""
+    output = tmp_path / "out.csv"
+    with (tmp_path / "out.csv.lock").open("w") as file:
+        file.write("7 on elsewhere")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert sweep(*BIG, "--output", output) == 2
+    assert "another process (7 on elsewhere) is writing" in capsys.readouterr().err
+    assert not output.exists()
+    assert sweep(*BIG, "--output", output) == 0
+    assert list(tmp_path.iterdir()) == [output]
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])

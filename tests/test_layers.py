@@ -1,12 +1,14 @@
 """Imports go strictly downward, and siblings on one layer never import each other."""
 
 import ast
+import functools
 import pathlib
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1] / "gdpjax"
+MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = {
     "_core": set(),
     "_compilation_cache": set(),
@@ -65,10 +67,16 @@ def names_of(node: ast.stmt) -> list[str]:
     return []
 
 
+@functools.cache
+def parsed(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imported_modules(path: pathlib.Path) -> list[str]:
     """Return the modules of gdpjax that a module imports anywhere."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
         names.extend(names_of(node))
@@ -139,17 +147,16 @@ def part_of(path: pathlib.Path) -> str:
     return relative.parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_down(path: pathlib.Path) -> None:
+def test_imports_go_down() -> None:
     """A module imports its own part and those below it."""
-    part = part_of(path)
-    if part in ("__init__", "__main__"):
-        return
-    allowed = LAYERS[part] | {part}
-    for name in imported_modules(path):
-        pieces = name.split(".")
-        assert len(pieces) > 1, f"{path} imports the top level package"
-        assert pieces[1] in allowed, f"{path} ({part}) must not import {name}"
+    for path in MODULES:
+        part = part_of(path)
+        if part in ("__init__", "__main__"):
+            continue
+        for name in imported_modules(path):
+            pieces = name.split(".")
+            assert len(pieces) > 1, f"{path} imports the top level package"
+            assert pieces[1] in LAYERS[part] | {part}, f"{path} ({part}) must not import {name}"
 
 
 @pytest.mark.parametrize("folder", PUBLIC_ONLY)
@@ -171,7 +178,7 @@ KNOWN_PRIVATE_IMPORTS = {
 def test_parts_meet_through_public_names() -> None:
     """A part's underscored modules are its own; `_core` and `_composition` are there for all of them."""
     private_imports = set()
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in MODULES:
         part = part_of(path)
         for name in imported_modules(path):
             _, *pieces = name.split(".")
@@ -195,20 +202,17 @@ def imports_with_place(tree: ast.Module) -> list[tuple[str, bool]]:
     return imports
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_core_does_not_import_flax_or_extras(path: pathlib.Path) -> None:
+def test_core_does_not_import_flax_or_extras() -> None:
     """A module imports what is required, and extras of its part only when they are needed."""
-    required = {"jax", "jaxlib", "numpy", "scipy", "optax", "jaxtyping", "msgspec", "gdpjax"}
-    part = part_of(path)
-    extras = EXTRAS.get(part, set())
-    is_late = str(path.relative_to(ROOT)) in LATE
-    for package, is_lazy in imports_with_place(ast.parse(path.read_text())):
-        is_required = package in required | sys.stdlib_module_names
-        is_extra = (is_lazy or is_late) and package in extras
-
-        # `gdpjax.nnx` is imported when it is first used.
-        is_flax = package == "flax" and part == "nnx"
-        assert is_required or is_extra or is_flax, f"{path} imports {package}"
+    required = {"jax", "jaxlib", "numpy", "scipy", "optax", "jaxtyping", "msgspec", "gdpjax"} | sys.stdlib_module_names
+    for path in MODULES:
+        part = part_of(path)
+        is_late = str(path.relative_to(ROOT)) in LATE
+        for package, is_lazy in imports_with_place(parsed(path)):
+            is_extra = (is_lazy or is_late) and package in EXTRAS.get(part, set())
+            # `gdpjax.nnx` is imported when it is first used.
+            is_flax = package == "flax" and part == "nnx"
+            assert package in required or is_extra or is_flax, f"{path} imports {package}"
 
 
 EXTRAS = {

@@ -141,17 +141,12 @@ class Writes(nnx.Module):
         self.calls = 0
         self.mean = nnx.Variable(jnp.zeros(4))
         self.cache = nnx.Cache(jnp.zeros(4))
-        self.count = nnx.Variable(jnp.zeros((), jnp.int32))
 
     def __call__(self, x):
         if self.what == "variable":
             self.mean[...] = 0.9 * self.mean[...] + 0.1 * x
         elif self.what == "cache":
             self.cache[...] = x
-        elif self.what == "sow":
-            self.sow(nnx.Intermediate, "seen", x)
-        elif self.what == "count":
-            self.count[...] += 1
         elif self.what == "static":
             self.calls += 1
         return x

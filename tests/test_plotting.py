@@ -30,6 +30,23 @@ def tradeoff():
 
 
 @pytest.fixture(scope="module")
+def small():
+    """Curves that are not computed, as those of a run take seconds: around that of a Gaussian mechanism."""
+    alpha = np.linspace(0, 1, 12)
+    exact = Gaussian(1.0)(alpha)
+    return plotting.tradeoff_curves(NoGuarantee(), delta=1e-5)._replace(
+        alpha=alpha,
+        curve=Bounds(0.98 * exact, 0.99 * exact),
+        approximate_dp=0.8 * exact,
+        gaussian_certified=0.9 * exact,
+        gaussian_clt=exact,
+        epsilon=Bounds(4.3, 4.4),
+        mu_upper=1.1,
+        mu_clt=1.0,
+    )
+
+
+@pytest.fixture(scope="module")
 def steps():
     return plotting.epsilon_curves(*MNIST_RUN, 1e-5)
 
@@ -111,11 +128,11 @@ def test_a_ledger_is_drawn_as_its_run_is(tradeoff):
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_what_is_drawn_is_what_was_computed(tradeoff, steps, log):
+def test_what_is_drawn_is_what_was_computed(small, steps, log):
     """The lines of both pictures have the values of the curves; on a logarithmic scale power is drawn."""
-    axes = plotting.plot_tradeoff(tradeoff, log=log).axes[0]
+    axes = plotting.plot_tradeoff(small, log=log).axes[0]
     drawn = {tuple(1 - line.get_ydata() if log else line.get_ydata()) for line in axes.lines}
-    for values in (*tradeoff.curve, tradeoff.approximate_dp, tradeoff.gaussian_certified, tradeoff.gaussian_clt):
+    for values in (*small.curve, small.approximate_dp, small.gaussian_certified, small.gaussian_clt):
         shown = 1 - (1 - values) if log else values
         assert tuple(shown) in drawn
 
@@ -125,15 +142,15 @@ def test_what_is_drawn_is_what_was_computed(tradeoff, steps, log):
         assert tuple(values) in drawn
 
 
-def test_legends_say_the_standing_and_round_up(tradeoff, steps):
+def test_legends_say_the_standing_and_round_up(small, steps):
     """The legend tells certified curves and upper bounds from the estimate of the CLT."""
-    of_tradeoff = legend_texts(plotting.plot_tradeoff(tradeoff))
+    of_tradeoff = legend_texts(plotting.plot_tradeoff(small))
     of_epsilon = legend_texts(plotting.plot_epsilon(steps))
     assert sum("certified" in text for text in of_tradeoff) == 3
     assert sum("upper bound" in text for text in of_epsilon) == 3
     assert all("no guarantee" in text for text in of_tradeoff + of_epsilon if "CLT" in text)
     shown = [float(re.search(r"(varepsilon|mu) = ([0-9.]+)", text)[2]) for text in of_tradeoff[1:3]]
-    assert np.all(np.array(shown) >= [tradeoff.epsilon.upper, tradeoff.mu_upper])
+    assert np.all(np.array(shown) >= [small.epsilon.upper, small.mu_upper])
 
 
 def contrast(color, ground):
@@ -171,9 +188,9 @@ def test_no_text_is_cut_or_lies_on_data(tradeoff, steps, log):
     assert_nothing_is_cut(plotting.plot_score(FIRST, SECOND, names=["a", "b"], delta=1e-5))
 
 
-def test_figures_are_a_column_wide(tradeoff, steps):
+def test_figures_are_a_column_wide(small, steps):
     for figure in (
-        plotting.plot_tradeoff(tradeoff),
+        plotting.plot_tradeoff(small),
         plotting.plot_epsilon(steps),
         plotting.plot_score(FIRST, delta=1e-5),
     ):
@@ -231,6 +248,7 @@ def test_scores_that_cannot_share_a_picture_are_refused(tmp_path):
         ((folder,), {"delta": 1e-5}, "one delta"),
         ((FIRST,), {"delta": 2.0}, "delta must be"),
         ((FIRST,), {"delta": 1e-5, "score": "f1"}, "the score 'f1'"),
+        (([],), {"delta": 1e-5}, "got no record$"),
         ((FIRST + FIRST,), {"delta": 1e-5}, "several runs as several arguments"),
         ((FIRST,), {"delta": 1e-5, "names": ["a", "b"]}, "2 names for 1 runs"),
         ((tmp_path / "none",), {}, "plan.json"),
@@ -281,11 +299,11 @@ def test_bad_arguments(function, change, message):
         function(**(arguments | change))
 
 
-def test_command_writes_the_picture_and_its_numbers(tmp_path, capsys, monkeypatch, tradeoff, steps):
+def test_command_writes_the_picture_and_its_numbers(tmp_path, capsys, monkeypatch, small, steps):
     """The command draws the curves of its options, and prints where they are or their numbers."""
     calls = []
-    monkeypatch.setattr("gdpjax.cli._plot.tradeoff_curves", lambda *run: calls.append(run) or tradeoff)
-    monkeypatch.setattr("gdpjax.cli._plot.epsilon_curves", lambda *run: calls.append(run) or steps)
+    monkeypatch.setattr("gdpjax.cli._cards.tradeoff_curves", lambda *run: calls.append(run) or small)
+    monkeypatch.setattr("gdpjax.cli._cards.epsilon_curves", lambda *run: calls.append(run) or steps)
     path = tmp_path / "curve.svg"
     options = [*RUN_OPTIONS, "--delta", "1e-5", "--output", str(path)]
     assert main(["plot", "tradeoff", *options, "--log"]) == 0

@@ -187,6 +187,18 @@ def test_notes_are_of_the_words_in_the_table():
     assert "central limit theorem, to compare" not in correlated
 
 
+def test_notes_name_the_unit_that_all_runs_have():
+    without_noise, visits = Event(0.0, 0.1, 3), plan_of(0.0, unit="visit", expected_batch_size=20)
+    assert "Poisson: every patient joins each batch" in one_line(report(without_noise, unit="patient"))
+    assert "Poisson: every row joins each batch" in one_line(report(without_noise, visits))
+
+
+@pytest.mark.parametrize(("relation", "size"), [("replace_special", "1000"), ("add_or_remove_one", "at most 1000")])
+def test_the_size_of_the_data_is_exact_where_it_is_public(relation, size):
+    plan = plan_of(0.0, expected_batch_size=20, neighboring_relation=gdpjax.NeighboringRelation(relation))
+    assert ["size of the data", size, "given"] in table_rows(report(plan).to_latex())
+
+
 def test_a_release_without_noise_is_not_private():
     card = report(GaussianEvent(0.0), deltas=1e-5)
     assert "NOT PRIVATE" in card.to_text()
@@ -198,6 +210,8 @@ def test_a_ledger_says_whom_it_protects_and_what_was_done(tmp_path, capsys):
     ledger = Ledger([GaussianEvent(20.0), LaplaceEvent(0.05), STEPS, STEPS])
     card = report(ledger, unit="patient", deltas=1e-6)
     assert re.search(r"^unit +patient +given$", card.to_text(), flags=re.MULTILINE)
+    facts = {label: text for label, text, standing in table_rows(card.to_latex()) if standing == "given"}
+    assert (facts["scheme"], facts["steps"], facts["releases"]) == ("4 events, see above", "100", "2")
     assert "adding or removing one patient" in one_line(card)
     assert "Gaussian release, noise multiplier 20; Laplace release, epsilon 0.05; Gaussian steps" in one_line(card)
     document = json.loads(card.to_json())
@@ -449,7 +463,6 @@ def test_the_command(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["{folder}/nothing"], "nothing"),
-        (["1.3,0.004,3516", "--format", "html", "--json"], "not both"),
         (["1.3,0.004,3516", "--output", "{folder}/no_folder/card.html"], "in a folder that exists"),
         (["1.3,0.004,3516", "--output", "{folder}"], "give the name of a file"),
         (["1.3,0.004"], "three numbers are needed, noise,probability,steps such as 1.3,0.004,3516"),

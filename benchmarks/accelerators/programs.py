@@ -176,16 +176,9 @@ def _clipped() -> Iterator[Program]:
 def _clipped_gradient(case: Any, contender: str, target: Target) -> Built:
     params = case.model.init(np.random.default_rng(0))
     batch = case.model.batch(np.random.default_rng(1), case.batch_size)
-    loss = case.model.loss
-
-    def plain(params: Any, x: Any, y: Any) -> Any:
-        return jax.grad(lambda params: jax.vmap(loss, (None, 0, 0))(params, x, y).sum())(params)
-
-    if contender == PLAIN:
-        return plain, _shapes_of((params, *batch)), {}
-    name = clipping_cases.AUTO if contender == OURS else PEER
-    build: Any = next(each.build for each in CONTENDERS if each.name == name)
-    function = build(loss, 1.0, 32 if contender == PEER_32 else None)
+    name = {PLAIN: clipping_cases.NO_PRIVACY, OURS: clipping_cases.AUTO}.get(contender, PEER)
+    build = next(each.build for each in CONTENDERS if each.name == name)
+    function = build(case.model.loss, 1.0, 32 if contender == PEER_32 else None)
     return function, _shapes_of((params, *batch)), {}
 
 

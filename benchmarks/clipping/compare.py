@@ -43,7 +43,7 @@ def targets(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the targets of gdpjax's default strategy, model by model; what was not measured is left out."""
     cases = {case.name: case for case in PRESETS[result["settings"]["preset"]]}
     found = {}
-    for name, model in result["models"].items():
+    for name, model in result["cases"].items():
         if "seconds" in model["contenders"].get(AUTO, {}):
             for what, target in _targets(cases[name].target, model["contenders"]):
                 found[f"{name}: {what}"] = target

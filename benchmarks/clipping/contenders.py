@@ -6,46 +6,24 @@ needs is imported when it is built, so that a missing package is reported and no
 
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.clipping.cases import AUTO, NO_PRIVACY, OPACUS_GHOST, TORCH_NO_PRIVACY
+from benchmarks.harness import Contender
 from gdpjax import clipped_grad
 
 MICROBATCH_SIZES = (1, 4, 16, 64, 256)
+ALL_SIZES = (None, *MICROBATCH_SIZES)
 BATCH_ARGNUMS = (1, 2)
 
 Loss = Callable[..., Any]
 """``loss(params, x, y)``, of ONE example."""
 Step = Callable[..., Any]
 Build = Callable[[Loss, float, int | None], Step]
-"""``build(loss, clip_norm, microbatch_size)`` gives the step; size None: the whole batch, or its own choice."""
-
-
-class Contender(NamedTuple):
-    """Somebody's gradient step.
-
-    Args:
-        name: for the tables and the command line.
-        build: what gives the step; None for those of `torch_steps`.
-        modules: what must be there.
-        sized: whether it takes microbatch sizes.
-        whole: whether it is tried without one.
-    """
-
-    name: str
-    build: Build | None
-    modules: tuple[str, ...] = ()
-    sized: bool = False
-    whole: bool = True
-
-    def sizes(self, batch_size: int) -> list[int | None]:
-        """Return the microbatch sizes to try, all divisors of the batch."""
-        whole: list[int | None] = [None] if self.whole else []
-        sizes = MICROBATCH_SIZES if self.sized else ()
-        return whole + [size for size in sizes if size < batch_size and batch_size % size == 0]
+"""``build(loss, clip_norm, microbatch_size)`` gives the step; None for those of `torch_steps`."""
 
 
 AXES = (None, 0, 0)
@@ -135,11 +113,11 @@ TORCH = ("torch", "opacus")
 CONTENDERS = (
     Contender(NO_PRIVACY, _no_privacy),
     Contender(AUTO, _gdpjax("auto")),
-    Contender("gdpjax ghost", _gdpjax("ghost"), sized=True),
-    Contender("gdpjax microbatch", _gdpjax("microbatch"), sized=True, whole=False),
+    Contender("gdpjax ghost", _gdpjax("ghost"), sizes=ALL_SIZES),
+    Contender("gdpjax microbatch", _gdpjax("microbatch"), sizes=MICROBATCH_SIZES),
     Contender("gdpjax vmap", _gdpjax("vmap")),
     Contender(PLAIN_VMAP, _plain_vmap),
-    Contender("jax_privacy", _jax_privacy, ("jax_privacy",), sized=True),
+    Contender("jax_privacy", _jax_privacy, ("jax_privacy",), ALL_SIZES),
     Contender("optax.contrib", _optax, ("optax.contrib",)),
     Contender(TORCH_NO_PRIVACY, None, TORCH),
     Contender("Opacus hooks", None, TORCH),

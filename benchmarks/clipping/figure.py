@@ -3,10 +3,12 @@
 import pathlib
 from typing import Any
 
-from benchmarks import figures
 from benchmarks.clipping.compare import OWN, PEERS
+from gdpjax.plotting.style import figure
 
-CONTENDERS = dict(zip(OWN + PEERS, zip("Dos^vPX<>", figures.OURS + figures.PEERS, strict=True), strict=True))
+COLOURS = ["#0b6e4f", "#2fa57c", "#7cc7a8", "#a9dcc6", "#8a8a8a", "#b5482f", "#e0a458", "#4a5a8a", "#8fa3d6"]
+"""Ours are green."""
+CONTENDERS = dict(zip(OWN + PEERS, zip("Dos^vPX<>", COLOURS, strict=True), strict=True))
 """The mark and the colour of each."""
 PANELS = {"time": "step time / no privacy", "temp_bytes": "temporary memory / no privacy"}
 """The label of each ratio that is drawn."""
@@ -15,20 +17,21 @@ SPREAD = 0.1
 
 
 def draw(result: dict[str, Any], path: pathlib.Path) -> None:
-    """Write the picture; ImportError without matplotlib."""
-    models = result["models"]
+    """Write the picture."""
+    models = result["cases"]
     size = (8.4, 0.9 + 0.65 * len(models))
-    with figures.picture(path, 1, 2, size=size, sharey=True) as (figure, panels):
+    with figure(1, 2, size=size, path=path, sharey=True) as (drawing, panels):
         for axes, (ratio, label) in zip(panels, PANELS.items(), strict=True):
             _draw_ratio(axes, list(models.values()), ratio)
-            figures.name_rows(axes, list(models))
             axes.set(xscale="log", xlabel=label)
             axes.xaxis.set_major_formatter("{x:g}")
             axes.grid(axis="x", color="0.9", zorder=1)
 
-        # One legend, of what is in the first panel.
+        # The names of the rows, the first one at the top, and one legend, of what is in the first panel.
+        rows = range(len(models))
+        panels[0].set(yticks=rows, yticklabels=models, ylim=(len(models) - 0.5, -0.5))
         marks = panels[0].get_legend_handles_labels()
-        figure.legend(*marks, loc="outside upper center", ncols=5, frameon=False)
+        drawing.legend(*marks, loc="outside upper center", ncols=5, frameon=False)
 
 
 def _draw_ratio(axes: Any, models: list[dict[str, Any]], ratio: str) -> None:

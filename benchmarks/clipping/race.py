@@ -15,7 +15,9 @@ import numpy as np
 from benchmarks import clocks, turns
 from benchmarks.clipping import compare
 from benchmarks.clipping.cases import Case
-from benchmarks.clipping.contenders import PLAIN_VMAP, Contender
+from benchmarks.clipping.contenders import CONTENDERS as CONTENDERS
+from benchmarks.clipping.contenders import PLAIN_VMAP
+from benchmarks.harness import Contender
 from benchmarks.turns import Entry
 
 Data = tuple[Any, ...]
@@ -24,24 +26,18 @@ Data = tuple[Any, ...]
 
 def run(case: Case, chosen: Sequence[Contender], repetitions: int) -> dict[str, Any]:
     """Return what the case is, and each contender's times, sizes, errors, or why it is not available."""
-    chosen = [contender for contender in chosen if case.measures(contender.name)]
+    chosen = [_sized(contender, case) for contender in chosen if case.measures(contender.name)]
     host = case.data()
     data = jax.block_until_ready(jax.device_put(host))
 
     # Plain vmap first: its sum is what the others are compared with.
-    reference: list[Any] = []
-    entries: list[Entry] = []
-    results: dict[str, Any] = {contender.name: {} for contender in chosen}
-    for contender in sorted(chosen, key=lambda contender: contender.name != PLAIN_VMAP):
-        prepare = functools.partial(_prepare, case, host, data, contender, reference)
-        ready, refused = turns.try_sizes(contender.sizes(case.batch_size), prepare)
-        entries += turns.nearly_fastest(ready)
-        trials = [{**_size(entry), "trial_seconds": entry.trial_seconds, **entry.facts} for entry in ready]
-        results[contender.name] = {"refused": refused, "trials": trials}
-    turns.take_turns(entries, repetitions)
+    in_order = sorted(chosen, key=lambda contender: contender.name != PLAIN_VMAP)
+    prepare = functools.partial(_prepare, case, host, data, [])
+    entries, raced = turns.race(in_order, prepare, repetitions)
+    results = {contender.name: raced[contender.name] for contender in chosen}
     for name, result in results.items():
         if fastest := turns.fastest(entries, name):
-            result |= _size(fastest) | fastest.result()
+            result |= fastest.result()
     compare.add_ratios(results)
     return {
         "title": case.title,
@@ -53,11 +49,14 @@ def run(case: Case, chosen: Sequence[Contender], repetitions: int) -> dict[str, 
     }
 
 
-def _size(entry: Entry) -> dict[str, Any]:
-    return {"microbatch_size": entry.microbatch_size}
+def _sized(contender: Contender, case: Case) -> Contender:
+    """Leave a contender the sizes that divide the batch, and are smaller."""
+    rows = case.batch_size
+    sizes = [size for size in contender.sizes if size is None or (size < rows and rows % size == 0)]
+    return contender._replace(sizes=tuple(sizes))
 
 
-def _prepare(case: Case, host: Data, data: Data, contender: Contender, reference: list[Any], size: int | None) -> Entry:
+def _prepare(case: Case, host: Data, data: Data, reference: list[Any], contender: Contender, size: int | None) -> Entry:
     """Return what is ready to run; its sum is compared with the one in ``reference``, or put there by plain vmap."""
     if contender.build is None:
         return _prepare_torch(case, host, contender.name, reference)

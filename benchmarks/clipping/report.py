@@ -35,7 +35,7 @@ relative error | error | .0e
 
 def markdown(result: dict[str, Any]) -> str:
     sections = [("Targets", targets_table(result, "target (gdpjax auto)"))]
-    sections += [(at["title"], _contenders(at)) for at in result["models"].values()]
+    sections += [(at["title"], _contenders(at)) for at in result["cases"].values()]
     sections += [("Contenders that are missing", bullets(result["missing"]))]
     return document("Clipped gradients, measured side by side", [setting(result), READING], sections)
 

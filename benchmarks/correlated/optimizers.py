@@ -5,13 +5,13 @@ machine, its seconds with everything that it compiles. Ours is the time of one c
 nothing is compiled.
 """
 
-import csv
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks import clocks
 from benchmarks.harness import at_least, at_most
+from benchmarks.harness import recorded as recorded_in
 from gdpjax.correlated import (
     AbstractNoiseStrategy,
     AbstractParticipation,
@@ -32,19 +32,15 @@ RECORDS = pathlib.Path(__file__).with_name("recorded.csv")
 
 def recorded() -> list[dict[str, Any]]:
     """Return what the peer took and found."""
-    with RECORDS.open() as file:
-        return [
-            {key: text if key in ("family", "error") or not text else float(text) for key, text in row.items()}
-            for row in csv.DictReader(file)
-        ]
+    return recorded_in(RECORDS)
 
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:
     """Return what ours takes and reaches, beside the record."""
-    num_steps, size, error = int(record["num_steps"]), int(record["size"]), record["error"]
+    num_steps, size, error = record["num_steps"], record["size"], record["error"]
     participation: AbstractParticipation = SingleParticipation()
     if record["count"]:
-        participation = MinSep(int(record["count"]), int(record["separation"]))
+        participation = MinSep(record["count"], record["separation"])
     finders: dict[str, Callable[[], AbstractNoiseStrategy]] = {
         "banded Toeplitz": lambda: optimize_banded_toeplitz(num_steps, size, error),
         "banded inverse": lambda: optimize_banded_inverse(num_steps, size, participation, error),

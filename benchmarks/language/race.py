@@ -1,27 +1,27 @@
 """Everybody's step, compiled, counted and timed in turns."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from benchmarks import turns
+from benchmarks.harness import Contender
 from benchmarks.language.cases import Case
-from benchmarks.language.steps import NO_PRIVACY, Contender, Task
+from benchmarks.language.steps import CONTENDERS as CONTENDERS
+from benchmarks.language.steps import NO_PRIVACY, Task
 from gdpjax.clipping import product_flops
 
 
 def run(case: Case, chosen: Sequence[Contender], repetitions: int) -> dict[str, Any]:
     """Return what the case is, each contender's results by microbatch size, and why there is none for others."""
     task = Task(case)
-    entries: list[turns.Entry] = []
-    results: dict[str, Any] = {}
-    for contender in chosen:
-        ready, refused = turns.try_sizes(case.sizes, functools.partial(_prepare, task, contender))
-        entries += ready
-        results[contender.name] = {"sizes": {}, "refused": refused}
-    turns.take_turns(entries, repetitions)
+    sized = [contender._replace(sizes=case.sizes) for contender in chosen]
+    entries, results = turns.race(sized, functools.partial(_prepare, task), repetitions, keep=math.inf)
+    for result in results.values():
+        result["sizes"] = {}
 
     # Everybody beside the fastest step without privacy.
     base = turns.fastest(entries, NO_PRIVACY)

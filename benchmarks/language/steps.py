@@ -7,7 +7,7 @@ padding, so that everybody computes the same rows.
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 import gdpjax
+from benchmarks.harness import Contender
 from benchmarks.language.cases import Case
 from experiments.language.finetuning import ADAPTERS, BASE, Finetuning
 from experiments.language.lora import frozen, init_adapters, joined
@@ -94,20 +95,6 @@ class Task:
         if base is not None:
             params = joined(trained, base)
         return sequence_loss(self.case.config, params, tokens, segment_ids, lora=self.case.lora)
-
-
-class Contender(NamedTuple):
-    """``build(task, size)`` gives the step that takes ``size`` units at a time.
-
-    Args:
-        name: for the tables.
-        build: gives the function and its arguments.
-        modules: what it needs.
-    """
-
-    name: str
-    build: Callable[[Task, int], Call]
-    modules: tuple[str, ...] = ()
 
 
 def _optimizer() -> optax.GradientTransformation:

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 
 from benchmarks import clocks, turns
-from benchmarks.harness import at_least, at_most
+from benchmarks.harness import Contender, at_least, at_most
 from benchmarks.training import parts
 from benchmarks.training.cases import PRESETS, Case
 from benchmarks.training.trainer import Trainer
-from benchmarks.training.trainers import LOOP, OWN, SCAN, Contender, mean_loss
+from benchmarks.training.trainers import CONTENDERS as CONTENDERS
+from benchmarks.training.trainers import LOOP, OWN, SCAN, mean_loss
 
 LEAST_SCAN_RATIO = 0.98
 """Two medians of the same program differ by a per cent or two."""
@@ -46,14 +47,7 @@ def run(case: Case, chosen: Sequence[Contender], repetitions: int) -> dict[str, 
 
 def _trainers(case: Case, chosen: Sequence[Contender], repetitions: int) -> dict[str, Any]:
     """Return the result of every chosen contender, or why it is not available."""
-    entries: list[turns.Entry] = []
-    results: dict[str, Any] = {}
-    for contender in chosen:
-        ready, refused = turns.try_sizes(contender.sizes, functools.partial(_prepare, case, contender))
-        entries += turns.nearly_fastest(ready)
-        trials = {str(entry.microbatch_size): entry.trial_seconds / case.steps_per_turn for entry in ready}
-        results[contender.name] = {"refused": refused, "trial_seconds_per_step": trials}
-    turns.take_turns(entries, repetitions)
+    entries, results = turns.race(chosen, functools.partial(_prepare, case), repetitions)
     for name, result in results.items():
         if fastest := turns.fastest(entries, name):
             result |= _result(fastest)
@@ -78,7 +72,6 @@ def _result(entry: turns.Entry) -> dict[str, Any]:
     trainer: Trainer = entry.facts.pop("trainer")
     stated = clocks.attempt(trainer.epsilon, turns.LIMIT)
     return {
-        "microbatch_size": entry.microbatch_size,
         "steps_per_second": turns.spread([1 / seconds for seconds in entry.seconds]),
         "sampling_prob": trainer.sampling_prob,
         "epsilon": stated.value or {"epsilon": None, "by": stated.error},

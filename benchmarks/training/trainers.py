@@ -8,25 +8,17 @@ everybody, and what compiles has compiled before the first turn.
 import importlib
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.harness import Contender
 from benchmarks.training.cases import Case
 from benchmarks.training.trainer import NUM_LOSSES, Trainer, forever
 from gdpjax.training import private_training
-
-
-class Contender(NamedTuple):
-    """``build(case, microbatch_size)`` gives the trainer."""
-
-    name: str
-    build: Callable[[Case, int | None], Trainer]
-    modules: tuple[str, ...] = ()
-    sizes: tuple[int | None, ...] = (None,)
 
 
 def mean_loss(case: Case, params: Any) -> float:

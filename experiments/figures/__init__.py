@@ -1,5 +1,5 @@
-"""The figures of the documentation.
+"""The figures of the documentation: ``figures``.
 
-* `fdp`          ``fdp-figures``, the figures of docs/fdp.md
-* `correlated`   ``correlated-figure``, that of docs/correlated.md
+* `correlated`   that of docs/correlated.md
+* `fdp`          those of docs/fdp.md, and the command
 """

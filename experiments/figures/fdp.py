@@ -1,4 +1,4 @@
-"""``fdp-figures``: the pictures of docs/fdp.md, and private histograms whose error bars are compared with theory."""
+"""``figures``: the pictures of docs/fdp.md, and private histograms whose error bars are compared with theory."""
 
 from typing import Any
 
@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.config import FdpFiguresConfig
+from experiments.config import FiguresConfig
 from experiments.data.adult_education import EDUCATION, education_levels, find_adult, synthetic_levels
+from experiments.figures.correlated import correlated_noise
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism, RandomizedResponse
 from gdpjax.plotting.style import BELOW, BLUE, COLUMN, GREY, RED, look
 from gdpjax.tradeoff import (
@@ -44,7 +45,7 @@ NORMAL_QUANTILE = 1.96
 """How many standard deviations a 95 % error bar is long, to each side."""
 
 
-def run(config: FdpFiguresConfig) -> None:
+def run(config: FiguresConfig) -> None:
     """Draw every figure into the output folder."""
     config.output.mkdir(parents=True, exist_ok=True)
     for name, draw in FIGURES.items():
@@ -222,5 +223,6 @@ FIGURES = {
     "subsampling": _subsampling,
     "composition": _composition,
     "histogram": _histogram,
+    "correlated_noise": correlated_noise,
 }
 """By the name of the file."""

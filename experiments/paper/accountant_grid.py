@@ -4,7 +4,6 @@ Every cell is one setting of a training, accounted for and not trained: noise mu
 epochs; delta = 1e-5. The table is a CSV file beside the other results.
 """
 
-import csv
 import io
 import itertools
 import math
@@ -66,10 +65,7 @@ def write_table(results: Path) -> Table:
     """Compute the table, write it as CSV, and return it."""
     table = compute()
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table)
-    for row in zip(*table.values(), strict=True):
-        writer.writerow([f"{value:.6g}" for value in row])
+    np.savetxt(text, np.transpose([*table.values()]), "%.6g", ",", header=",".join(table), comments="")
     results.mkdir(parents=True, exist_ok=True)
     records.write_atomically(results / FILE, text.getvalue())
     return table

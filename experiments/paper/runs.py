@@ -106,7 +106,7 @@ def finished_runs(planned: Sequence[PlannedRun]) -> FinishedRuns:
 
 def public_figures(run: PlannedRun) -> dict[str, Any]:
     """Return the public figures of a finished run: its result, and every epoch's scores."""
-    lines = records.read_lines(run.folder / records.METRICS, records.Epoch, header=1)
+    lines = records.read_lines(run.folder / records.METRICS, records.Line, header=1)
     if not lines:
         path = run.folder / records.METRICS
         raise UserError(f"{path} is damaged: it has no epochs; remove the folder to train again")

@@ -25,7 +25,7 @@ class RecordedRun(msgspec.Struct):
 
     seed: records.Whole
     result: ResultFile
-    epochs: list[records.Epoch]
+    epochs: list[records.Line]
     steps_per_second: float | None
 
 

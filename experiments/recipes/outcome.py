@@ -89,7 +89,8 @@ def good(rows: Sequence[Row], spec: Spec) -> list[Row]:
 
 def _published_cost(recipe: Recipe, delta: float) -> dict[str, float]:
     """Return what the published setting costs."""
-    run = (recipe.published_noise_multiplier, recipe.published_sampling_prob, recipe.published_num_steps)
+    sampling_prob = recipe.published_batch_size / recipe.published_num_examples
+    run = (recipe.published_noise_multiplier, sampling_prob, recipe.published_num_steps)
     lower, upper = accounting.epsilon_bounds(*run, delta)
     return {"epsilon_lower": float(lower), "epsilon_upper": float(upper)}
 

@@ -6,9 +6,9 @@ The modules, in the order in which the method is derived:
 * `_bounded_losses`, `_atoms`: events of bounded loss, and events given by their outcomes.
 * `_run_description`: a whole run; `_characteristic_function`: the composition along a line.
 * `_contour`: delta and its bracket; `_contour_choice`: where the line goes; `_inversion`: epsilon from delta.
-* `_rare_outcomes`: runs that hardly ever sample an example; `_participations`: runs with hardly any noise.
+* `_rare_outcomes`: runs that hardly ever sample an example; `_without_contour`: closed forms, hardly any noise.
 * `_directions`: both directions, and as many tries as it needs.
-* `_tradeoff`, `_dominating`: the curve and mu; `_closed_forms`: runs that have one.
+* `_tradeoff`, `_dominating`: the curve and mu.
 * `_questions`: all of it, for arrays of runs and of runs in phases.
 
 All of it is NumPy in float64 on the host. Runs of one kind of step are looked at side by side: what is one number of a
@@ -18,7 +18,6 @@ corner a number may be infinite or NaN; what is certified is decided by comparis
 """
 
 from gdpjax._composition._bounded_losses import LAPLACE
-from gdpjax._composition._closed_forms import has_closed_form
 from gdpjax._composition._questions import (
     DELTA,
     EPSILON,
@@ -32,6 +31,7 @@ from gdpjax._composition._questions import (
     profile_of_phases,
 )
 from gdpjax._composition._tradeoff import complement
+from gdpjax._composition._without_contour import has_closed_form
 
 __all__ = [
     "DELTA",

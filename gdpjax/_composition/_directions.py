@@ -4,8 +4,8 @@ The answer for a run is the larger one of its two directions. In each direction 
 while the bracket is wider than asked for (`direction_epsilon`, `direction_log_deltas`):
 
 1. *Ordinary tries*: a contour about the best guess so far, each a little finer than the one before.
-2. *Telling runs*: the contour of `_rare_outcomes`. Where an example is hardly ever sampled it comes after the first two
-   ordinary tries, and the others after it; elsewhere it comes last.
+2. *Telling runs*: the contour of `_rare_outcomes`, after the first two ordinary tries. For epsilon it comes last where
+   an example is not hardly ever sampled.
 3. For epsilon, where an example is sampled more often: Chernoff bounds at other exponents. Where it is hardly ever
    sampled and epsilon is tiny: two ordinary tries relative to that epsilon.
 """
@@ -600,40 +600,19 @@ def direction_log_deltas(
         upper=np.where(_is_beyond(run, epsilon), _log_infinite(run), 0.0),
         estimate=np.full(epsilon.shape, guess),
     )
-    if _rare_outcomes.applies(run) and _rare_outcomes.is_rare(run):
-        return _rare_log_deltas(search, nothing)
-    bracket = _usual_log_deltas(search, nothing)
+    # Two further tries for each further point.
+    first_tries = TRIES_BEFORE_RARE + 2 * (epsilon.size - 1)
+    all_tries = TRIES + 2 * (epsilon.size - 1)
+    bracket, theta = _ordinary_log_deltas(search, nothing, 1.0, range(first_tries))
+
+    # The telling runs, where the ordinary tries do not get far, and the ordinary tries that are left.
+    telling = _telling_log_deltas(search, bracket) if _rare_outcomes.applies(run) else bracket
+    if np.any(search.is_wide(telling, target_width)):
+        bracket, _ = _ordinary_log_deltas(search, bracket, theta, range(first_tries, all_tries))
+    bracket = _in_both(telling, bracket)
     if run.missed_below:
         bracket = bracket._replace(lower=nothing.lower)
     return bracket
-
-
-def _usual_log_deltas(search: DeltaSearch, nothing: EstimatedBounds) -> EstimatedBounds:
-    """Bracket log delta where an example is not rare: the ordinary tries, then the telling runs."""
-    bracket, _ = _ordinary_log_deltas(search, nothing, 1.0, range(TRIES + _sharing_tries(search)))
-    if _rare_outcomes.applies(search.run) and np.any(search.is_wide(bracket, RARE_LAST_WIDTH)):
-        bracket = _telling_log_deltas(search, bracket)
-    return _with_estimate_inside(bracket)
-
-
-def _rare_log_deltas(search: DeltaSearch, nothing: EstimatedBounds) -> EstimatedBounds:
-    """Bracket log delta where an example is hardly ever sampled: the telling runs between the ordinary tries."""
-    first_tries = TRIES_BEFORE_RARE + _sharing_tries(search)
-    all_tries = TRIES + _sharing_tries(search)
-    bracket, theta = _ordinary_log_deltas(search, nothing, 1.0, range(first_tries))
-
-    # The telling runs, where the ordinary tries do not get far.
-    telling = _telling_log_deltas(search, bracket)
-
-    # The ordinary tries that are left.
-    if np.any(search.is_wide(telling, search.target_width)):
-        bracket, _ = _ordinary_log_deltas(search, bracket, theta, range(first_tries, all_tries))
-    return _in_both(telling, bracket)
-
-
-def _sharing_tries(search: DeltaSearch) -> int:
-    """Return the number of further tries, two for each further point."""
-    return 2 * (search.epsilon.size - 1)
 
 
 def _ordinary_log_deltas(

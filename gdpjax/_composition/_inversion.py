@@ -30,8 +30,9 @@ _KERNELS = ("upper", "lower")
 _UPPER, _LOWER = range(2)
 _LEAST_LOG_DELTA = -700.0
 
-_ESTIMATE_STEPS = 14
-_CROSSING_STEPS = 3
+_ONLY_UPPER, _ONLY_LOWER, _MEAN = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.5, 0.5])
+"""Weights of the two sums."""
+_NEWTON_STEPS = 14
 
 
 class PlannedLine(NamedTuple):
@@ -79,7 +80,9 @@ def epsilon_bracket(line: PlannedLine, guess: Array, log_delta: Array) -> tuple[
     """
     origin = line.plan.epsilon
     line = line._replace(plan=line.plan._replace(log_delta=log_delta))
-    shift, converged = _estimate(line, guess - origin)
+    # Where the mean of the two sums, without error terms, crosses delta.
+    drowned = 2.0 * line.sums.error[..., _UPPER]
+    shift, converged = _crossing(line, _MEAN, 0.0, log_delta, guess - origin, drowned)
     upper_crossing, lower_crossing = _crossings(line, shift)
     highest = np.maximum(origin + upper_crossing, 0.0)
     lowest = np.maximum(origin + lower_crossing, 0.0)
@@ -124,11 +127,13 @@ def _chernoff_upper(line: PlannedLine) -> Array:
     return np.maximum(bound, data.least)
 
 
-def _estimate(line: PlannedLine, start: Array) -> tuple[Array, Array]:
-    """Return where the mean of the two sums, without error terms, crosses delta, and whether the search converged.
+def _crossing(
+    line: PlannedLine, weights: Array, error: Array, goal: Array, start: Array, least: Array = 0.0
+) -> tuple[Array, Array]:
+    """Return where the weighted sums, moved by an error, make log delta the goal, and whether the search converged.
 
-    The answer is a shift from plan.epsilon, sought by Newton's method from ``start``. A step to where the (smaller)
-    error of the upper sum drowns the value is taken back, and the next one is shorter.
+    The answer is a shift from plan.epsilon, sought by Newton's method from ``start``. A step to where the value is not
+    above the ``least`` one is taken back, and the next one is shorter.
     """
     data, plan, sums = line.data, line.plan, line.sums
     theta = plan.contour.theta
@@ -137,18 +142,17 @@ def _estimate(line: PlannedLine, start: Array) -> tuple[Array, Array]:
     last_good, move = np.zeros(np.shape(theta)), start
     longest_move = 0.4 * reach
     is_open = np.ones(np.shape(theta), bool)
-    for _ in range(_ESTIMATE_STEPS):
+    for _ in range(_NEWTON_STEPS):
         shift = _clipped(last_good + move, np.maximum(-reach, -plan.epsilon), reach)
         values, slopes = _contour.evaluate(sums, shift)
-        value = 0.5 * (values[_UPPER] + values[_LOWER])
-        slope = 0.5 * (slopes[_UPPER] + slopes[_LOWER])
+        value = weights @ values + error
 
         # log delta is log_size - theta e + log(value), and delta falls by at least a little.
-        is_good = value > 2.0 * sums.error[..., _UPPER]
+        is_good = value > least
         safe_value = np.where(is_good, value, 1.0)
         log_delta = data.log_size - theta * (plan.epsilon + shift) + np.log(safe_value)
-        rate = np.minimum(slope / safe_value - theta, -0.02 * theta)
-        newton_move = np.where(is_good, -(log_delta - plan.log_delta) / rate, move)
+        rate = np.minimum(weights @ slopes / safe_value - theta, -0.02 * theta)
+        newton_move = np.where(is_good, -(log_delta - goal) / rate, move)
 
         # What has converged stays.
         last_good = np.where(is_open & is_good, shift, last_good)
@@ -176,39 +180,9 @@ def _crossings(line: PlannedLine, guess: Array) -> tuple[Array, Array]:
     # The bounds are the two sums, moved by their errors.
     upper_goal = plan.log_delta + np.log1p(-lost_share)
     lower_goal = plan.log_delta + np.log1p(alias_share)
-    upper = _crossing(line, _UPPER, sums.error[..., _UPPER], upper_goal, guess)
-    lower = _crossing(line, _LOWER, -sums.error[..., _LOWER], lower_goal, guess)
+    upper, _ = _crossing(line, _ONLY_UPPER, sums.error[..., _UPPER], upper_goal, guess)
+    lower, _ = _crossing(line, _ONLY_LOWER, -sums.error[..., _LOWER], lower_goal, guess)
     return upper, lower
-
-
-def _crossing(
-    line: PlannedLine,
-    kernel: int,
-    error: Array,
-    goal: Array,
-    guess: Array,
-) -> Array:
-    """Return where one sum, moved by its error, makes log delta the goal, by Newton's method from the guess."""
-    plan = line.plan
-    theta = plan.contour.theta
-    reach = 0.2 * plan.contour.period
-    shift = guess
-    is_open = np.ones(np.shape(guess), bool)
-    for _ in range(_CROSSING_STEPS):
-        values, slopes = _contour.evaluate(line.sums, shift)
-        value = np.maximum(values[kernel] + error, 1e-300)
-        epsilon = plan.epsilon + shift
-        log_delta = line.data.log_size - theta * epsilon + np.log(value)
-        rate = np.minimum(slopes[kernel] / value - theta, -0.05 * theta)
-
-        proposal = shift - (log_delta - goal) / rate
-        move = np.where(is_open, _clipped(proposal, guess - reach, guess + reach) - shift, 0.0)
-        shift = shift + move
-        # The next step would be about the square of this one.
-        is_open = is_open & (np.abs(move) > 1e-5 * np.abs(plan.epsilon + shift))
-        if not is_open.any():
-            break
-    return shift
 
 
 # ---------------------------------------------------------------------------------------------------------------------

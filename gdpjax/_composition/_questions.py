@@ -21,12 +21,11 @@ import scipy
 
 from gdpjax._composition import (
     _bounded_losses,
-    _closed_forms,
     _directions,
     _dominating,
-    _participations,
     _run_description,
     _tradeoff,
+    _without_contour,
 )
 from gdpjax._composition._bounded_losses import BoundedLossEvents
 from gdpjax._composition._likelihood_ratio import SubsampledGaussian
@@ -106,29 +105,28 @@ class _PreparedRun(NamedTuple):
 
 
 def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
-    """Return the run that the columns [phases] describe: the steps, their group sizes, the events of bounded loss."""
+    """Return the run that the columns [phases] describe: steps, size of the group, events of bounded loss."""
     vectors = [np.atleast_1d(column) for column in columns]
     noise_multipliers, sampling_probs, counts = vectors[:3]
     further = vectors[3:]
     if family.replaced:  # noise multipliers are relative to the distance of 2 of the two mixtures
         noise_multipliers = 2.0 * noise_multipliers
-    group_sizes = np.ones_like(counts)
+    group_size = 1.0
     if family.groups:
-        group_sizes = np.broadcast_to(further[0], counts.shape)
+        (group_size,) = np.unique(further[0])
         further = further[1:]
 
     # Of a large group that is often sampled nothing better is known than without sampling.
     steps = []
     raised = False
-    largest_draw, missed = _largest_draw(sampling_probs, counts, group_sizes)
+    largest_draw, missed = _largest_draw(sampling_probs, counts, int(group_size))
     if largest_draw > _MOST_DRAWN:
         raised = True
-        largest_draw, missed = 1, np.zeros(counts.shape)
-        noise_multipliers = noise_multipliers / group_sizes
+        noise_multipliers = noise_multipliers / group_size
         sampling_probs = np.where(sampling_probs > 0, 1.0, 0.0)
-        group_sizes = np.ones_like(counts)
-    rows = zip(noise_multipliers, sampling_probs, counts, group_sizes, missed, strict=True)
-    for noise_multiplier, sampling_prob, count, group_size, missed_share in rows:
+        group_size, largest_draw, missed = 1.0, 1, np.zeros(counts.shape)
+    rows = zip(noise_multipliers, sampling_probs, counts, missed, strict=True)
+    for noise_multiplier, sampling_prob, count, missed_share in rows:
         if not (sampling_prob > 0 and count > 0):
             continue
         raised = raised or bool(sampling_prob < SMALLEST_PROB)
@@ -147,9 +145,8 @@ def prepare(family: Family, columns: tuple[Any, ...]) -> _PreparedRun:
     return _PreparedRun(RunDescription(tuple(steps), finite), raised)
 
 
-def _largest_draw(sampling_probs: Array, counts: Array, group_sizes: Array) -> tuple[int, Array]:
+def _largest_draw(sampling_probs: Array, counts: Array, size: int) -> tuple[int, Array]:
     """Return how many rows of a group are looked at in one batch, and bounds on the probabilities of more [phases]."""
-    size = int(np.max(group_sizes, initial=1.0))
     if size <= _SMALL_GROUP:
         return size, np.zeros(counts.shape)
     # At least two, since one alone would be drawn with the probability of a group of one.
@@ -203,9 +200,9 @@ def _epsilon_without_contour(run: RunDescription, delta: float, rtol: float) -> 
         return Bounds(exact.lower, min(exact.upper, _epsilon_without_sampling(run, delta))), known
 
     # With hardly any noise the contour does not reach far.
-    if _participations.applies(run):
-        known = _participations.epsilon(run, delta)
-        if known.upper - known.lower <= rtol * known.lower or _participations.suffices(run):
+    if _without_contour.has_little_noise(run):
+        known = _without_contour.epsilon_by_number(run, delta)
+        if known.upper - known.lower <= rtol * known.lower or _without_contour.number_suffices(run):
             return Bounds(known.lower, np.fmin(known.upper, _epsilon_without_sampling(run, delta))), known
     return None, known
 
@@ -227,9 +224,9 @@ def _epsilon_with_contour(run: RunDescription, delta: float, rtol: float, bounds
 
 def _closed_form_epsilon(run: RunDescription, delta: float) -> Bounds | None:
     """Return the epsilon of a run with a closed form, or None if it has none or it overflows."""
-    if not _closed_forms.has_closed_form(run):
+    if not _without_contour.has_closed_form(run):
         return None
-    exact = _closed_forms.epsilon(run, delta)
+    exact = _without_contour.closed_epsilon(run, delta)
     return exact if exact.upper < np.inf else None
 
 
@@ -245,10 +242,10 @@ def _epsilon_without_sampling(run: RunDescription, delta: float) -> float:
 
 def _delta(run: RunDescription, epsilon: float, rtol: float) -> Bounds:
     """Return the bracket on delta at epsilon."""
-    if _closed_forms.has_closed_form(run):
-        lower, upper = _closed_forms.delta(run, epsilon)
-    elif _participations.applies(run) and _participations.suffices(run):
-        lower, upper = _participations.delta(run, epsilon)
+    if _without_contour.has_closed_form(run):
+        lower, upper = _without_contour.closed_delta(run, epsilon)
+    elif _without_contour.has_little_noise(run) and _without_contour.number_suffices(run):
+        lower, upper = _without_contour.delta_by_number(run, epsilon)
     else:
         log_delta = _directions.log_delta_of_run(run, epsilon, rtol)
         lower, upper = _directions.exp_outward(log_delta.lower, log_delta.upper)
@@ -394,8 +391,8 @@ def _profile(prepared: _PreparedRun, epsilon: Array, width: float) -> Bounds:
     if prepared.is_nothing:
         return Bounds(np.zeros(epsilon.shape), np.zeros(epsilon.shape))
     run = prepared.run
-    if _closed_forms.has_closed_form(run):
-        lower, upper = np.array([_closed_forms.delta(run, one) for one in epsilon]).T
+    if _without_contour.has_closed_form(run):
+        lower, upper = np.array([_without_contour.closed_delta(run, one) for one in epsilon]).T
     else:
         # As many neighbours share a contour as lie within some span.
         spacing = np.max(np.diff(epsilon), initial=1e-300)

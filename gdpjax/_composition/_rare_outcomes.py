@@ -29,7 +29,7 @@ from gdpjax._composition import (
     _inversion,
     _likelihood_ratio,
 )
-from gdpjax._composition._characteristic_function import MAX_FREQUENCIES, Contour, EventsOnLine, RunOnLine
+from gdpjax._composition._characteristic_function import Contour, EventsOnLine, RunOnLine
 from gdpjax._composition._contour_choice import (
     CoarseRun,
     ContourPlan,
@@ -68,13 +68,6 @@ _NARROWEST = 0.05
 _LEAST_REST = 1e-4
 """The share of delta that the runs without a loud outcome are taken to add at least."""
 _NUM_CUT_BISECTIONS = 50
-
-# Where the line lies.
-_LINES = np.array([1.0, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9])
-"""Shares of the saddle point that are tried."""
-_CANCELLING = 5.0
-"""Terms of the sum cancel where the error to be reached falls by more than these nats."""
-_FEW_FREQUENCIES = 0.9 * MAX_FREQUENCIES
 
 # Rounding; the first three are in units of UNIT_ROUNDOFF.
 _STEP_ROUNDING = 48.0
@@ -452,32 +445,13 @@ def make_plan(
     (telling,) = _contour_choice.coarse_run(run, split.telling).parts
     measure = TellingMeasure(quiet, telling)
     log_delta = _log_rest(split.loud, epsilon, log_delta)
-    saddle = _contour_choice.saddle_line(measure, epsilon, 1.0 / epsilon)
+    theta = _contour_choice.saddle_line(measure, epsilon, 1.0 / epsilon)
 
-    # Beyond some exponent runs with thousands of telling outcomes take over, and next to it the period is too long. To
-    # the left of it are better lines, until the terms of the sum cancel.
-    contours = []
-    for theta in saddle * _LINES:
-        scale = 1.0 if of_delta else theta * epsilon
-        # The tail of single outcomes bends on the scale of epsilon, which smoothing feels even where 1/theta is larger.
-        scale = scale * min(theta * (theta + 1.0) * epsilon**2, 1.0)
-        contour = _contour_choice.choose_contour(measure, theta, epsilon, log_delta, width * scale)
-        contours.append(contour)
-        few_frequencies = _num_frequencies(contours[0]) < _FEW_FREQUENCIES
-        cancels = contour.log_error < contours[0].log_error - _CANCELLING
-        if few_frequencies or cancels:
-            break
-    best = min(contours, key=_coarseness)
-    return ContourPlan(best, windows, epsilon, log_delta), split
-
-
-def _num_frequencies(contour: Contour) -> float:
-    return contour.cutoff * contour.period / (2.0 * np.pi)
-
-
-def _coarseness(contour: Contour) -> float:
-    """Return the period in units of the smoothing; the cutoff goes as the inverse of the smoothing."""
-    return contour.period / contour.eta
+    # The tail of single outcomes bends on the scale of epsilon, which smoothing feels even where 1/theta is larger.
+    scale = 1.0 if of_delta else theta * epsilon
+    scale = scale * min(theta * (theta + 1.0) * epsilon**2, 1.0)
+    contour = _contour_choice.choose_contour(measure, theta, epsilon, log_delta, width * scale)
+    return ContourPlan(contour, windows, epsilon, log_delta), split
 
 
 class TellingMeasure(NamedTuple):

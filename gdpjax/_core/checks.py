@@ -3,8 +3,8 @@
     check("mu", mu, POSITIVE)       # ValueError: mu must be a finite number > 0, got -1.0
 
 Each concrete argument must lie in its declared `Domain`; NaN never does. A violation is a ValueError that names the
-argument, what was expected and what was got. A tracer cannot be inspected, so it passes; `gdpjax._core.precision` turns
-its results outside the domain into NaN.
+argument, what was expected and what was got. Of a tracer only the type is known; `gdpjax._core.precision` turns its
+results outside the domain into NaN.
 """
 
 import contextlib
@@ -129,9 +129,11 @@ def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
 def check(name: str, value: Any, domain: Domain) -> None:
     """Raise ValueError unless every element of a concrete real ``value`` lies in ``domain``; tracers pass.
 
-    Messages print the number that is outside, so ``value`` is to be public.
+    Messages print the number that is outside, so ``value`` is to be public. Of a tracer only the type is looked at.
     """
     if is_traced(value):
+        if hasattr(value, "dtype") and number_kind(value.dtype) not in NUMBER_KINDS:
+            raise ValueError(f"{name} must be {domain.text}, got {shown(value)}")
         return
     numbers = _as_float64(name, value, domain.text)
     is_inside = np.asarray(domain.contains(numbers))

@@ -88,6 +88,7 @@ class FolderLock:
             os.close(self._descriptor)
             raise
         self._close = weakref.finalize(self, os.close, self._descriptor)
+        _OPEN.add(self)
 
     def give_to(self, owner: object) -> None:
         """Make ``owner`` the one object of this process that may write in the folder."""
@@ -113,6 +114,7 @@ class FolderLock:
         self._close()
 
 
+_OPEN: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
 _HELD: "weakref.WeakValueDictionary[str, FolderLock]" = weakref.WeakValueDictionary()
 _GUARD = threading.Lock()
 
@@ -178,11 +180,11 @@ def _holder(path: Path) -> str:
 
 
 def _forget_all() -> None:
-    """Give up all locks of the parent, in a forked child."""
+    """Give up all locks of the parent, in a forked child, which would hold them for as long as it lives."""
     global _GUARD
     # Another thread of the parent may have held it.
     _GUARD = threading.Lock()
-    for lock in list(_HELD.values()):
+    for lock in list(_OPEN):
         lock.close()
 
 

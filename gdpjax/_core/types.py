@@ -1,10 +1,13 @@
-"""Small shared types: numbers with shapes, brackets, neighbouring relations; and the failure probability of mu."""
+"""Small shared types: numbers with shapes, brackets, neighbouring relations, and dataclasses that are pytrees."""
 
+import dataclasses
 import decimal
 import enum
+import functools
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
 
+import jax
 import numpy as np
 from jaxtyping import Float, Integer, Real
 
@@ -14,6 +17,8 @@ Array = Any
 """Anything jax.numpy accepts: a Python number, a NumPy or JAX array, or a tracer; and lists, in public functions."""
 
 PyTree = Any
+
+C = TypeVar("C", bound=type)
 
 if TYPE_CHECKING:
     Number = Any  # so that a result can be used as the array that it is
@@ -96,3 +101,62 @@ class NeighboringRelation(enum.Enum):
     def sensitivity_factor(self) -> int:
         """Largest change of a sum of vectors of norm at most one between neighbours: 1, or 2 for REPLACE_ONE."""
         return 2 if self is NeighboringRelation.REPLACE_ONE else 1
+
+
+def neighbours_differ(relation: NeighboringRelation, unit: str) -> str:
+    """Return how neighbouring data sets differ, as the end of a sentence about them.
+
+    >>> neighbours_differ(NeighboringRelation.REPLACE_ONE, "patient")
+    'differ by replacing one patient by any other (REPLACE_ONE)'
+    """
+    changes = {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: f"by adding or removing one {unit}",
+        NeighboringRelation.REPLACE_ONE: f"by replacing one {unit} by any other",
+        NeighboringRelation.REPLACE_SPECIAL: f"by replacing one {unit} by a null one that contributes nothing",
+    }
+    return f"differ {changes[relation]} ({relation.name})"
+
+
+@functools.singledispatch
+def certified_epsilon(ledger: Any, delta: float) -> Bounds:
+    """Return the certified bracket on epsilon of what was run.
+
+    The statement of a ledger asks for it, and the accountants, which stand above ledgers, define it.
+    """
+    raise NotImplementedError(f"no accountant for {type(ledger).__name__}")
+
+
+@dataclass_transform(frozen_default=True)
+def pytree_dataclass(cls: C) -> C:
+    """Make ``cls`` a frozen dataclass that is a pytree; fields with metadata ``static=True`` are not leaves.
+
+    A class may bring its own ``__init__``. Rebuilding from leaves calls neither it nor ``__post_init__``, because JAX
+    puts all sorts of things there (tracers, axes, None).
+    """
+    has_own_init = "__init__" in vars(cls)
+    make = dataclasses.dataclass(frozen=True, eq=False, init=not has_own_init)
+    cls = make(cls)
+
+    static_names = []
+    leaf_names = []
+    for field in dataclasses.fields(cls):
+        names = static_names if field.metadata.get("static") else leaf_names
+        names.append(field.name)
+
+    def flatten(value: Any) -> tuple[tuple, tuple]:
+        return _fields_of(value, leaf_names), _fields_of(value, static_names)
+
+    def unflatten(static: tuple, leaves: Any) -> Any:
+        value = object.__new__(cls)
+        for name, part in zip(leaf_names, leaves, strict=True):
+            object.__setattr__(value, name, part)
+        for name, part in zip(static_names, static, strict=True):
+            object.__setattr__(value, name, part)
+        return value
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    return cls
+
+
+def _fields_of(value: Any, names: list[str]) -> tuple:
+    return tuple(getattr(value, name) for name in names)

@@ -8,8 +8,7 @@ homogeneous run per element, or one `Ledger` (or event) whose phases may differ.
 from typing import Any
 
 from gdpjax._core.arguments import keyword_checked
-from gdpjax._core.sentences import certified_epsilon
-from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation, Numbers
+from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation, Numbers, certified_epsilon
 from gdpjax.accounting._ledgers import check_form
 from gdpjax.accounting._run_curve import RTOL, curve_of
 from gdpjax.ledger import AnyEvent, Ledger

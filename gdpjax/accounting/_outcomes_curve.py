@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import scipy
 
-from gdpjax._composition import _atoms, _bounded_losses, _closed_forms, _directions, _dominating, _tradeoff, prepare
+from gdpjax._composition import _atoms, _bounded_losses, _directions, _dominating, _tradeoff, _without_contour, prepare
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
@@ -192,7 +192,7 @@ class OutcomesCurve(AccountedCurve):
         largest = 1.0
         shifted_epsilon = epsilon - self.largest_loss * (1.0 + _bounds.EXP_ROUNDING)
         if shifted_epsilon >= 0:
-            largest = float(_closed_forms.gaussian_delta(shifted_epsilon, self.gaussian_mu).upper)
+            largest = float(_without_contour.gaussian_delta(shifted_epsilon, self.gaussian_mu).upper)
         sides = self._runs_around(log_delta)
         delta = within(Bounds(0.0, largest), sides, lambda run: exp_outward(_directions.log_delta_of_run(run, epsilon)))
         return Bounds(max(delta.lower - _TINY, self.leaked, 0.0), min(delta.upper + _TINY, 1.0))

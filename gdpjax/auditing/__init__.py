@@ -4,7 +4,7 @@ An accountant bounds the privacy loss from above, for every data set; an audit a
 two must not cross: a lower bound above the certified upper one is a bug in the code or in the accounting. Every number
 here says its confidence and its standing, "empirical lower".
 
-Read in the order `_canaries`, `_one_run_epsilon`, `_one_run_tradeoff`, `_right_guesses`, `_one_run` (one training run),
+Read in the order `_canaries`, `_one_run_theorems`, `_right_guesses`, `_one_run` (one training run),
 `_many_runs` (many), `_statistics`, `_step` (the audit of a private step), `_p_values` (tests of laws that are known),
 `_worst_cases`, `_step_checks`, `_installation` (the audit of the step of this installation).
 """

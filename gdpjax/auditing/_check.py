@@ -5,21 +5,9 @@ from typing import Any
 import numpy as np
 
 from gdpjax._core.arguments import check_array
-from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, WHOLE, check_scalar, known
+from gdpjax._core.checks import WHOLE, known
 
 STANDING = "empirical lower"
-
-
-def check_confidence(confidence: Any) -> float:
-    """Return ``confidence`` as a float; ValueError unless it is one number strictly between 0 and 1."""
-    check_scalar("confidence", confidence, OPEN_UNIT)
-    return float(confidence)
-
-
-def check_delta(delta: Any) -> float:
-    """Return ``delta`` as a float; ValueError unless it is one number in [0, 1)."""
-    check_scalar("delta", delta, HALF_OPEN_UNIT)
-    return float(delta)
 
 
 def check_counts(**counts: Any) -> dict[str, np.ndarray]:
@@ -52,17 +40,3 @@ def check_scores(scores: Any, included: Any) -> tuple[np.ndarray, np.ndarray]:
     if not is_coin:
         raise ValueError("included must hold True or False (1 or 0) for each canary, got other values")
     return numbers, coins.astype(bool)
-
-
-def check_fair(included: np.ndarray) -> None:
-    """Raise ValueError for a split that independent fair coins give with probability below 1e-9 only."""
-    num_canaries = included.size
-    num_included = int(included.sum())
-    # By Hoeffding, P(|heads - m / 2| > d) <= 2 exp(-2 d^2 / m), which is 1e-9 at this distance.
-    largest_distance = np.sqrt(num_canaries * np.log(2e9) / 2)
-    if abs(num_included - num_canaries / 2) > largest_distance:
-        raise ValueError(
-            f"included must be independent fair coins (gdpjax.auditing.flip_coins), but {num_included} of "
-            f"{num_canaries} canaries "
-            "were included; a one-run audit is wrong for other coins"
-        )

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from gdpjax._core.arguments import check_number
+from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.figures import plain, rounded, text_table
 from gdpjax._core.keys import as_key
 from gdpjax.accounting import epsilon_bounds
-from gdpjax.auditing._check import check_confidence
 from gdpjax.auditing._step import StepAudit, audit_step
 from gdpjax.auditing._step_checks import StepCheck, step_checks
 from gdpjax.auditing._worst_cases import WorstCase, worst_cases
@@ -96,7 +97,7 @@ def audit_installation(
 
     Reference: as `audit_step`, and exact tests of known laws.
     """
-    confidence = check_confidence(confidence)
+    confidence = check_number("confidence", confidence, OPEN_UNIT)
     cases = worst_cases()
     check_key, *case_keys = jax.random.split(as_key(key), 1 + len(cases))
     noise_multiplier, sampling_prob, num_steps = np.transpose([case.run for case in cases.values()])

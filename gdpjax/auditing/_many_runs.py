@@ -39,10 +39,12 @@ import numpy as np
 import scipy
 from jaxtyping import PRNGKeyArray, Real, Shaped
 
-from gdpjax._core.checks import REAL, UNIT, check, check_scalar
+from gdpjax._core.arguments import check_number
+from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, REAL, UNIT, check
+from gdpjax._core.keys import as_key
 from gdpjax._core.types import Array, Floats, Number, Numbers
 from gdpjax.accounting import gdp_epsilon
-from gdpjax.auditing._check import STANDING, check_confidence, check_counts, check_delta, check_scores
+from gdpjax.auditing._check import STANDING, check_counts, check_scores
 
 _ROUNDING = 1 + 1e-9
 _SMALLEST_DELTA = 1e-300
@@ -137,7 +139,7 @@ class ErrorRegion:
             raise ValueError(f"more errors than runs: {false_positives} of {num_out}, {false_negatives} of {num_in}")
 
         # The cuts k = u_0 < u_1 < ... < u_J = 1 of the module docstring, in a geometric sequence.
-        log_product = np.log(_fisher_product(check_confidence(confidence)))
+        log_product = np.log(_fisher_product(check_number("confidence", confidence, OPEN_UNIT)))
         cuts = np.exp(np.linspace(log_product, 0.0, _NUM_CORNERS + 1))
 
         # Corner j: U >= u_j and V > k / u_{j+1}.
@@ -328,20 +330,20 @@ def audit_many_runs(
     True
     """
     numbers, coins = check_scores(scores, included)
-    delta = check_delta(delta)
-    confidence = check_confidence(confidence)
+    delta = check_number("delta", delta, HALF_OPEN_UNIT)
+    confidence = check_number("confidence", confidence, OPEN_UNIT)
     if (threshold is None) == (key is None):
         raise ValueError(
             "give exactly one of threshold (fixed before the scores were seen) and key (a random half of the runs "
             "chooses it)"
         )
     if key is None:
-        check_scalar("threshold", threshold, REAL)
-        audit, _ = judge(numbers, coins, float(threshold or 0.0), False, delta, confidence)
+        threshold = check_number("threshold", threshold, REAL)
+        audit, _ = judge(numbers, coins, threshold, False, delta, confidence)
         return audit
 
     # A random half of the runs chooses the test, and the other half judges it.
-    shuffled = np.asarray(jax.random.permutation(key, numbers.size))
+    shuffled = np.asarray(jax.random.permutation(as_key(key), numbers.size))
     choosing, judging = np.split(shuffled, [numbers.size // 2])
     chosen_threshold, low_means_in = 0.0, False
     if choosing.size:

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import PRNGKeyArray, Real, Shaped
 
-from gdpjax._core.arguments import keyword_checked
-from gdpjax._core.checks import COUNT, check
+from gdpjax._core.arguments import check_number, keyword_checked
+from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, OPEN_UNIT, check
 from gdpjax._core.keys import as_key
 from gdpjax._core.types import Array
-from gdpjax.auditing._check import STANDING, check_confidence, check_delta, check_fair, check_scores
+from gdpjax.auditing._check import STANDING, check_scores
 from gdpjax.auditing._right_guesses import RightGuesses
 
 
@@ -89,10 +89,10 @@ def audit_one_run(
     True
     """
     numbers, coins = check_scores(scores, included)
-    check_fair(coins)
+    _check_fair(coins)
     key = as_key(key)
-    delta = check_delta(delta)
-    failure = 1 - check_confidence(confidence)
+    delta = check_number("delta", delta, HALF_OPEN_UNIT)
+    failure = 1 - check_number("confidence", confidence, OPEN_UNIT)
     num_canaries = numbers.size
     choices = _guess_counts(num_guesses, num_canaries)
 
@@ -125,3 +125,17 @@ def _guess_counts(num_guesses: int | Sequence[int] | None, num_canaries: int) ->
         return [-(-num_canaries // 10)]
     check("num_guesses", num_guesses, COUNT)
     return np.atleast_1d(num_guesses).tolist()
+
+
+def _check_fair(included: np.ndarray) -> None:
+    """Raise ValueError for a split that independent fair coins give with probability below 1e-9 only."""
+    num_canaries = included.size
+    num_included = int(included.sum())
+    # By Hoeffding, P(|heads - m / 2| > d) <= 2 exp(-2 d^2 / m), which is 1e-9 at this distance.
+    largest_distance = np.sqrt(num_canaries * np.log(2e9) / 2)
+    if abs(num_included - num_canaries / 2) > largest_distance:
+        raise ValueError(
+            f"included must be independent fair coins (gdpjax.auditing.flip_coins), but {num_included} of "
+            f"{num_canaries} canaries "
+            "were included; a one-run audit is wrong for other coins"
+        )

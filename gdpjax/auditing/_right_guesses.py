@@ -1,4 +1,4 @@
-"""What the right guesses about one run prove, by the theorems of `_one_run_epsilon` and `_one_run_tradeoff`."""
+"""What the right guesses about one run prove, by `_one_run_theorems`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,12 +10,11 @@ import numpy as np
 from jaxtyping import Bool, PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import check_number
-from gdpjax._core.checks import NONNEGATIVE
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, OPEN_UNIT
 from gdpjax._core.keys import as_key
 from gdpjax._core.types import Array, Floats, Numbers
-from gdpjax.auditing._check import check_confidence, check_counts, check_delta, check_scores
-from gdpjax.auditing._one_run_epsilon import largest_refuted_epsilon, p_value
-from gdpjax.auditing._one_run_tradeoff import largest_refuted_mu, refuted_each
+from gdpjax.auditing._check import check_counts, check_scores
+from gdpjax.auditing._one_run_theorems import largest_refuted_epsilon, largest_refuted_mu, p_value, refuted_each
 from gdpjax.tradeoff import Curve
 from gdpjax.tradeoff._abstract import check_symmetric
 
@@ -113,7 +112,8 @@ class RightGuesses:
         0.0284
         """
         epsilon = check_number("epsilon", epsilon, NONNEGATIVE)
-        return p_value(self.num_correct, self.num_guesses, self.num_canaries, epsilon, check_delta(delta))[()]
+        delta = check_number("delta", delta, HALF_OPEN_UNIT)
+        return p_value(self.num_correct, self.num_guesses, self.num_canaries, epsilon, delta)[()]
 
     def epsilon(self, delta: float, *, confidence: float = 0.95) -> Floats:
         """Return a lower bound on epsilon.
@@ -134,8 +134,8 @@ class RightGuesses:
 
         Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846, Theorem 3.1; the delta term is derived here.
         """
-        delta = check_delta(delta)
-        level = 1 - check_confidence(confidence)
+        delta = check_number("delta", delta, HALF_OPEN_UNIT)
+        level = 1 - check_number("confidence", confidence, OPEN_UNIT)
 
         def of_each(counts: np.ndarray) -> list[float]:
             sizes = self.num_guesses, self.num_canaries
@@ -158,7 +158,7 @@ class RightGuesses:
         Raises:
             ValueError: a confidence out of range.
 
-        Reference: Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235; derived in `_one_run_tradeoff`.
+        Reference: Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235; derived in `_one_run_theorems`.
 
         >>> guesses = RightGuesses(916, 1000, 10_000)  # the usual outcome of N(0, 1) noise, mu = 1
         >>> print(f"{guesses.mu():.3f}")
@@ -182,7 +182,7 @@ class RightGuesses:
         Raises:
             ValueError: a curve that is not symmetric or not one curve, a confidence out of range.
 
-        Reference: Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235; derived in `_one_run_tradeoff`.
+        Reference: Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235; derived in `_one_run_theorems`.
 
         >>> from gdpjax.tradeoff import ApproximateDP
         >>> bool(RightGuesses(900, 1000, 1000).refutes(ApproximateDP(1.0, 1e-5)))
@@ -200,7 +200,7 @@ class RightGuesses:
 
     def _with_tail(self, body: Callable[[Array, Array, Array, Array], Array], confidence: Any) -> Array:
         """Return ``body(distinct counts, guesses, canaries, tail)`` in float64, in the shape of ``num_correct``."""
-        tail = 1 - check_confidence(confidence)
+        tail = 1 - check_number("confidence", confidence, OPEN_UNIT)
 
         def of_each(counts: np.ndarray) -> np.ndarray:
             with jax.enable_x64(True):

@@ -24,11 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, PRNGKeyArray
 
-from gdpjax._core.arguments import check_count
+from gdpjax._core.arguments import check_count, check_number
+from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT
 from gdpjax._core.keys import as_key
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
-from gdpjax.auditing._check import STANDING, check_confidence, check_delta
+from gdpjax.auditing._check import STANDING
 from gdpjax.auditing._many_runs import ErrorRegion, best_test, judge
 from gdpjax.auditing._statistics import STATISTICS, Score
 from gdpjax.tradeoff import CertifiedCurve
@@ -206,8 +207,8 @@ def audit_step(
     """
     num_releases = check_count("num_releases", num_releases)
     key = as_key(key)
-    delta = check_delta(delta)
-    confidence = check_confidence(confidence)
+    delta = check_number("delta", delta, HALF_OPEN_UNIT)
+    confidence = check_number("confidence", confidence, OPEN_UNIT)
     if isinstance(claimed, CertifiedCurve):
         claimed = functools.partial(_lower_end, claimed)
     # Asked before the runs.

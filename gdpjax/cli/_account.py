@@ -45,16 +45,15 @@ _STANDINGS = {
 def add_parser(commands: Any) -> None:
     """Add ``account`` and ``calibrate``."""
     account = commands.add_parser("account", help="what a DP-SGD run costs")
-    account.add_argument("--noise-multiplier", type=float, required=True, help="stddev of the noise / sensitivity")
-    account.add_argument("--delta", type=float, required=True)
+    add_run_options(account)
     calibrate = commands.add_parser("calibrate", help="the noise multiplier that meets a target")
     for name, text in _TARGETS.items():
         calibrate.add_argument(*option_names(name), type=float, help=text)
     calibrate.add_argument("--delta", type=float)
     calibrate.add_argument("--with-mu", action="store_true", help="report the certified mu, too, which takes a second")
     calibrate.add_argument("--accountant", choices=("numeric", "rdp", "clt"), default="numeric")
+    add_run_options(calibrate, with_cost=False)
     for parser, report in ((account, _account), (calibrate, _calibrate)):
-        add_run_options(parser)
         add_json_option(parser)
         parser.set_defaults(run=printed(report))
 
@@ -120,6 +119,8 @@ def _calibrate(arguments: argparse.Namespace) -> list[Row]:
     quantity = next(iter(target), "epsilon")
     if quantity == "epsilon":
         target["delta"] = arguments.delta
+    if quantity == "bayes_success":
+        target.setdefault("prior", 0.5)
     exact = calibrate_noise_multiplier(
         **target, sampling_prob=sampling_prob, num_steps=num_steps, accountant=accountant
     )
@@ -151,12 +152,7 @@ def _reached(quantity: str, run: tuple[float, float, int], target: dict[str, Any
         return -math.inf
     if accountant == "rdp":
         return float(moments_accountant_epsilon(*run, target["delta"]))
-    curve = certified(*run)
-    questions = {
-        "epsilon": lambda: curve.epsilon(target["delta"]),
-        "mu": lambda: curve.mu(target.get("failure", FAILURE)),
-        "advantage": curve.advantage,
-        "tpr": lambda: curve.tpr(target["fpr"]),
-        "bayes_success": lambda: curve.bayes_success(target.get("prior", 0.5)),
-    }
-    return float(questions[quantity]().upper)
+    # A question has the name of its quantity, and takes what else the target has: delta, failure, fpr or prior.
+    question = getattr(certified(*run), quantity)
+    others = [value for name, value in target.items() if name != quantity]
+    return float(question(*others).upper)

@@ -11,6 +11,7 @@ from gdpjax.cli._report import Row, add_json_option, printed
 from gdpjax.cli._tables import read_table
 
 _COINS = {"true": True, "false": False}
+_OWN_OPTIONS = {"--step": "num_releases", "--many-runs": "threshold", "one run": "num_guesses"}
 _LOWER = "empirical lower: the truth is at least this, at the confidence"
 _TURNED_ROUND = "fewer than half of the guesses are right: higher scores must mean that the canary was included"
 _EPILOG = """The file (.csv or .parquet) has a column score, higher where membership is likelier, and a column included
@@ -26,25 +27,21 @@ def add_parser(commands: Any) -> None:
     """Add ``audit``."""
     parser = commands.add_parser("audit", help="lower bounds from attacks: scores in a file, or --step", epilog=_EPILOG)
     parser.add_argument("scores", nargs="?", type=pathlib.Path, help="a table with the columns score and included")
-    parser.add_argument("--step", action="store_true", help="audit the private step of this installation instead")
-    parser.add_argument("--many-runs", action="store_true", help="each row is an independent run")
-    parser.add_argument(
-        "--num-guesses", type=int, nargs="+", help="one run: how many to guess (a tenth of the canaries)"
-    )
-    parser.add_argument("--threshold", type=float, help="many runs: 'in' from this score on")
-    parser.add_argument(
-        "--num-releases",
-        "--releases",
-        type=int,
-        help="step: runs with and runs without the example, and runs that are checked (4096 each)",
-    )
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--step", action="store_true", help="audit the private step of this installation instead")
+    kinds.add_argument("--many-runs", action="store_true", help="each row is an independent run")
     parser.add_argument("--delta", type=float, default=1e-5, help="of the epsilons (1e-5)")
-    parser.add_argument(
-        "--confidence",
-        type=float,
-        help="of all that is printed, together (0.95; with --step 0.9999, verdicts included)",
-    )
     parser.add_argument("--seed", type=int, default=0, help="of ties, halves and runs (0)")
+
+    # Those that are left out have the defaults of the audits.
+    optional: Any = {"default": argparse.SUPPRESS}
+    guesses = "one run: how many to guess (a tenth of the canaries)"
+    releases = "step: runs with and runs without the example, and runs that are checked (4096 each)"
+    confidence = "of all that is printed, together (0.95; with --step 0.9999, verdicts included)"
+    parser.add_argument("--num-guesses", type=int, nargs="+", help=guesses, **optional)
+    parser.add_argument("--threshold", type=float, help="many runs: 'in' from this score on", **optional)
+    parser.add_argument("--num-releases", "--releases", type=int, help=releases, **optional)
+    parser.add_argument("--confidence", type=float, help=confidence, **optional)
     add_json_option(parser)
     parser.set_defaults(run=_audit)
 
@@ -54,17 +51,13 @@ def _audit(arguments: argparse.Namespace) -> int:
     if arguments.step == (arguments.scores is not None):
         raise ValueError("give either a file of scores or --step")
     kind = "--step" if arguments.step else "--many-runs" if arguments.many_runs else "one run"
-    own_options = {"--step": "num_releases", "--many-runs": "threshold", "one run": "num_guesses"}
-    foreign = [name for name in own_options.values() if name != own_options[kind] and vars(arguments)[name] is not None]
-    if arguments.step and arguments.many_runs:
-        foreign.append("many_runs")
-    if foreign:
-        option = "--" + foreign[0].replace("_", "-")
-        raise ValueError(f"{option} does not belong to an audit of {kind}; leave it out")
-
-    # The options that are left out have the defaults of the audits.
-    options = {name: vars(arguments)[name] for name in (own_options[kind], "confidence")}
-    options = {name: value for name, value in options.items() if value is not None} | {"delta": arguments.delta}
+    given = vars(arguments)
+    for other, name in _OWN_OPTIONS.items():
+        if other != kind and name in given:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} does not belong to an audit of {kind}; leave it out")
+    names = (_OWN_OPTIONS[kind], "confidence", "delta")
+    options = {name: given[name] for name in names if name in given}
     key = jax.random.key(arguments.seed)
     if arguments.step:
         found = audit_installation(key, **options)

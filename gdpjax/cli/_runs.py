@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gdpjax._core.checks import COUNT, UNIT, check
-from gdpjax._core.epochs import steps_of_epochs
+from gdpjax.sampling import steps_of_epochs
 
+NOISE = "stddev of the noise / sensitivity"
 RUN_OPTIONS = {
     "max_examples": "size of the data set",
     "expected_batch_size": "expected batch size",
@@ -28,8 +29,11 @@ def option_names(name: str) -> list[str]:
     return ["--" + some.replace("_", "-") for some in names]
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how often the data are sampled and for how long, one number each."""
+def add_run_options(parser: argparse.ArgumentParser, with_cost: bool = True) -> None:
+    """Add the options that describe a run, one number each; ``with_cost``, its noise and delta, too."""
+    if with_cost:
+        parser.add_argument("--noise-multiplier", type=float, required=True, help=NOISE)
+        parser.add_argument("--delta", type=float, required=True)
     for name, text in RUN_OPTIONS.items():
         parser.add_argument(*option_names(name), type=float, help=text)
 

@@ -3,26 +3,30 @@
 Rows are computed in pieces, and each piece is appended to the output before the next one is begun, so that a sweep can
 be stopped at any moment and continued with ``--resume``. Bad rows are known before anything is computed; they are
 reported and left out. A Parquet file cannot grow, so its rows are kept in a CSV file beside it until all are there.
+One process at a time writes an output. A sweep that is resumed trusts the results that its output holds.
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
 import math
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gdpjax._core.arguments import check_target
 from gdpjax._core.checks import OPEN_UNIT, POSITIVE, check
-from gdpjax._core.files import write_atomically
-from gdpjax._core.grids import MOST_VALUES, values_of
+from gdpjax._core.figures import MOST_VALUES, values_of
+from gdpjax._core.files import FolderIsLocked, FolderLock, write_atomically
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
 from gdpjax.cli._report import add_json_option, clt_is_reliable
-from gdpjax.cli._runs import OTHER_NAMES, RUN_OPTIONS, check_given, option_names, run_of
+from gdpjax.cli._runs import NOISE, OTHER_NAMES, RUN_OPTIONS, check_given, option_names, run_of
 from gdpjax.cli._tables import csv_to_parquet, format_csv, is_parquet, parse_csv, read_table, text_of
 
 PIECE = 1024
@@ -30,7 +34,7 @@ PIECE = 1024
 PIECE_WITH_MU = 16
 INTERRUPTED = 130
 _QUANTITIES = {
-    "noise_multiplier": "stddev of the noise / sensitivity",
+    "noise_multiplier": NOISE,
     **RUN_OPTIONS,
     "delta": "the delta of every epsilon, strictly between 0 and 1",
 }
@@ -87,7 +91,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--input", type=pathlib.Path, metavar="FILE", help="rows, .csv or .parquet")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", required=True, help=".csv or .parquet")
     parser.add_argument("--mu", action="store_true", help="also the certified mu, a tenth of a second a row and more")
-    parser.add_argument("--resume", action="store_true", help="continue the output of an interrupted sweep")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted sweep, whose rows are trusted")
     add_json_option(parser, "a sentence")
     parser.set_defaults(run=_sweep)
 
@@ -111,6 +115,7 @@ class Grid(NamedTuple):
 def _sweep(arguments: argparse.Namespace) -> int:
     """Compute the grid that the options describe; return the exit status."""
     output, results, piece = arguments.output, _RESULTS, PIECE
+    check_target(output)
     if arguments.mu:
         results, piece = _RESULTS | _MU_RESULTS, PIECE_WITH_MU
     work = output.with_name(output.name + ".partial.csv") if is_parquet(output) else output
@@ -121,24 +126,26 @@ def _sweep(arguments: argparse.Namespace) -> int:
     if not grid.cells:
         raise ValueError("no row can be computed, so nothing was written")
 
-    types = grid.types | results
-    num_rows, num_kept = len(grid.cells), _start(output, work, list(types), grid.cells, piece, arguments.resume)
-    try:
-        for start in range(num_kept, num_rows, piece):
-            arguments.progress.note = f"{start} of {num_rows} rows"
-            found = evaluate(grid.runs[start : start + piece], arguments.mu)
-            rows = [cells + result for cells, result in zip(grid.cells[start : start + piece], found, strict=True)]
-            with work.open("a", encoding="utf-8", newline="") as file:
-                file.write(format_csv(rows))
-    except KeyboardInterrupt:
-        print(f"gdpjax sweep: interrupted; {work} keeps what is done: add --resume to continue", file=sys.stderr)
-        return INTERRUPTED
-    except OSError as error:
-        advice = f"{work} keeps what is done: make room, then add --resume to continue"
-        raise OSError(error.errno, f"{error.strerror or error}; {advice}") from error
-    if work != output and work.exists():
-        csv_to_parquet(work, output, types)
-        work.unlink()
+    types, num_rows = grid.types | results, len(grid.cells)
+    with _only_here(output):
+        num_kept = _start(output, work, list(types), grid.cells, piece, arguments.resume)
+        try:
+            for start in range(num_kept, num_rows, piece):
+                arguments.progress.note = f"{start} of {num_rows} rows"
+                found = evaluate(grid.runs[start : start + piece], arguments.mu)
+                given = grid.cells[start : start + piece]
+                rows = [cells + result for cells, result in zip(given, found, strict=True)]
+                with work.open("a", encoding="utf-8", newline="") as file:
+                    file.write(format_csv(rows))
+        except KeyboardInterrupt:
+            print(f"gdpjax sweep: interrupted; {work} keeps what is done: add --resume to continue", file=sys.stderr)
+            return INTERRUPTED
+        except OSError as error:
+            advice = f"{work} keeps what is done: make room, then add --resume to continue"
+            raise OSError(error.errno, f"{error.strerror or error}; {advice}") from error
+        if work != output and work.exists():
+            csv_to_parquet(work, output, types)
+            work.unlink()
 
     if arguments.json:
         bad_rows = [{"place": place, "reason": reason} for place, reason in grid.bad.items()]
@@ -148,6 +155,21 @@ def _sweep(arguments: argparse.Namespace) -> int:
         bad_text = f"; bad rows left out: {len(grid.bad)}" if grid.bad else ""
         print(f"{output}: {num_rows} row{'s' * (num_rows != 1)}{kept_text}{bad_text}")
     return 1 if grid.bad else 0
+
+
+@contextlib.contextmanager
+def _only_here(output: pathlib.Path) -> Iterator[None]:
+    """Keep other processes from writing the same output."""
+    path = output.with_name(output.name + ".lock")
+    try:
+        lock = FolderLock(path)
+    except FolderIsLocked as holder:
+        raise ValueError(f"another process{holder} is writing {output}; wait for it, or end it") from None
+    try:
+        yield
+    finally:
+        lock.close()
+        path.unlink(missing_ok=True)
 
 
 def _make_grid(arguments: argparse.Namespace) -> Grid:
@@ -260,10 +282,10 @@ def _start(
     rows = [cells for _, cells in placed]
     num_kept = len(rows) if len(rows) == len(inputs) else len(rows) // piece * piece
     kept = rows[:num_kept]
-    is_same = columns == header and len(rows) <= len(inputs)
-    for row, expected in zip(rows, inputs, strict=False):
-        is_same = is_same and len(row) == len(header) and row[: len(expected)] == expected
-    if not is_same or (found != work and num_kept < len(inputs)):
+    num_given = len(inputs[0])
+    is_same = columns == header and [row[:num_given] for row in rows] == inputs[: len(rows)]
+    is_whole = all(len(row) == len(header) for row in rows)
+    if not (is_same and is_whole) or (found != work and num_kept < len(inputs)):
         raise ValueError(f"{found} is of another grid, or damaged; remove it, or choose another --output")
     if found == work:
         write_atomically(work, format_csv([header, *kept]))

@@ -25,7 +25,9 @@ def read_table(path: pathlib.Path) -> tuple[list[str], list[PlacedRow]]:
     if is_parquet(path):
         table = _pyarrow().parquet.read_table(path)
         columns = [[text_of(value) for value in column.to_pylist()] for column in table.columns]
-        rows = [(f"row {number}", list(cells)) for number, cells in enumerate(zip(*columns, strict=True), start=1)]
+        rows = []
+        for number, cells in enumerate(zip(*columns, strict=True), start=1):
+            rows.append((f"row {number}", list(cells)))
         return table.column_names, rows
     return parse_csv(path.read_bytes(), path)
 
@@ -63,7 +65,8 @@ def format_csv(rows: Iterable[Sequence[str]]) -> str:
 def csv_to_parquet(source: pathlib.Path, target: pathlib.Path, types: Mapping[str, str]) -> None:
     """Write the Parquet file ``target`` from a CSV file whose columns have these Arrow types."""
     arrow = _pyarrow()
-    options = arrow.csv.ConvertOptions(column_types={name: arrow.type_for_alias(kind) for name, kind in types.items()})
+    arrow_types = {name: arrow.type_for_alias(kind) for name, kind in types.items()}
+    options = arrow.csv.ConvertOptions(column_types=arrow_types)
     temporary = target.with_name(target.name + ".tmp")
     arrow.parquet.write_table(arrow.csv.read_csv(source, convert_options=options), temporary)
     os.replace(temporary, target)

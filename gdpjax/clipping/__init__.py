@@ -5,18 +5,17 @@ primitive does to gradients is in `_tracing/primitives`, a clip rule in `_rules`
 """
 
 # What is imported under an alias is for the other parts of the library, and not public.
-from gdpjax.clipping._accumulation import AccumulationCharge as AccumulationCharge
-from gdpjax.clipping._accumulation import accumulation_charge as accumulation_charge
-from gdpjax.clipping._accumulation import charge_of_sum as charge_of_sum
 from gdpjax.clipping._augmentation import average_augmentations
-from gdpjax.clipping._clip_rows import ClippedRows as ClippedRows
-from gdpjax.clipping._clip_rows import clip_rows as clip_rows
 from gdpjax.clipping._clipped_grad import ClippedGrad as ClippedGrad
 from gdpjax.clipping._clipped_grad import clipped_grad
 from gdpjax.clipping._explain import explain
 from gdpjax.clipping._explain import product_flops as product_flops
 from gdpjax.clipping._forms import Full, Outer, Sparse
+from gdpjax.clipping._per_example_grad import clip_rows as clip_rows
 from gdpjax.clipping._per_example_grad import per_example_grad
+from gdpjax.clipping._rounding_budget import AccumulationCharge as AccumulationCharge
+from gdpjax.clipping._rounding_budget import accumulation_charge as accumulation_charge
+from gdpjax.clipping._rounding_budget import charge_of_sum as charge_of_sum
 from gdpjax.clipping._rules import AbstractClipRule, AutoS, Flat, Groups, Normalize, PerGroup, PerLeaf, Sensitivity
 from gdpjax.clipping._rules import as_rule as as_rule
 from gdpjax.clipping._rules import rule_sensitivity as rule_sensitivity

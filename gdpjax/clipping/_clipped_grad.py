@@ -223,13 +223,13 @@ class ClippedGrad:
         # Positions are those in the whole batch, as they decide the keys of the rows.
         positions = jnp.arange(call.batch_size, dtype=jnp.int32)
         if placement is None:
-            sums, info = self._sum_rows(call, budget, positions)
+            sums, info = self.sum_rows(call, budget, positions)
         else:
             flat = flatten_call(call, positions)
 
             def sum_local_rows(*arrays: Array) -> tuple[list[Array], ClipInfo]:
                 local_call, local_positions = flat.rebuild(arrays)
-                return self._sum_rows(local_call, budget, local_positions)
+                return self.sum_rows(local_call, budget, local_positions)
 
             sums, info = sum_over_devices(placement, sum_local_rows, flat.arrays, flat.is_batched)
 
@@ -238,7 +238,7 @@ class ClippedGrad:
         self.provenance.record(total, call.batch_size, num_devices, has_mask=is_padding is not None)
         return (total, info) if self.return_info else total
 
-    def _sum_rows(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
+    def sum_rows(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
         """Clip and add up the rows of one device.
 
         Args:

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 from jaxtyping import Bool
 
-from gdpjax._core.arguments import check_choice, check_instance, check_static_size
+from gdpjax._core.arguments import check_instance
+from gdpjax._core.figures import text_table
 from gdpjax._core.trees import leaf_name, wide_dtype
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._clipped_sum import clipped_sum
-from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
-from gdpjax.clipping._planner import STRATEGIES, engine_of
-from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
-from gdpjax.clipping._rules import Flat, trained_groups
+from gdpjax.clipping._clipped_grad import ClippedGrad, clipped_grad
+from gdpjax.clipping._loss import Call, flatten_call, prepare
+from gdpjax.clipping._planner import engine_of
+from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping._tracing import Frame, evaluate, scan_of
 
 _LARGE_GRADIENT = 2**20
@@ -73,29 +73,30 @@ def explain(
     >>> import jax.numpy as jnp
     >>> loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]))
     >>> print(explain(loss, {"b": jnp.zeros(100), "w": jnp.zeros((200, 100))}, jnp.zeros((32, 200))))
-    parameter  shape       per example  if formed  gradient       because
-    ['b']      [100]       400 B        400 B      formed         add
-    ['w']      [200, 100]  1 KiB        78 KiB     outer product  dot_general
-    all                    2 KiB        79 KiB
+    parameter       shape  per example  if formed       gradient  because
+    ['b']           [100]        400 B      400 B         formed  add
+    ['w']      [200, 100]        1 KiB     78 KiB  outer product  dot_general
+    all                          2 KiB     79 KiB
     32 of 32 rows at a time, whose gradients take 50 KiB
     80 thousand operations in products for each example, 1.00 times those of its ordinary gradient
     """
-    check_choice("strategy", strategy, STRATEGIES)
-    check_static_size("microbatch_size", microbatch_size)
-    spec = LossSpec.create(
+    clip = clipped_grad(
         loss_fn,
-        argnums=0,
+        1.0,
         batch_argnums=batch_argnums,
         key_argnums=key_argnums,
         keep_batch_dim=keep_batch_dim,
         has_aux=has_aux,
         trainable=trainable,
+        strategy=strategy,
+        microbatch_size=microbatch_size,
+        return_info=True,
         shared_argnums=shared_argnums,
         shared_argnames=shared_argnames,
+        constant_work=constant_work,
     )
-    batches = batch if len(spec.batch_argnums) > 1 and isinstance(batch, tuple) else (batch,)
-    call = prepare(spec, (params, *batches, *args), loss_kwargs, is_padding)
-    return _explain(call, strategy, microbatch_size, constant_work)
+    batches = batch if len(clip.spec.batch_argnums) > 1 and isinstance(batch, tuple) else (batch,)
+    return _explain(clip, prepare(clip.spec, (params, *batches, *args), loss_kwargs, is_padding))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,14 +150,7 @@ class Explanation:
             table.append((leaf.name, str(list(leaf.shape)), *sizes, leaf.method, leaf.why))
         table.append(("all", "", _in_bytes(num_bytes), _in_bytes(formed_bytes), "", ""))
 
-        # All columns but the last one are padded to their widest cell.
-        columns = list(zip(*table, strict=True))
-        widths = [max(map(len, column)) for column in columns[:-1]]
-        lines = []
-        for *cells, last in table:
-            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-            lines.append("  ".join([*padded, last]).rstrip())
-
+        lines = [text_table(table, width=120)]
         chunk_bytes = _in_bytes(self.chunk * num_bytes)
         lines.append(f"{self.chunk} of {self.batch_size} rows at a time, whose gradients take {chunk_bytes}")
         if self.flops and self.ordinary_flops:
@@ -186,10 +180,9 @@ def _in_words(count: float) -> str:
     return f"{count:,.0f} billion"
 
 
-def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_work: bool) -> Explanation:
+def _explain(clip: ClippedGrad, call: Call) -> Explanation:
     """Plan one call as `clipped_grad` does, and describe the plan."""
-    budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
-    engine = engine_of(call, strategy, microbatch_size, constant_work)
+    engine = engine_of(call, clip.strategy, clip.microbatch_size, clip.constant_work)
     plan = engine.plan
 
     tapped = plan.abstract_gradients()
@@ -210,27 +203,22 @@ def _explain(call: Call, strategy: str, microbatch_size: int | None, constant_wo
         leaves.append(LeafPlan(name, shape, form.method, reason, num_bytes, formed_bytes))
     return Explanation(
         tuple(leaves),
-        strategy,
+        clip.strategy,
         engine.chunk,
         call.batch_size,
-        _clipped_flops(call, strategy, microbatch_size, budget, constant_work),
+        _clipped_flops(clip, call),
         _ordinary_flops(call, plan.frame),
     )
 
 
-def _clipped_flops(
-    call: Call, strategy: str, microbatch_size: int | None, budget: RoundingBudget, constant_work: bool
-) -> float | None:
+def _clipped_flops(clip: ClippedGrad, call: Call) -> float | None:
     """Return the operations in products of the clipped sum of a call."""
+    budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
     flat = flatten_call(call, jnp.arange(call.batch_size, dtype=jnp.int32))
-    rule = Flat(1.0)
 
     def sums(arrays: list[Array]) -> list[Array]:
         traced, positions = flat.rebuild(arrays)
-        engine = engine_of(traced, strategy, microbatch_size, constant_work)
-        groups = trained_groups(rule, traced.params, traced.is_trained)
-        rows = batch_rows(traced)
-        return clipped_sum(engine, rows, positions, traced.trained_leaves, rule, groups, budget, traced.is_padding).sums
+        return clip.sum_rows(traced, budget, positions)[0]
 
     shapes = [jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)) for x in flat.arrays]
     return product_flops(jax.make_jaxpr(sums)(shapes))

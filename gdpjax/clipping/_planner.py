@@ -24,10 +24,10 @@ import jax.numpy as jnp
 from gdpjax._core import xla
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, Sparse, formed_rows
+from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, Sparse
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._row_map import example_grads, one_by_one, vmap_of
+from gdpjax.clipping._row_map import one_by_one, vmap_of
 from gdpjax.clipping._tracing import Plan, plan_of, row_gradients
 
 STRATEGIES = ("auto", "vmap", "microbatch", "sequential", "ghost")
@@ -94,13 +94,12 @@ def engine_of(call: Call, strategy: str, microbatch_size: int | None, constant_w
     plan = plan_of(trace.frame, num_leaves, all_formed)
     forms = kept_forms(plan, call.trained_leaves)
 
-    # How gradients are computed, and how many rows to take at a time.
+    # How rows are mapped over, and how many to take at a time.
+    map_rows = one_by_one if is_sequential else vmap_of(trace.has_convolution)
+    gradients = functools.partial(_gradients, call, trace, plan, map_rows)
     if strategy in _FORMING:
-        map_rows = one_by_one if is_sequential else vmap_of(trace.has_convolution)
-        gradients = functools.partial(_by_map, call, map_rows)
         size = call.batch_size if strategy == "vmap" else _MICROBATCH
     else:
-        gradients = functools.partial(_by_factors, call, trace, plan)
         skips = call.is_padding is not None and not constant_work
         size = chunk_rows(plan, forms, call.trained_leaves, call.batch_size, skips)
     chunk = max(min(microbatch_size or size, call.batch_size), 1)
@@ -128,25 +127,12 @@ def _outputs(trace: TracedLoss) -> Any:
     return loss, jax.tree.unflatten(trace.aux_structure, aux)
 
 
-# Ways to compute the gradients.
-
-
-def _by_map(call: Call, map_rows: Callable[..., Any], rows: Any, positions: Array) -> tuple[list[RowGradients], Any]:
-    """Return per-example gradients by a map over `jax.grad`."""
-    gradients, outputs = example_grads(call, rows, positions, map_rows)
-    return [formed_rows(jnp.asarray(leaf)) for leaf in gradients], outputs
-
-
-def _by_factors(
-    call: Call,
-    trace: TracedLoss,
-    plan: Plan,
-    rows: Any,
-    positions: Array,
+def _gradients(
+    call: Call, trace: TracedLoss, plan: Plan, map_rows: Callable[..., Any], rows: Any, positions: Array
 ) -> tuple[list[RowGradients], Any]:
-    """Return gradients in factors, where the plan keeps them."""
+    """Return the gradients of some rows, and (losses, aux)."""
     inputs = [*jax.tree.leaves(rows), positions]
-    gradients, (losses, *aux) = row_gradients(plan, call.trained_leaves, inputs, vmap_of(trace.has_convolution))
+    gradients, (losses, *aux) = row_gradients(plan, call.trained_leaves, inputs, map_rows)
     losses = losses.astype(wide_dtype(losses))
     return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
 

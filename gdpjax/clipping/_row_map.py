@@ -1,8 +1,6 @@
-"""Map a function of one example over the rows of a batch, so that no row can reach another; per-example gradients.
+"""Map a function of one example over the rows of a batch, so that no row can reach another.
 
     gradients = map_rows(gradient_of_one, in_axes=(None, 0))(params, rows)
-
-`example_grads` maps `jax.grad` of the loss: simple, general, and the oracle of every other strategy.
 
 `map_rows` is `jax.vmap`, but for convolutions of two values that both depend on the example, such as that by which JAX
 computes the gradient of a kernel. Under vmap they become one convolution with the rows as groups, in which XLA lets a
@@ -19,9 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._loss import Call, example_loss
 from gdpjax.clipping._row_independence import CONVOLUTION, inner_programs
 from gdpjax.clipping._tracing import (
     CALLS,
@@ -152,28 +148,3 @@ def _makes_groups(eqn: Any, inputs: list[bool]) -> bool:
     input_depends, kernel_depends = inputs
     is_grouped = input_depends and (kernel_depends or eqn.params["batch_group_count"] > 1)
     return is_grouped and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
-
-
-def example_grads(
-    call: Call, batch: list[Any], positions: Array, map_rows: Callable[..., Any]
-) -> tuple[list[Array], Any]:
-    """Differentiate the loss at every example.
-
-    Args:
-      call: all that the examples share.
-      batch: for each batched argument, the rows [B, ...].
-      positions: int32 [B], the places of these rows in the whole batch.
-      map_rows: maps a function over rows, as `jax.vmap`.
-
-    Returns:
-      For each trained leaf the gradients [B, ...], and (losses, aux): the losses [B], in float32 or wider, and all else
-      that the loss returned, with a leading batch axis.
-    """
-
-    def loss(trained: list[Array], rows: list[Any], position: Array) -> tuple[Array, tuple[Array, Any]]:
-        value, aux = example_loss(call, trained, rows, position)
-        return value, (value, aux)
-
-    grad = map_rows(jax.grad(loss, has_aux=True), in_axes=(None, 0, 0))
-    gradients, (values, aux) = grad(call.trained_leaves, batch, positions)
-    return gradients, (values.astype(wide_dtype(values)), aux)

@@ -1,19 +1,21 @@
 """Noise that is correlated over steps: training that is exactly one Gaussian mechanism, mu = 1 / noise_multiplier."""
 
 # What is imported under an alias is for the other parts of the library, and not public.
-from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd
-from gdpjax.correlated._banded_toeplitz import BandedToeplitz
-from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz
-from gdpjax.correlated._check_batches import ParticipationError
-from gdpjax.correlated._check_batches import check_batches as check_batches
-from gdpjax.correlated._dense import Dense
+from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd, optimize_banded_inverse
+from gdpjax.correlated._banded_toeplitz import BandedToeplitz, optimize_banded_toeplitz
+from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz, optimize_buffered_toeplitz
+from gdpjax.correlated._dense import Dense, optimize_dense
+from gdpjax.correlated._documents import STRATEGIES as STRATEGIES
 from gdpjax.correlated._documents import from_document as from_document
 from gdpjax.correlated._documents import to_document as to_document
-from gdpjax.correlated._optimize_banded_inverse import optimize_banded_inverse
-from gdpjax.correlated._optimize_banded_toeplitz import optimize_banded_toeplitz
-from gdpjax.correlated._optimize_buffered_toeplitz import optimize_buffered_toeplitz
-from gdpjax.correlated._optimize_dense import optimize_dense
-from gdpjax.correlated._participation import AbstractParticipation, FixedEpochs, MinSep, SingleParticipation
+from gdpjax.correlated._participation import (
+    AbstractParticipation,
+    FixedEpochs,
+    MinSep,
+    ParticipationError,
+    SingleParticipation,
+)
+from gdpjax.correlated._participation import check_batches as check_batches
 from gdpjax.correlated._strategy import AbstractNoiseStrategy
 from gdpjax.correlated._workloads import AbstractWorkload, MomentumSGD, PrefixSum
 

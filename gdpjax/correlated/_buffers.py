@@ -15,16 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.checks import is_traced
-from gdpjax._core.trees import rounded_to
+from gdpjax._core.trees import rounded_to, wide_dtype
 from gdpjax._core.types import Array, PyTree
 
 _MOST_UNROLLED = 64
 """Slots up to which a sum over them is written out, which is several times as fast as a reduction on the CPU."""
-
-
-def noise_dtype(leaf: Any) -> Any:
-    """Return the dtype of the noise for a leaf: float32, or float64 for a leaf of it."""
-    return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
 def zeros_like_each(like: PyTree, num_slots: int | None = None) -> PyTree:
@@ -35,7 +30,7 @@ def zeros_like_each(like: PyTree, num_slots: int | None = None) -> PyTree:
         leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
         shape = (*leading, *leaf.shape)
         sharding = _sharding(leaf, leading)
-        return jnp.zeros(shape, noise_dtype(leaf), device=sharding)
+        return jnp.zeros(shape, wide_dtype(leaf), device=sharding)
 
     return jax.tree.map(zeros, like)
 
@@ -113,7 +108,7 @@ def slot_of(buffers: PyTree, slot: int) -> PyTree:
 
 def as_noise(tree: PyTree) -> PyTree:
     """Return a draw in float32 or wider."""
-    return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf)), tree)
+    return jax.tree.map(lambda leaf: leaf.astype(wide_dtype(leaf)), tree)
 
 
 def lag_of_each_slot(step: Array, num_slots: int) -> Array:

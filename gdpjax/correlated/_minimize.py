@@ -4,12 +4,14 @@ A loss is the logarithm of sensitivity^2 times error. It is a smooth function of
 its gradient costs a few recurrences over the steps. So optimisation takes milliseconds, without a compiler.
 """
 
-import dataclasses
-import math
 from collections.abc import Callable
 
 import numpy as np
 import scipy
+
+from gdpjax.correlated._sensitivity import sum_of_columns
+from gdpjax.correlated._series import divide
+from gdpjax.correlated._workloads import AbstractWorkload
 
 Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 """Maps a point to the loss and its gradient."""
@@ -18,23 +20,6 @@ _LONGEST_DIRECT = 4096
 """Steps up to which a correlation is summed directly."""
 _OUTSIDE = 1e10
 """The loss where the numbers overflow, so that the line search turns back."""
-_MOST_PAIRS = 20
-"""How many pairs of a past step and its change of the gradient are kept."""
-_SMALLEST_GRADIENT = 1e-7
-_MOST_TRIALS = 40
-_ARMIJO = 1e-4
-"""A step must lower the loss by at least this part of length times slope (Armijo)."""
-_WOLFE = 0.9
-"""After the step the slope must be at most this part of what it was (Wolfe)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Evaluation:
-    """A point, and the loss and its gradient there."""
-
-    point: np.ndarray
-    value: float
-    gradient: np.ndarray
 
 
 def minimize(
@@ -44,96 +29,65 @@ def minimize(
     max_iterations: int = 300,
     tolerance: float = 1e-11,
 ) -> np.ndarray:
-    """Return where L-BFGS from ``start`` ends: when an iteration gains less than ``tolerance``, or at the limit.
+    """Return where L-BFGS from ``start`` ends: when an iteration gains less than ``tolerance``, or at the limit."""
+    if not len(start):
+        return start
 
-    It is written out here since SciPy's calls a threaded LAPACK for a few numbers, which can cost more than the loss.
-    """
-
-    def evaluate(point: np.ndarray) -> _Evaluation:
+    def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
         with np.errstate(all="ignore"):
             value, gradient = loss(point)
         if np.isfinite(value) and np.all(np.isfinite(gradient)):
-            return _Evaluation(point, value, gradient)
-        return _Evaluation(point, _OUTSIDE, np.zeros_like(point))
+            return value, gradient
+        return _OUTSIDE, np.zeros_like(point)
 
-    current = evaluate(start)
-    pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    for _ in range(max_iterations):
-        if np.max(np.abs(current.gradient), initial=0.0) < _SMALLEST_GRADIENT:
-            break
-        direction = -_times_inverse_hessian(current.gradient, pairs)
-        candidate = _search(evaluate, current, direction, is_first=not pairs)
-        if candidate is None:
-            break
-
-        # A pair with positive curvature keeps the approximate Hessian positive definite.
-        step = candidate.point - current.point
-        change = candidate.gradient - current.gradient
-        if step @ change > 0:
-            pairs = [*pairs[1 - _MOST_PAIRS :], (step, change)]
-        gain = current.value - candidate.value
-        current = candidate
-        if gain <= tolerance * max(abs(current.value), 1.0):
-            break
-    return current.point
+    options = {"maxiter": max_iterations, "maxcor": 20, "ftol": tolerance, "gtol": 1e-7}
+    return scipy.optimize.minimize(evaluate, start, jac=True, method="L-BFGS-B", options=options).x
 
 
-def _times_inverse_hessian(gradient: np.ndarray, pairs: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the approximate inverse Hessian times the gradient, by the two loops of L-BFGS."""
-    result = gradient.copy()
-    weights = []
-    for step, change in reversed(pairs):
-        weight = (step @ result) / (step @ change)
-        result -= weight * change
-        weights.append(weight)
+def log_squared_sensitivity(column: np.ndarray, count: int, separation: int) -> tuple[float, np.ndarray]:
+    """Return log |v|^2, where v is the sum of the columns 0, b, 2 b, ... of C, and its gradient by the first column."""
 
-    # The scale of the last pair stands for all directions that were not seen.
-    if pairs:
-        step, change = pairs[-1]
-        result *= (step @ change) / (change @ change)
+    def sum_of_pattern(column: np.ndarray) -> np.ndarray:
+        return sum_of_columns(column, count, separation)
 
-    for (step, change), weight in zip(pairs, reversed(weights), strict=True):
-        correction = (change @ result) / (step @ change)
-        result += (weight - correction) * step
-    return result
+    pattern = sum_of_pattern(column)
+    squared = pattern @ pattern
+    return float(np.log(squared)), 2.0 * adjoint(sum_of_pattern, pattern) / squared
 
 
-def _search(
-    evaluate: Callable[[np.ndarray], _Evaluation],
-    current: _Evaluation,
-    direction: np.ndarray,
-    *,
-    is_first: bool,
-) -> _Evaluation | None:
-    """Return a point along the direction that is lower and flatter, or the last that is lower; None if none is found.
+def log_squared_error(
+    inverse_column: np.ndarray,
+    error: str,
+    workload: AbstractWorkload,
+) -> tuple[float, np.ndarray]:
+    """Return the logarithm of the mean or largest squared error, and its gradient by the first column of C^-1.
 
-    Too long where the loss has not fallen enough; too short where it still falls steeply. Double the length until one
-    is too long, then bisect.
+    Squares of the first column of A C^-1 count in all later outputs.
     """
-    slope = float(current.gradient @ direction)
-    length = min(1.0, 1.0 / float(np.linalg.norm(direction))) if is_first else 1.0
-    shortest, longest = 0.0, math.inf
-    best_so_far = None
-    for _ in range(_MOST_TRIALS):
-        candidate = evaluate(current.point + length * direction)
-        if candidate.value > current.value + _ARMIJO * length * slope:
-            longest = length
-        elif candidate.gradient @ direction < _WOLFE * slope:
-            shortest, best_so_far = length, candidate
-        else:
-            return candidate
-        length = (shortest + longest) / 2.0 if longest < math.inf else 2.0 * shortest
-    return best_so_far
+    num_steps = len(inverse_column)
+    weights = np.ones(num_steps) if error == "max" else np.arange(num_steps, 0, -1) / num_steps
+    outputs = workload.apply(inverse_column)
+    weighted = weights * outputs
+    squared = weighted @ outputs
+    return float(np.log(squared)), 2.0 * adjoint(workload.apply, weighted) / squared
 
 
-def weights_of_error(num_steps: int, error: str) -> np.ndarray:
-    """Return the weights of h_0^2, h_1^2, ... in the mean or largest squared error; h is the first column of A C^-1."""
-    if error == "max":
-        return np.ones(num_steps)
-    return np.arange(num_steps, 0, -1) / num_steps
+def through_reciprocal(gradient: np.ndarray, series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Return the gradient by the coefficients of c(x), from the one by ``series``, which is 1 / c(x).
+
+    A change of c by e changes 1 / c by -e / c^2: divide by c backwards, and then correlate with 1 / c.
+    """
+    divided = adjoint(lambda array: divide(array, coefficients), gradient)
+    return -_correlate(divided, series, len(coefficients))
 
 
-def correlate(left: np.ndarray, right: np.ndarray, num_lags: int) -> np.ndarray:
+def adjoint(operation: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    """Return the transpose of a lower-triangular Toeplitz operation applied to an array: the same one, backwards."""
+    backwards = operation(array[::-1])
+    return backwards[::-1]
+
+
+def _correlate(left: np.ndarray, right: np.ndarray, num_lags: int) -> np.ndarray:
     """Return sum_t left_t right_{t-j} for each lag j from 0 to num_lags - 1, of arrays of one length."""
     if len(left) <= _LONGEST_DIRECT:
         padded = np.concatenate([left, np.zeros(num_lags - 1)])
@@ -145,9 +99,3 @@ def correlate(left: np.ndarray, right: np.ndarray, num_lags: int) -> np.ndarray:
     right_spectrum = np.fft.rfft(right, length)
     correlation = np.fft.irfft(left_spectrum * np.conj(right_spectrum), length)
     return correlation[:num_lags]
-
-
-def adjoint(operation: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
-    """Return the transpose of a lower-triangular Toeplitz operation applied to an array: the same one, backwards."""
-    backwards = operation(array[::-1])
-    return backwards[::-1]

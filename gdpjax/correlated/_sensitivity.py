@@ -65,7 +65,8 @@ def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractPartici
     if not is_fixed and num_steps * count <= _MOST_TRANSFORMED:
         bound = min(bound, _toeplitz_lag_bound(magnitudes, count, separation))
     if not is_fixed and num_steps <= _LARGEST_GRAM:
-        bound = min(bound, _bound_from_toeplitz_gram(column, count, separation))
+        gram, entry_error = _toeplitz_gram(column, np.arange(num_steps))
+        bound = min(bound, _bound_from_gram(gram, entry_error, count, separation))
     return bound
 
 
@@ -147,9 +148,7 @@ def _sums_of_columns(coefficients: np.ndarray, count: int, separation: int) -> t
 def _bound_from_first_columns(column: CertifiedSeries, count: int, separation: int) -> float:
     """Return the square root of the sum of |G_ij| over the columns i and j in 0, b, ..., (k - 1) b."""
     num_steps = len(column.values)
-    columns = separation * np.arange(count)
-    gram, entry_error = _gram(_toeplitz_columns(column.values, columns))
-    entry_error += _gram_uncertainty(column)
+    gram, entry_error = _toeplitz_gram(column, separation * np.arange(count))
     return _rounded_up_root_with_errors(float(gram.sum()), entry_error, count, num_steps)
 
 
@@ -180,28 +179,21 @@ def _toeplitz_lag_bound(magnitudes: np.ndarray, count: int, separation: int) -> 
     return _rounded_up_root(float(squared), num_steps + count * count)
 
 
-def _bound_from_toeplitz_gram(column: CertifiedSeries, count: int, separation: int) -> float:
-    """Return the bound by the Gram matrix of all columns."""
-    columns = np.arange(len(column.values))
-    gram, entry_error = _gram(_toeplitz_columns(column.values, columns))
-    entry_error += _gram_uncertainty(column)
-    return _bound_from_gram(gram, entry_error, count, separation)
-
-
-def _toeplitz_columns(coefficients: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def toeplitz_columns(coefficients: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return the columns of these numbers of the lower-triangular Toeplitz matrix, shape [n, columns]."""
     lag = np.subtract.outer(np.arange(len(coefficients)), columns)
     return np.where(lag >= 0, coefficients[np.maximum(lag, 0)], 0.0)
 
 
-def _gram_uncertainty(column: CertifiedSeries) -> float:
-    """Return a bound on the change of an entry of C^T C by the errors of c.
+def _toeplitz_gram(column: CertifiedSeries, columns: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return |C^T C| of the columns of these numbers, and a bound on the errors of its entries.
 
-    It is |(c + e)^T (c' + e') - c^T c'| <= 2 |c| |e| + |e|^2.
+    The errors e of c change an entry by |(c + e)^T (c' + e') - c^T c'| <= 2 |c| |e| + |e|^2.
     """
+    gram, entry_error = _gram(toeplitz_columns(column.values, columns))
     norm = float(np.linalg.norm(column.values))
     uncertainty = float(np.linalg.norm(column.errors))
-    return (2.0 * norm + uncertainty) * uncertainty * (1.0 + 1e-9)
+    return gram, entry_error + (2.0 * norm + uncertainty) * uncertainty * (1.0 + 1e-9)
 
 
 # Gram matrices

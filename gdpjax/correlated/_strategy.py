@@ -1,4 +1,4 @@
-"""The one interface of all strategies of correlated noise.
+"""The one interface of all strategies of correlated noise, and what those with coefficients share.
 
 A strategy is an invertible lower-triangular matrix C. The noise of step t is
 
@@ -27,13 +27,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
-from gdpjax._core.arguments import check_choice
-from gdpjax._core.checks import is_traced
+from gdpjax._core.arguments import check_array, check_choice, check_count
+from gdpjax._core.checks import REAL, check, is_traced
 from gdpjax._core.precision import narrow_on_host
 from gdpjax._core.types import Array, PyTree, Scalar, Whole
-from gdpjax.correlated._participation import AbstractParticipation
-from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload
+from gdpjax.correlated._participation import AbstractParticipation, check_participation
+from gdpjax.correlated._sensitivity import toeplitz_attained, toeplitz_sensitivity
+from gdpjax.correlated._series import CertifiedSeries
+from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
 Draw = Callable[[Array], PyTree]
 """Maps a step s to its draw z_s, standard normal; the same s always gives the same draw, and s may be traced."""
@@ -131,31 +134,146 @@ class AbstractNoiseStrategy(abc.ABC):
         """
 
 
+class CoefficientStrategy(AbstractNoiseStrategy):
+    """A strategy whose numbers NumPy computes from its coefficients.
+
+    Traced coefficients are sent to the host when the program runs. A result is then a float32, rounded to the side that
+    keeps its standing, and NaN where known coefficients would raise ValueError.
+    """
+
+    @abc.abstractmethod
+    def _bound(self, num_steps: int, participation: AbstractParticipation) -> float:
+        """Return an upper bound on the sensitivity."""
+
+    @abc.abstractmethod
+    def _attained(self, num_steps: int, participation: AbstractParticipation) -> float:
+        """Return a lower bound on the sensitivity."""
+
+    @abc.abstractmethod
+    def _error(self, num_steps: int, error: str, workload: AbstractWorkload) -> float:
+        """Return the mean or the largest squared error."""
+
+    def sensitivity(self, num_steps: int, participation: AbstractParticipation) -> Scalar:
+        """Return a certified upper bound on the sensitivity; see `AbstractNoiseStrategy.sensitivity`."""
+        num_steps = self._checked_steps(num_steps)
+        check_participation(participation).limits(num_steps)
+        return self._on_host(lambda strategy: strategy._bound(num_steps, participation), "up")
+
+    def attained(self, num_steps: int, participation: AbstractParticipation) -> Scalar:
+        """Return |C x| for an x of ones at allowed steps: a lower bound on the sensitivity."""
+        num_steps = self._checked_steps(num_steps)
+        check_participation(participation)
+        return self._on_host(lambda strategy: strategy._attained(num_steps, participation), "down")
+
+    def error(
+        self,
+        num_steps: int,
+        error: str = "mean",
+        *,
+        workload: AbstractWorkload = PREFIX_SUM,
+    ) -> Scalar:
+        """Return the mean or largest squared error of the workload; see `AbstractNoiseStrategy.error`."""
+        num_steps = self._checked_steps(num_steps)
+        check_error(error)
+        check_workload(workload)
+        return self._on_host(lambda strategy: strategy._error(num_steps, error, workload), "nearest")
+
+    def _checked_steps(self, num_steps: int) -> int:
+        return check_count("num_steps", num_steps)
+
+    def _on_host(self, compute: Callable[[Any], float], rounding: str) -> Any:
+        """Return a number that is computed from the strategy, rounded "up", "down" or to the "nearest"."""
+        if not is_traced(self):
+            # Rebuild the strategy so that its checks run: they were skipped if it was made by vmap or tree functions.
+            return compute(dataclasses.replace(self))  # pyright: ignore[reportArgumentType]
+        leaves, structure = jax.tree.flatten(self)
+
+        def on_host(*leaves: Any) -> np.ndarray:
+            wide = [np.asarray(leaf, np.float64) for leaf in leaves]
+            unchecked = jax.tree.unflatten(structure, wide)
+            try:
+                with np.errstate(all="ignore"):
+                    value = compute(dataclasses.replace(unchecked))
+            except ValueError:
+                value = math.nan
+            return narrow_on_host(np.asarray(value), rounding)
+
+        result_type = jax.ShapeDtypeStruct((), jnp.float32)
+        return jax.pure_callback(on_host, result_type, *leaves, vmap_method="sequential")
+
+
+class ToeplitzStrategy(CoefficientStrategy):
+    """A strategy whose C is lower-triangular and Toeplitz.
+
+    C is given by its first column c, and C^-1 is the Toeplitz matrix of the power series 1 / c(x). The sensitivity is
+    exact, up to a relative 1e-9, if the coefficients of C do not increase and are not negative, if C has no more bands
+    than participations are steps apart, and for a single participation.
+    """
+
+    @abc.abstractmethod
+    def column(self, num_steps: int) -> CertifiedSeries:
+        """Return the first column of C, each coefficient with a bound on its rounding error."""
+
+    @abc.abstractmethod
+    def inverse_column(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
+        """Return the first column of C^-1, float64 of shape [num_steps]."""
+
+    def _bound(self, num_steps: int, participation: AbstractParticipation) -> float:
+        return toeplitz_sensitivity(self.column(num_steps), participation)
+
+    def _attained(self, num_steps: int, participation: AbstractParticipation) -> float:
+        return toeplitz_attained(self.column(num_steps), participation)
+
+    def _error(self, num_steps: int, error: str, workload: AbstractWorkload) -> float:
+        # With h the first column of A C^-1 the squared error of output t is h_0^2 + ... + h_t^2.
+        squares = workload.apply(self.inverse_column(num_steps)) ** 2
+        if error == "max":
+            return float(squares.sum())
+        # Coefficient s is in n - s of the n rows.
+        num_rows = np.arange(num_steps, 0, -1)
+        return float(squares @ num_rows) / num_steps
+
+
 def check_error(error: Any) -> str:
     """Return ``error`` if it is "mean" or "max"."""
     return check_choice("error", error, ("mean", "max"))
 
 
-def of_coefficients(strategy: Any, compute: Callable[[Any], float], rounding: str) -> Any:
-    """Return a number that NumPy computes from the coefficients of ``strategy``.
+def length_of(name: str, array: Any) -> int:
+    """Return how many coefficients there are; ValueError for those of several strategies in one array."""
+    if np.ndim(array) != 1:
+        raise ValueError(f"{name} must have one axis; use several strategies at a time under jax.vmap")
+    return len(array)
 
-    Traced coefficients are sent to the host when the program runs. The result is then a float32, rounded "up", "down"
-    or to the "nearest", and NaN where known coefficients would raise ValueError.
+
+def checked_coefficients(name: str, value: Any) -> Any:
+    """Return coefficients as float64, or as they are if traced; the first one must be positive."""
+    array = check_array(name, value, ndim=1)
+    check(name, array, REAL)
+    if is_traced(array):
+        return array
+    array = np.array(array, np.float64)
+    if not (array[:1] > 0).any():
+        raise ValueError(f"{name} must begin with a number > 0, so that C can be inverted; got {array[:1]}")
+    refuse_scale(name, array[0], array)
+    array.setflags(write=False)
+    return array
+
+
+def refuse_scale(name: str, diagonal: Any, entries: np.ndarray) -> None:
+    """ValueError for a matrix whose products would leave the range of float32; a multiple of it does as well.
+
+    Args:
+        name: the argument that the numbers come from.
+        diagonal: the numbers on the diagonal of C, or of its inverse.
+        entries: all of them.
     """
-    if not is_traced(strategy):
-        # Rebuild the strategy so that its checks run: they were skipped if it was made by vmap or tree functions.
-        return compute(dataclasses.replace(strategy))
-    leaves, structure = jax.tree.flatten(strategy)
+    if np.min(diagonal) < 1.0 / _LARGEST or np.max(np.abs(entries)) > _LARGEST:
+        raise ValueError(
+            f"{name} must have a diagonal of at least {1.0 / _LARGEST:g} and no number above {_LARGEST:g} in size: "
+            "noise in float32 would lose digits. A multiple of C is the same mechanism: divide by the first number"
+        )
 
-    def on_host(*leaves: Any) -> np.ndarray:
-        wide = [np.asarray(leaf, np.float64) for leaf in leaves]
-        unchecked = jax.tree.unflatten(structure, wide)
-        try:
-            with np.errstate(all="ignore"):
-                value = compute(dataclasses.replace(unchecked))
-        except ValueError:
-            value = math.nan
-        return narrow_on_host(np.asarray(value), rounding)
 
-    result_type = jax.ShapeDtypeStruct((), jnp.float32)
-    return jax.pure_callback(on_host, result_type, *leaves, vmap_method="sequential")
+_LARGEST = 1e15
+"""Squares of these numbers, and of their reciprocals, are far inside of the range of float32."""

@@ -8,14 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from gdpjax._core import interop
+from gdpjax._core import VERSION, interop
 from gdpjax._core.arguments import check_choice, check_number, check_text
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.documents import parse_document
 from gdpjax._core.figures import rounded
-from gdpjax._core.sentences import certified_epsilon, neighbours_differ
-from gdpjax._core.types import NeighboringRelation
-from gdpjax._core.version import VERSION
+from gdpjax._core.types import NeighboringRelation, certified_epsilon, neighbours_differ
 from gdpjax.ledger._events import (
     EVENT_TYPES,
     AllocationEvent,

@@ -39,6 +39,8 @@ from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 _WORDS_PER_BLOCK = 4096
 _LARGEST_SUPPORT = 2**20
 _LARGEST_EXPONENT = 709.0  # of a float64
+_NEGLIGIBLE = 1e-100
+"""Masses up to this are left out where the other law underflows; smaller deltas are answered by infinity then."""
 LARGEST_VALUE = 2**62
 """Added to noise it stays an int64, unless the noise is as large."""
 
@@ -213,17 +215,12 @@ class DiscreteLaplaceMechanism(_Discrete):
         return _discrete_laplace(scale, uniform)
 
     def _law(self) -> "_Law":
+        # All x <= 0 have one loss and all x >= sensitivity another, so each of the two tails is one outcome.
         rate = self.privacy_loss / self.sensitivity
-        shift = self.sensitivity
-        x = _support(690.0 / rate, shift)
-        distance_null = np.abs(x)
-        distance_alternative = np.abs(x - shift)
-        return _Law(
-            null=_normalised(-rate * distance_null),
-            alternative=_normalised(-rate * distance_alternative),
-            loss=rate * (distance_null - distance_alternative),
-            is_bounded=True,
-        )
+        x = _support(0.0, self.sensitivity)
+        is_tail = (x == 0) | (x == self.sensitivity)
+        null = np.exp(-rate * x) * np.where(is_tail, 1.0, -np.expm1(-rate)) / (1.0 + np.exp(-rate))
+        return _make_law(null, null[::-1], rate * (2.0 * x - self.sensitivity), is_bounded=True)
 
     def tradeoff(self) -> Curve:
         """Return `ApproximateDP(epsilon)` for sensitivity 1, else the polygon of the tests "x > c"."""
@@ -238,18 +235,6 @@ class DiscreteLaplaceMechanism(_Discrete):
         if self.sensitivity == 1:
             return ApproximateDPEvent(self.privacy_loss, 0.0, num_steps, neighboring_relation)
         return super().event(num_steps, neighboring_relation=neighboring_relation)
-
-    def delta(self, epsilon: Numbers) -> Floats:
-        """Return the smallest delta with (epsilon, delta)-DP for one release; exact."""
-        if self.sensitivity == 1:
-            return Mechanism.delta(self, epsilon)
-        return super().delta(epsilon)
-
-    def epsilon(self, delta: Numbers) -> Floats:
-        """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact."""
-        if self.sensitivity == 1:
-            return Mechanism.epsilon(self, delta)
-        return super().epsilon(delta)
 
 
 class DiscreteGaussianMechanism(_Discrete):
@@ -285,16 +270,14 @@ class DiscreteGaussianMechanism(_Discrete):
         stddev = self.noise_multiplier * self.sensitivity
         shift = self.sensitivity
         x = _support(37.0 * stddev, shift)
-        return _Law(
-            null=_normalised(-0.5 * (x / stddev) ** 2),
-            alternative=_normalised(-0.5 * ((x - shift) / stddev) ** 2),
-            loss=shift * (x - 0.5 * shift) / stddev**2,
-            is_bounded=False,
-        )
+        null = np.exp(-0.5 * (x / stddev) ** 2)
+        alternative = np.exp(-0.5 * ((x - shift) / stddev) ** 2)
+        loss = shift * (x - 0.5 * shift) / stddev**2
+        return _make_law(null / null.sum(), alternative / alternative.sum(), loss, is_bounded=False)
 
 
 class _Law(NamedTuple):
-    """The laws of the noise and of the shifted noise on an interval of integers.
+    """The laws of the noise and of the shifted noise, of integers or of intervals of them.
 
     Attributes:
       null: float64[n], the masses of the noise.
@@ -316,10 +299,11 @@ def _support(reach: float, shift: int) -> np.ndarray:
     return np.arange(-math.ceil(reach), math.ceil(reach) + shift + 1, dtype=np.float64)
 
 
-def _normalised(log_weight: np.ndarray) -> np.ndarray:
-    """Return the probabilities that are proportional to exp(log_weight)."""
-    weight = np.exp(log_weight)
-    return weight / weight.sum()
+def _make_law(null: np.ndarray, alternative: np.ndarray, loss: np.ndarray, *, is_bounded: bool) -> _Law:
+    """Return the laws, or ValueError where masses under one of them underflow that matter under the other."""
+    if alternative[null == 0].sum() > _NEGLIGIBLE:
+        raise ValueError("expected a privacy loss of at most 700 nats, got more: it is no privacy; add more noise")
+    return _Law(null, alternative, loss, is_bounded)
 
 
 def _tails(mass: np.ndarray) -> np.ndarray:
@@ -362,7 +346,6 @@ def _epsilon(delta: Array, loss: Array, null: Array, alternative: Array, is_boun
     delta_at_zero = _delta_at(jnp.zeros(()), loss, null, alternative)
     epsilon = jnp.where(delta_at_zero <= delta, 0.0, epsilon)
 
-    # Unbounded losses have tails beyond the interval, which only larger deltas cover.
-    if is_bounded:
-        return epsilon
-    return jnp.where(delta > 1e-280, epsilon, jnp.inf)
+    # Unbounded losses have tails beyond the interval, and beyond what underflows, which only larger deltas cover.
+    is_known = (null[first] > 0) & (is_bounded | (delta > 1e-280))
+    return jnp.where(is_known, epsilon, jnp.inf)

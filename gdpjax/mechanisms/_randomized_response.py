@@ -5,7 +5,8 @@ k - 1), an answer i is observed with probability lambda_i = q + (t - q) pi_i, pi
 (lambda_i - q) / (t - q) is an unbiased estimate of pi_i. For people drawn at random with frequencies pi its variance is
 lambda_i (1 - lambda_i) / (n (t - q)^2), which the plug-in standard error estimates.
 
-The coin compares 32 random bits with floor(2^32 t), so t is rounded down, by 2.4e-10 at most: the curve below holds.
+The coin compares 32 random bits with floor(2^32 t), so t is rounded down, by 2.4e-10 at most (6e-8 in compiled code
+that holds t in float32), and is never 1: the curve below holds.
 """
 
 import dataclasses
@@ -20,8 +21,7 @@ from gdpjax._core.arguments import check_array, check_count, check_number
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_traced
 from gdpjax._core.keys import one_key_at_a_time, split
 from gdpjax._core.precision import float64_function
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers
+from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, pytree_dataclass
 from gdpjax.ledger import RandomizedResponseEvent
 from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
@@ -84,7 +84,7 @@ class RandomizedResponse(Mechanism):
 
     @property
     def truth_probability(self) -> Floats:
-        """e^epsilon / (e^epsilon + k - 1)."""
+        """e^epsilon / (e^epsilon + k - 1), at most 1 - 2^-32, and rounded down where it is float32."""
         return _truth_probability(self.privacy_loss, self.num_categories)
 
     def tradeoff(self) -> Curve:
@@ -124,9 +124,8 @@ class RandomizedResponse(Mechanism):
         if not (jnp.issubdtype(answers.dtype, jnp.integer) or answers.dtype == jnp.bool_):
             raise ValueError(f"value must hold categories as integers, got {answers.dtype}")
         if not is_traced(answers) and answers.size:
-            smallest = int(answers.min())
-            largest = int(answers.max())
-            if smallest < 0 or largest >= self.num_categories:
+            known = np.asarray(answers)
+            if known.min() < 0 or known.max() >= self.num_categories:
                 raise ValueError(f"value must hold categories from 0 to {self.num_categories - 1}")
 
         def draw_shift(key: Array) -> Array:
@@ -171,10 +170,11 @@ class RandomizedResponse(Mechanism):
         return FrequencyEstimate(frequencies, standard_errors)
 
 
-@float64_function(epsilon=POSITIVE)
+@float64_function(rounding="down", epsilon=POSITIVE)
 def _truth_probability(epsilon: Array, num_categories: int) -> Array:
-    """Return t = 1 / (1 + (k - 1) e^-epsilon), which cannot overflow."""
-    return 1.0 / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
+    """Return t = 1 / (1 + (k - 1) e^-epsilon), which cannot overflow, or less: with t = 1 nobody would ever lie."""
+    truth_prob = 1.0 / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
+    return jnp.minimum(truth_prob, 1.0 - 2.0**-32)
 
 
 @float64_function(broadcast=False, counts=NONNEGATIVE, epsilon=POSITIVE)

@@ -1,6 +1,5 @@
 """A mechanism that runs on a Poisson sample of the examples."""
 
-import math
 from typing import Any
 
 import jax
@@ -11,12 +10,10 @@ from jaxtyping import PRNGKeyArray
 from gdpjax._core.arguments import check_choice, check_instance
 from gdpjax._core.checks import UNIT, check, checked_scalar, is_traced
 from gdpjax._core.keys import split
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, NeighboringRelation, Scalar
+from gdpjax._core.types import Array, NeighboringRelation, Scalar, pytree_dataclass
 from gdpjax.ledger import Event, LaplaceEvent
 from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating
-from gdpjax.mechanisms._gaussian import GaussianMechanism
-from gdpjax.mechanisms._laplace import LaplaceMechanism
+from gdpjax.mechanisms._additive import GaussianMechanism, LaplaceMechanism
 from gdpjax.tradeoff import Curve, subsample
 
 
@@ -110,9 +107,3 @@ class PoissonSubsampled(Additive):
 
         sums = jax.tree.map(sum_sampled, value)
         return self.mechanism.sample(noise_key, sums, sensitivity)
-
-    @property
-    def sampled_prob(self) -> Scalar:
-        """The probability that the sampler realises, floor(2^32 p) / 2^32; concrete only."""
-        threshold = math.floor(float(self.sampling_prob) * 2.0**32)
-        return threshold / 2.0**32

@@ -11,8 +11,7 @@ the logarithmic one shows the power 1 - f(alpha) of the best test against its ty
 
 from gdpjax.plotting._curves import epsilon_curves, tradeoff_curves
 from gdpjax.plotting._curves import limiting_mu as limiting_mu
-from gdpjax.plotting._draw import plot_epsilon, plot_tradeoff
-from gdpjax.plotting._score import plot_score
+from gdpjax.plotting._draw import plot_epsilon, plot_score, plot_tradeoff
 from gdpjax.plotting.style import save_figure
 
 __all__ = [

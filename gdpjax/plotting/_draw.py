@@ -1,17 +1,27 @@
-"""The curves on paper, one column wide."""
+"""The pictures, one column wide: of curves, and of scores against the epsilon that trainings had spent."""
 
-from typing import TYPE_CHECKING
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gdpjax._core.arguments import check_instance
-from gdpjax._core.figures import rounded
+from gdpjax._core.arguments import check_names, check_number
+from gdpjax._core.documents import read_document, read_document_lines
+from gdpjax._core.figures import is_percentage, rounded, shown_score
 from gdpjax._core.types import FAILURE
+from gdpjax.accounting._gdp import DELTA
 from gdpjax.plotting._curves import EpsilonCurves, TradeoffCurves
-from gdpjax.plotting.style import BELOW, COLUMN, GREY, draw_band, figure, number_ticks, scientific
+from gdpjax.plotting.style import BELOW, COLUMN, GREY, MARKERS, draw_band, figure, number_ticks, scale_x, scientific
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+PLAN, LOG, EPSILON = "plan.json", "metrics.jsonl", "epsilon_upper"
+NO_SCORES = ("notice", "step", "epoch", "mu_", "epsilon_")
+"""How the names of what is no score begin in a log."""
 
 
 def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
@@ -33,8 +43,6 @@ def plot_tradeoff(curves: TradeoffCurves, *, log: bool = False) -> "Figure":
     >>> len(plot_tradeoff(private).axes[0].lines)
     6
     """
-    check_instance("curves", curves, TradeoffCurves, "made by tradeoff_curves")
-
     # A bound in print is rounded up.
     epsilon = rounded(float(curves.epsilon.upper), 5, "up")
     mu = rounded(curves.mu_upper, 5, "up")
@@ -89,7 +97,6 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
     >>> plot_epsilon(EpsilonCurves(x, 1e-5, Bounds(x, x), x, x, x)).axes[0].get_xlabel()
     'number of steps'
     """
-    check_instance("curves", curves, EpsilonCurves, "made by epsilon_curves")
     steps = curves.num_steps
     with figure(size=(COLUMN, 3.0)) as (drawing, axes):
         draw_band(axes, steps, *curves.certified, label="certified: lower and upper bound")
@@ -108,3 +115,100 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
         axes.grid()
         drawing.legend(loc=BELOW)
     return drawing
+
+
+def plot_score(
+    *runs: Any,
+    names: Sequence[str] | None = None,
+    score: str | None = None,
+    delta: float | None = None,
+) -> "Figure":
+    """Draw the score of one or several trainings against the certified epsilon that they had spent.
+
+    Args:
+        runs: each the folder of a run, whose ``metrics.jsonl`` is read; what `gdpjax.sweeps.train` returned; or a
+            run's records in the order of its steps, dictionaries with ``epsilon_upper`` and a score.
+        names: of the runs in the legend, one each; by default the names of the folders.
+        score: the name of the score, by default the first one of a record. What ends in "accuracy" is in percent.
+        delta: of the epsilons, strictly between 0 and 1; needed where runs are records alone.
+
+    Returns:
+        a matplotlib figure, one column wide, with a line for each run: the score after each record against the
+        certified upper end of epsilon there, which does not decrease. Records whose epsilon is infinite are left out.
+
+    Raises:
+        ValueError: no run, no record with this score and an epsilon, epsilons at several deltas or at none, a damaged
+            file, epsilons that begin again (several runs in one list), matplotlib is not installed.
+
+    >>> records = [{"epsilon_upper": 0.5, "accuracy": 0.8}, {"epsilon_upper": 0.8, "accuracy": 0.9}]
+    >>> plot_score(records, delta=1e-5).axes[0].lines[0].get_xydata().tolist()
+    [[0.5, 80.0], [0.8, 90.0]]
+    """
+    logs = [_log(run, delta) for run in runs]
+    deltas = {log.delta for log in logs} | ({delta} - {None})
+    if len(deltas) != 1 or None in deltas:
+        raise ValueError(f"expected runs at one delta, or delta= for records, got deltas {sorted(map(str, deltas))}")
+    delta = check_number("delta", deltas.pop(), DELTA)
+    labels = []
+    for name, log in zip(check_names(names, len(runs)), logs, strict=True):
+        labels.append(name or log.name)
+
+    if score is None:
+        recorded = (name for record in logs[0].records for name in record)
+        scores = (name for name in recorded if not name.startswith(NO_SCORES))
+        score = next(scores, "score")
+
+    height = 2.2 + 0.15 * len(runs)
+    with figure(size=(COLUMN, height)) as (drawing, axes):
+        for log, label, marker in zip(logs, labels, itertools.cycle(MARKERS)):
+            epsilons, values = _points(log.records, score)
+            axes.plot(epsilons, values, label=label, marker=marker, markevery=0.06)
+        scale_x(axes, axes.dataLim.intervalx)
+        axes.set(
+            xlabel=rf"certified $\varepsilon$ spent, at $\delta = {scientific(delta)}$",
+            ylabel=score.replace("_", " ") + (" (%)" if is_percentage(score) else ""),
+        )
+        axes.grid()
+        if any(labels):
+            drawing.legend(loc=BELOW)
+    return drawing
+
+
+class _Log(NamedTuple):
+    """The name of a run, the delta of its epsilons, and its records."""
+
+    name: str | None
+    delta: float | None
+    records: Sequence[Mapping[str, Any]]
+
+
+def _log(run: Any, delta: float | None) -> _Log:
+    """Return the log of a run, with the delta of its plan if it has a folder."""
+    run = getattr(run, "out", run)
+    if isinstance(run, list | tuple):
+        return _Log(None, delta, run)
+    folder = Path(run)
+    plan = read_document(folder / PLAN, dict[str, Any])
+    if not (folder / LOG).exists():
+        raise ValueError(f"{folder} has no {LOG}, which gdpjax train writes; pass such a folder, or a list of records")
+    records = read_document_lines(folder / LOG, dict[str, Any])
+    return _Log(folder.resolve().name, plan.get("delta"), records)
+
+
+def _points(records: Sequence[Mapping[str, Any]], score: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the certified epsilons of a run's records, which do not decrease, and the scores, as shown."""
+    # Infinite epsilons are texts in a log.
+    found = []
+    for record in records:
+        epsilon = float(record.get(EPSILON, "inf"))
+        if score in record and math.isfinite(epsilon):
+            found.append((epsilon, shown_score(score, record[score])))
+    if not found:
+        names = ", ".join(dict.fromkeys(name for record in records for name in record))
+        got = f"those of {names}" if names else "no record"
+        raise ValueError(f"expected records with a finite {EPSILON} and the score {score!r}, got {got}")
+    epsilons, scores = np.array(found).T
+    # Upper ends are 1e-3 from the truth or less: those of close steps may be in the other order.
+    if (epsilons[1:] < 0.99 * epsilons[:-1]).any():
+        raise ValueError("the epsilons of a run must increase; give several runs as several arguments")
+    return np.maximum.accumulate(epsilons), scores

@@ -19,13 +19,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gdpjax._core.arguments import check_target
+from gdpjax._core.figures import rounded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOGARITHMIC = 5.0
 """An axis whose ends are this factor apart is logarithmic."""
+MOST_TICKS = 8
+"""Where a figure has no more values than these, its ticks are at the values."""
 BELOW = "outside lower left"
 """Where the legend of a figure stands: below the axes, where it can hide nothing."""
 COLUMN = 3.3
@@ -103,11 +108,19 @@ def draw_band(axes: Any, x: Any, lower: Any, upper: Any, label: str) -> None:
     axes.fill_between(x, lower, upper, color=color, alpha=0.3, linewidth=0)
 
 
-def scale_x(axes: Any, values: Any) -> None:
-    """Make an axis logarithmic where the values on it call for that, with a number at every tick."""
-    if max(values) > LOGARITHMIC * min(values) > 0:
-        axes.set_xscale("log")
-        number_ticks(axes)
+def scale_x(axes: Any, values: Any, at_values: bool = False) -> None:
+    """Make an axis logarithmic where the values on it call for that, with a number at every tick.
+
+    The ticks are ``at_values``, in three digits and rounded up, where these are few and apart.
+    """
+    if not max(values) > LOGARITHMIC * min(values) > 0:
+        return
+    axes.set_xscale("log")
+    number_ticks(axes)
+    places = {rounded(value, 3, "up"): value for value in sorted(values)}
+    gaps = np.diff(np.log(list(places.values())))
+    if at_values and len(places) <= MOST_TICKS and gaps.min() > gaps.sum() / 10:
+        axes.set_xticks(list(places.values()), list(places))
 
 
 def number_ticks(axes: Any) -> None:

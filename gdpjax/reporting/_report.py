@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from gdpjax._core import VERSION
 from gdpjax._core.arguments import check_choice, check_names, check_number, keyword_checked
 from gdpjax._core.checks import OPEN_UNIT
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Bounds
-from gdpjax._core.version import VERSION
-from gdpjax.reporting._figures import figures_of
 from gdpjax.reporting._forms import HTML, LATEX, MARKDOWN, WIDTH, picture_of, write_text
-from gdpjax.reporting._runs import Described, describe_run
+from gdpjax.reporting._runs import Described, describe_run, figures_of
 from gdpjax.reporting._tables import notes_of, paragraph, table_of
 
 FORMAT_VERSION = 1
@@ -52,7 +51,8 @@ class Report:
     def figure(self, key: str, run: int | str = 0) -> Bounds | float | None:
         """One figure by its name in `to_json`, of a run by its name or place; None where it is not known."""
         place: Any = self.names.index(run) if run in self.names else run
-        if place not in range(-len(self._runs), len(self._runs)):
+        num_runs = len(self._runs)
+        if place not in range(-num_runs, num_runs):
             raise ValueError(f"run must be one of {', '.join(self.names)}, or its place from 0 on, got {shown(run)}")
         figures = self._runs[place].figures
         return figures[check_choice("key", key, list(figures))].value
@@ -141,9 +141,11 @@ class Report:
 
         tables = []
         for start in range(0, len(runs), columns):
-            tables.append(table_of(runs[start : start + columns], len(runs) == 1))
+            side_by_side = runs[start : start + columns]
+            tables.append(table_of(side_by_side, len(runs) == 1))
+        sentences = [paragraph(run) for run in runs]
         made = "Made by gdpjax {gdpjax} with jax {jax} on {date}.".format(**self._made)
-        return list(map(paragraph, runs)), tables, [*notes_of(tables), made]
+        return sentences, tables, [*notes_of(runs, tables), made]
 
 
 @keyword_checked(delta="deltas", name="names")
@@ -190,7 +192,8 @@ def report(
         described.append(describe_run(run, name, f"run {len(described) + 1}", unit))
 
     if deltas is None:
-        deltas = [*(run.delta for run in described if run.delta is not None), *DELTAS]
+        of_plans = [run.delta for run in described if run.delta is not None]
+        deltas = [*of_plans, *DELTAS]
     checked = {}
     for delta in np.atleast_1d(deltas):
         checked[check_number("deltas", delta, OPEN_UNIT)] = None

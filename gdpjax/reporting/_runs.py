@@ -1,19 +1,22 @@
-"""Runs of any form, each as its certified curve and the words that describe it."""
+"""Runs of any form: the words that describe each, its certified curve, and its figures, each with its standing."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdpjax._core.documents import read_bytes
 from gdpjax._core.figures import plain
-from gdpjax._core.sentences import neighbours_differ
 from gdpjax._core.shown import shown
-from gdpjax._core.types import Bounds, NeighboringRelation
-from gdpjax.accounting import certified
+from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation, neighbours_differ
+from gdpjax.accounting import certified, gdp_epsilon, moments_accountant_epsilon
 from gdpjax.ledger import AnyEvent, Event, Ledger
+from gdpjax.plotting import limiting_mu
 from gdpjax.tradeoff import CertifiedCurve
 from gdpjax.training import Plan, num_steps_kept
 
 PLAN_FILE = "plan.json"
+CERTIFIED = "certified"
 _SHORT = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add or remove",
     NeighboringRelation.REPLACE_ONE: "replace",
@@ -57,6 +60,7 @@ class Described(NamedTuple):
         not_private: why nothing is guaranteed; empty where something is.
         delta: the one that a plan was made for.
         figures: its lines in the report, each a `Figure`, by their names in JSON, the same for every run.
+        unit: what one row of the data is.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Described(NamedTuple):
     not_private: str = ""
     delta: float | None = None
     figures: Any = None
+    unit: str = "row"
 
 
 def describe_run(run: Any, name: str | None, default: str, unit: str | None = None) -> Described:
@@ -117,12 +122,18 @@ def _read(path: Path) -> Plan | Ledger:
 
 def _of_events(events: Ledger, curve: CertifiedCurve, name: str, unit: str | None) -> Described:
     """Return the description of what was released."""
-    facts = {"scheme": f"{len(events)} releases, see above", "steps": str(events.num_steps)}
-    if len(events) == 1:
-        facts = dict(events[0].facts())
+    first, *others = (dict(event.facts()) for event in events)
+    facts = first
+    if others:
+        facts = {"scheme": f"{len(events)} events, see above"}
+        # Steps of training, and releases of all the data.
+        for label in ("steps", "releases"):
+            total = sum(int(each.get(label, 0)) for each in (first, *others))
+            facts |= {label: str(total)} if total else {}
     relation: Any = events[0].neighboring_relation
     facts |= {"neighbours": _SHORT[relation], "unit": unit or "not stated"}
-    return Described(name, curve, events.describe(), neighbours_differ(relation, unit or "row"), facts, events)
+    unit = unit or "row"
+    return Described(name, curve, events.describe(), neighbours_differ(relation, unit), facts, events, unit=unit)
 
 
 def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> Described:
@@ -133,7 +144,8 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
     if plan.group_size > 1:
         unit, unasked = f"group of up to {plan.group_size} {plan.unit}s", "it is of one unit, not of groups"
     described = _of_events(Ledger([plan.event]), plan.curve, name, unit)
-    facts = described.facts | {"size of the data": f"at most {plan.max_examples}"}
+    size = f"{plan.max_examples}" if plan.num_examples_is_public else f"at most {plan.max_examples}"
+    facts = described.facts | {"size of the data": size}
     scheme = f"{described.scheme}. Tuned: {plan.tuned}. Released: {plan.released}"
     steps_made = None if folder is None else num_steps_kept(folder)
     if steps_made is not None and steps_made < plan.num_steps:
@@ -146,4 +158,66 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
         unasked=unasked,
         not_private=plan.without_privacy() or "",
         delta=plan.delta,
+        unit=plan.unit,
     )
+
+
+def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
+    """Return all figures of one run by their names, in the order of the report."""
+    curve = run.curve
+    mu = curve.mu(FAILURE)
+    figures = {}
+    for delta in deltas:
+        figures[f"epsilon_at_delta_{delta:g}"] = Figure(f"epsilon at delta {delta:g}", curve.epsilon(delta), CERTIFIED)
+    figures |= {
+        "mu": Figure(f"mu, failure {FAILURE:g}", mu, CERTIFIED),
+        "regret": Figure("regret of reporting mu", curve.regret(float(mu.upper)), CERTIFIED),
+        "advantage": Figure("membership advantage", curve.advantage(), CERTIFIED),
+        "tpr_at_fpr_0.01": Figure("TPR at FPR 0.01", curve.tpr(0.01), CERTIFIED),
+        "tpr_at_fpr_0.001": Figure("TPR at FPR 0.001", curve.tpr(0.001), CERTIFIED),
+        "bayes_success": Figure("Bayes success, prior 0.5", curve.bayes_success(0.5), CERTIFIED),
+    }
+
+    # The other accountants, at the first delta.
+    delta = deltas[0]
+    epsilon: Any = figures[f"epsilon_at_delta_{delta:g}"].value
+    clt = _asked(
+        run,
+        "CLT estimate of epsilon",
+        "estimate",
+        lambda events: gdp_epsilon(delta, limiting_mu(events)),
+    )
+    figures |= {
+        "epsilon_moments_accountant": _asked(
+            run,
+            f"moments epsilon at {delta:g}",
+            "upper bound",
+            lambda events: moments_accountant_epsilon(events, delta=delta),
+        ),
+        "mu_clt": _asked(run, "CLT estimate of mu", "estimate", limiting_mu),
+        "epsilon_clt": clt,
+    }
+
+    # By how much the truth exceeds the estimate; negative where the estimate overstates.
+    excess = None
+    if clt.value is not None and math.isfinite(clt.value):
+        lower = math.nextafter(epsilon.lower - clt.value, -math.inf)
+        excess = Bounds(lower, math.nextafter(epsilon.upper - clt.value, math.inf))
+    figures["clt_understates_by"] = Figure(
+        "epsilon less the CLT's",
+        excess,
+        CERTIFIED,
+        reason=clt.reason or "the CLT's epsilon is infinite",
+        quoted="lower",
+    )
+    return figures
+
+
+def _asked(run: Described, label: str, standing: str, accountant: Callable[[Any], Any]) -> Figure:
+    """Return the number of an accountant, or the reason why it has none for this run."""
+    if run.unasked:
+        return Figure(label, None, standing, run.unasked)
+    try:
+        return Figure(label, float(accountant(run.events)), standing)
+    except ValueError as error:
+        return Figure(label, None, standing, str(error).partition(": ")[0])

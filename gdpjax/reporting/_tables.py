@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from gdpjax._core.figures import rounded
 from gdpjax._core.types import Bounds
-from gdpjax.reporting._figures import CERTIFIED
-from gdpjax.reporting._runs import Described, Figure
+from gdpjax.reporting._runs import CERTIFIED, Described, Figure
 
 _UNKNOWN = "-"
 _NOTES = {
@@ -31,12 +30,12 @@ _NOTES = {
     "noise multiplier.*": "Noise multiplier: the standard deviation of the noise over the largest change that one unit "
     "can make, of all that a step releases together. A step of adaptive clipping releases a sum and a count; if their "
     "own noise multipliers are s and c, that of both together is (1 / s^2 + 1 / c^2)^(-1/2), which is less than s.",
-    "Poisson.*": "Poisson: every row joins each batch independently, with the sampling probability. Where a batch has "
-    "at most so many rows, the surplus is left out at random.",
-    ".* times, .* apart": "m times, b apart: each row is in at most m batches, and two of these are at least b steps "
-    "apart.",
-    "overflow": "Overflow: the probability, a part of delta, that some batch had more rows than its memory, at which a "
-    "run that announces it stops.",
+    "Poisson.*": "Poisson: every {unit} joins each batch independently, with the sampling probability. Where a batch "
+    "has at most so many {unit}s, the surplus is left out at random.",
+    ".* times, .* apart": "m times, b apart: each {unit} is in at most m batches, and two of these are at least b "
+    "steps apart.",
+    "overflow": "Overflow: the probability, a part of delta, that some batch had more {unit}s than its memory, at "
+    "which a run that announces it stops.",
     "certified": "Certified: proved by computation. The truth is between the two ends, which are rounded outwards. "
     "Quote the upper one.",
     "certified, upper": "Certified, upper: proved by computation. The truth is at most this: quote it.",
@@ -45,7 +44,7 @@ _NOTES = {
     "one.",
     "estimate": "Estimate: no guarantee. It is often smaller than the truth; never quote it as the epsilon of a run.",
 }
-"""Patterns of cells, and what these mean."""
+"""Patterns of cells, and what these mean; {unit} is what one row of the data is."""
 _SETTINGS = (
     "Every figure is that of runs whose settings were fixed beforehand. Choosing settings by results on the same data "
     "costs more, which is not included: gdpjax.accounting.tuning_epsilon."
@@ -99,8 +98,10 @@ def paragraph(run: Described) -> str:
     return " ".join(f"{run.name}: {' '.join(sentences)}".split())
 
 
-def notes_of(tables: Sequence[Sequence[Row]]) -> list[str]:
-    """Return what the words in some tables mean."""
+def notes_of(runs: Sequence[Described], tables: Sequence[Sequence[Row]]) -> list[str]:
+    """Return what the words in the tables of some runs mean."""
+    first, *others = {run.unit for run in runs}
+    unit = "row" if others else first
     cells = {cell for _, *rows in tables for row in rows for cell in row}
     notes = [note for pattern, note in _NOTES.items() if any(re.fullmatch(pattern, cell) for cell in cells)]
-    return [*notes, _SETTINGS]
+    return [note.format(unit=unit) for note in (*notes, _SETTINGS)]

@@ -11,42 +11,26 @@ two of them differ. Here each number is written once, and nobody but the class k
 
 A scheme holds no key and no data. It is a static pytree without leaves, so that it passes through jit; equal ones draw
 equal batches from equal keys.
-
-A compiled step needs a static batch size. A batch of more than ``capacity`` examples cannot be run as sampled, whatever
-is done about it (truncated, redrawn, refused), and that event is itself observable; with probability at most
-tau = T P(Bin(N, p) >= capacity) over T steps it must be paid for: delta <= tau + (1 - tau) delta_ideal. The comparison
-is >= so that the one example by which neighbours differ always fits beside the others. `DrawnBatches` chooses the
-smallest capacity, a multiple of 8, with which tau is at most 1e-12.
 """
 
 import abc
 import dataclasses
-import typing
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import jax
 from jaxtyping import Bool, PRNGKeyArray
 
-from gdpjax._core.arguments import check_count, check_expected_batch_size, keyword_checked
+from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import is_traced
-from gdpjax._core.epochs import steps_of_epochs
-from gdpjax._core.keys import as_key, refuse_key_of_a_loop
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation, Whole
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation
 from gdpjax.ledger import CorrelatedGaussianEvent, StepEvent
-from gdpjax.sampling._batch import Batch
+from gdpjax.sampling._batch import Batch, padded
 from gdpjax.sampling._host import HostBatches
-from gdpjax.sampling._padding import checked_rows, checked_step, padded, real_rows
-from gdpjax.sampling._probability import choose_capacity, overflow_probability
 
-_CAPACITY_MULTIPLE = 8
-_ALLOWED_OVERFLOW = 1e-12
 _ATTAINED = 1e-8
 """How far above a value that is attained a sensitivity is still called exact; lower ends allow for it."""
-
-
-T = TypeVar("T")
 _CLASSES: dict[str, Any] = {}
 
 
@@ -105,8 +89,7 @@ class AbstractBatches(abc.ABC):
           key: one PRNG key, the same for every step of the run, used for nothing else. Two runs never share it: they
             would see the same batches, and be ONE joint event (`gdpjax.Event.joint`), not two that add up. Make it and
             the noise key from one key of the run: ``sample_key, noise_key = jax.random.split(run_key)``.
-          step: which step of the run, from 0, a number or a traced one. Steps from num_steps on are drawn, too. One in
-            float32 must be below 2^24, where that type begins to round whole numbers.
+          step: which step of the run, from 0, a whole number, traced or not. Steps from num_steps on are drawn, too.
           num_valid: how many of the rows are real, from 0 to num_examples, a number or a traced one; None: all.
 
         Returns:
@@ -241,151 +224,3 @@ class AbstractBatches(abc.ABC):
         """Return the probability that an example takes the place of another one, which is then missing; 0 but where
         batches are truncated."""
         return 0.0
-
-
-@typing.dataclass_transform(frozen_default=True)
-def scheme(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass, whose wrong keywords are a ValueError with a guess."""
-    made = dataclasses.dataclass(frozen=True)(cls)
-    made.__init__ = keyword_checked()(made.__init__)
-    return made
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawnBatches(AbstractBatches):
-    """The batches of a scheme of the package, which draws them from ``num_examples`` rows.
-
-    Args:
-      num_examples: N >= 1; the public maximum where the true number is private.
-      expected_batch_size: public number >= 1, at most num_examples: the divisor of the noisy sum, as it is given.
-      num_steps: length of the run, a whole number >= 1; or
-      epochs: how often the run passes over the data, a number > 0: halves of a step are rounded up. Schemes
-        of whole epochs take whole ones.
-      capacity: slots of a batch, a whole number >= 1; by default the smallest multiple of 8 with which some batch of
-        the run does not fit with probability at most 1e-12.
-
-    Raises:
-      ValueError: values out of range, traced ones, both or neither of num_steps and epochs, a batch above num_examples,
-        a capacity whose overflow may be 1.
-    """
-
-    num_examples: int
-    expected_batch_size: float
-    num_steps: int = None  # type: ignore[assignment]
-    _: dataclasses.KW_ONLY
-    epochs: dataclasses.InitVar[float | None] = None
-    capacity: int = None  # type: ignore[assignment]
-
-    def __post_init__(self, epochs: float | None) -> None:
-        self._set("num_examples", check_count("num_examples", self.num_examples))
-        size = check_expected_batch_size(self.expected_batch_size, self.num_examples)
-        self._set("expected_batch_size", size)
-        self._check()
-
-        # The length of the run.
-        if (self.num_steps is None) == (epochs is None):
-            raise ValueError(
-                f"give exactly one of num_steps and epochs, got num_steps={shown(self.num_steps)}, "
-                f"epochs={shown(epochs)}"
-            )
-        num_steps = check_count("num_steps", self.num_steps) if epochs is None else self._steps_of(epochs)
-        self._set("num_steps", num_steps)
-        self._check_length()
-
-        # The size of a batch.
-        capacity = self._largest_size() if self.capacity is None else self.capacity
-        self._set("capacity", check_count("capacity", capacity))
-        if self.overflow >= 1:
-            raise ValueError(
-                f"capacity={self.capacity} is too small for batches of {size} expected rows: one of {num_steps} may be "
-                "larger with probability 1, and no epsilon would hold. Leave capacity out, and it is chosen"
-            )
-
-    def _set(self, name: str, value: Any) -> None:
-        """Set a field of a value that is being made; the class is frozen."""
-        object.__setattr__(self, name, value)
-
-    def _check(self) -> None:
-        """Check the fields of the subclass, before the number of steps is known."""
-
-    def _check_length(self) -> None:
-        """Check the number of steps."""
-
-    def _steps_of(self, epochs: float) -> int:
-        """Return the number of steps of so many epochs."""
-        return steps_of_epochs(epochs, self.num_examples, self.expected_batch_size)
-
-    def replace(self, **changes: Any) -> Self:
-        """Return the same batches but for ``changes``, ``epochs`` among them; a capacity that was chosen is so anew."""
-        unless_given: dict[str, Any] = {}
-        if self.capacity == self._largest_size():
-            unless_given["capacity"] = None
-        if "epochs" in changes:
-            unless_given["num_steps"] = None
-        return dataclasses.replace(self, **unless_given | changes)
-
-    def _law_of_sizes(self) -> tuple[int, float] | None:
-        """Return n and p where the number of rows of a batch is at most Bin(n, p); None where every batch fits."""
-        return None
-
-    def _largest_size(self) -> int | None:
-        """Return the capacity of a scheme that was given none; None where it has to be given."""
-        law = self._law_of_sizes()
-        assert law is not None
-        return padded_capacity(*law, self.num_steps)
-
-    @property
-    def _not_uniform(self) -> float:
-        """Return the probability that some draw of the run does not treat all rows alike."""
-        return 0.0
-
-    @property
-    def overflow(self) -> float:
-        """Return the probability that a batch of the run does not fit, or that a draw is not uniform; upper bound."""
-        law = self._law_of_sizes()
-        too_large = 0.0 if law is None else overflow_probability(*law, self.num_steps, self.capacity)
-        return min(1.0, too_large + self._not_uniform)
-
-    @property
-    def overflow_per_step(self) -> float:
-        """Return the share of one step in ``overflow``, rounded up."""
-        return self.overflow / self.num_steps * (1 + 1e-15)
-
-    def sample(self, key: PRNGKeyArray, step: Whole, *, num_valid: Whole | None = None) -> Batch:
-        """Draw the batch of one step on the device, as `AbstractBatches.sample` says."""
-        refuse_key_of_a_loop(as_key(key), step)
-        rows = checked_rows(self.num_examples, num_valid)
-        step, is_valid_step = checked_step(step)
-        included, is_valid_count = real_rows(self._included(key, step), num_valid, rows)
-        return self._batch_of(included, key, step, is_valid_step & is_valid_count)
-
-    @abc.abstractmethod
-    def _included(self, key: Array, step: Array) -> Array:
-        """Return which rows are drawn in a step, bool[num_examples]."""
-
-    def _batch_of(self, included: Array, key: Array, step: Array, is_valid: Array) -> Batch:
-        """Return the batch of the real rows that are drawn; one that never fits where ``is_valid`` is false."""
-        del key, step
-        return padded(included, self.capacity, is_valid)
-
-    def _planned(self) -> str:
-        """Return the words on the number of steps with which the sentence of a statement ends."""
-        return (
-            f"{self.num_steps} steps, fixed before training (the statement holds for this maximum, however many were "
-            "run)."
-        )
-
-
-def padded_capacity(
-    num_rows: int,
-    prob: float,
-    num_steps: int,
-    overflow: float = _ALLOWED_OVERFLOW,
-    spare_rows: int = 0,
-) -> int:
-    """Return the least multiple of 8 with which a batch of Bin(num_rows, prob) rows and ``spare_rows`` more fits.
-
-    Some batch of the run does not fit with probability at most ``overflow``.
-    """
-    least = choose_capacity(num_rows, prob, num_steps, overflow) + spare_rows
-    return -(-least // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE

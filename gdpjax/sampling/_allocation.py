@@ -21,8 +21,7 @@ from gdpjax._core.arguments import check_choice, check_count
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import AllocationEvent
-from gdpjax.sampling._abstract import scheme
-from gdpjax.sampling._epochs import BatchesInEpochs
+from gdpjax.sampling._drawn import BatchesInEpochs, scheme
 
 _LONGEST_BLOCK = 2**16
 _NUM_WORDS = 4

@@ -27,9 +27,8 @@ from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation, BandedToeplitz, SingleParticipation
 from gdpjax.ledger import CyclicPoissonEvent
-from gdpjax.sampling._abstract import DrawnBatches, scheme
-from gdpjax.sampling._batch import Batch
-from gdpjax.sampling._padding import padded, where_valid
+from gdpjax.sampling._batch import Batch, padded, where_valid
+from gdpjax.sampling._drawn import DrawnBatches, scheme
 from gdpjax.sampling._poisson import poisson_sample
 from gdpjax.sampling._probability import dyadic_probability
 from gdpjax.sampling._shuffled import permutation_error, rows_of_part

@@ -21,9 +21,9 @@ from gdpjax._core.checks import HALF_OPEN_UNIT, POSITIVE, UNIT, Domain, check_sc
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array, NeighboringRelation, Scalar, Whole
 from gdpjax.ledger import Event
-from gdpjax.sampling._abstract import AbstractBatches, DrawnBatches, scheme
-from gdpjax.sampling._batch import Batch
-from gdpjax.sampling._padding import checked_rows, padded, real_rows
+from gdpjax.sampling._abstract import AbstractBatches
+from gdpjax.sampling._batch import Batch, padded, real_rows
+from gdpjax.sampling._drawn import DrawnBatches, scheme
 from gdpjax.sampling._probability import dyadic_probability, overflow_probability
 
 _SAMPLING_PROB = Domain(
@@ -170,12 +170,11 @@ def poisson_sample(
     num_examples = check_count("num_examples", num_examples)
     capacity = check_count("capacity", capacity)
     check_scalar("sampling_prob", sampling_prob, UNIT)
-    rows = checked_rows(num_examples, num_valid)
     if not is_traced(sampling_prob):
         sampling_prob = dyadic_probability(sampling_prob)
 
     included = included_rows(key, num_examples, sampling_prob)
-    included, is_valid_count = real_rows(included, num_valid, rows)
+    included, is_valid_count = real_rows(included, num_valid)
     return padded(included, capacity, is_valid_count & UNIT.contains(sampling_prob))
 
 

@@ -1,11 +1,15 @@
-"""Probabilities of Poisson batches: the one that is really sampled with, and that of a batch which does not fit."""
+"""The numbers of batches: probabilities, capacities, and how many steps epochs are."""
+
+import math
 
 import numpy as np
 import scipy
 
 from gdpjax._core.arguments import check_count, check_number
-from gdpjax._core.checks import OPEN_UNIT, UNIT, check_scalar
+from gdpjax._core.checks import OPEN_UNIT, POSITIVE, UNIT, check_scalar
 
+_CAPACITY_MULTIPLE = 8
+ALLOWED_OVERFLOW = 1e-12
 _MOST = 2**53 - 1
 
 
@@ -59,8 +63,6 @@ def choose_capacity(num_examples: int, sampling_prob: float, num_steps: int, ove
     """
     overflow = check_number("overflow", overflow, OPEN_UNIT)
     num_examples = check_count("num_examples", num_examples, most=_MOST)
-    sampling_prob = check_number("sampling_prob", sampling_prob, UNIT)
-    num_steps = check_count("num_steps", num_steps, most=_MOST)
     # The probability decreases in the capacity, and a capacity of more than all examples never overflows.
     smallest = 1
     largest = num_examples + 1
@@ -71,3 +73,47 @@ def choose_capacity(num_examples: int, sampling_prob: float, num_steps: int, ove
         else:
             smallest = middle + 1
     return smallest
+
+
+def padded_capacity(
+    num_rows: int,
+    prob: float,
+    num_steps: int,
+    overflow: float = ALLOWED_OVERFLOW,
+    spare_rows: int = 0,
+) -> int:
+    """Return the least multiple of 8 with which a batch of Bin(num_rows, prob) rows and ``spare_rows`` more fits.
+
+    Some batch of the run does not fit with probability at most ``overflow``.
+    """
+    least = choose_capacity(num_rows, prob, num_steps, overflow) + spare_rows
+    return -(-least // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
+
+
+def steps_of_epochs(epochs: float, num_examples: float, batch_size: float) -> int:
+    """Return the number of steps that pass ``epochs`` times over the data, in expectation.
+
+    Formula: max(1, floor(epochs num_examples / batch_size + 1/2)): to the nearest whole number, halves up. Plans, the
+    command line and the experiments all count with it, so that what is priced is what is run.
+
+    Args:
+        epochs: finite number > 0.
+        num_examples: finite number > 0 (with 1, batch_size is the sampling probability).
+        batch_size: expected batch size, a finite number > 0.
+
+    Returns:
+        the number of steps, >= 1, of the quotient in double precision.
+
+    Raises:
+        ValueError: an argument outside its range, or 2^31 steps and more.
+
+    >>> steps_of_epochs(15, 60_000, 256), steps_of_epochs(1, 1000, 16)
+    (3516, 63)
+    """
+    epochs = check_number("epochs", epochs, POSITIVE)
+    num_examples = check_number("num_examples", num_examples, POSITIVE)
+    batch_size = check_number("batch_size", batch_size, POSITIVE)
+    steps = epochs * num_examples / batch_size
+    if not steps < 2**31 - 1:
+        raise ValueError(f"epochs must give fewer than 2^31 steps, got {epochs}, which is {steps:.4g} steps")
+    return max(1, math.floor(steps + 0.5))

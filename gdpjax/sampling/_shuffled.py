@@ -19,8 +19,7 @@ from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.correlated import AbstractParticipation, FixedEpochs, MinSep
 from gdpjax.ledger import ShuffledEvent
-from gdpjax.sampling._abstract import scheme
-from gdpjax.sampling._epochs import BatchesInEpochs
+from gdpjax.sampling._drawn import BatchesInEpochs, scheme
 from gdpjax.sampling._ranks import lowest_rows_of
 
 _NUM_WORDS = 4

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import TruncatedPoissonEvent
-from gdpjax.sampling._abstract import DrawnBatches, scheme
-from gdpjax.sampling._batch import Batch
-from gdpjax.sampling._padding import padded
+from gdpjax.sampling._batch import Batch, padded
+from gdpjax.sampling._drawn import DrawnBatches, scheme
 from gdpjax.sampling._poisson import included_rows
 from gdpjax.sampling._probability import dyadic_probability, overflow_probability
 from gdpjax.sampling._ranks import lowest_rows

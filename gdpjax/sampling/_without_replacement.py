@@ -27,7 +27,7 @@ from gdpjax._core.arguments import check_count
 from gdpjax._core.keys import bits, fold_in
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import UniformEvent
-from gdpjax.sampling._abstract import DrawnBatches, scheme
+from gdpjax.sampling._drawn import DrawnBatches, scheme
 from gdpjax.sampling._ranks import order_statistic
 
 

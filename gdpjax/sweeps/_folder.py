@@ -1,4 +1,4 @@
-"""The folder of a sweep: its spec, the key of its unseeded trials, the programs that were compiled, and its rows.
+"""The folder of a sweep: its spec, the key of its unseeded trials, and its rows.
 
 Not for release: ``keys.NOT_FOR_RELEASE.json``. An unseeded trial's keys come from one key drawn from the system's
 entropy when the sweep begins; kept, it makes a trial that a crash cut short the same run with the same noise when it is
@@ -29,7 +29,6 @@ from gdpjax.sweeps.records import UserError
 
 SWEEP = "sweep.json"
 KEYS = "keys.NOT_FOR_RELEASE.json"
-PROGRAMS = "programs.jsonl"
 PARTS = "parts"
 RESULTS = "results.parquet"
 Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -50,14 +49,6 @@ class Described(msgspec.Struct):
     layout: Layout
     num_trials: records.Whole
     program_sha256: str
-
-
-class CompiledProgram(msgspec.Struct):
-    """A line of ``programs.jsonl``."""
-
-    num_steps: records.Whole
-    batch_size: records.Whole
-    num_compiled: records.Whole
 
 
 @contextlib.contextmanager
@@ -131,18 +122,6 @@ def spec_text(folder: Path) -> str:
     """Return the spec of a sweep as it was given."""
     (path,) = folder.glob("spec.*")
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def record_program(folder: Path, program: dict[str, Any]) -> None:
-    """Record one more compiled program."""
-    lines = [json.dumps(each) + "\n" for each in (*read_programs(folder), program)]
-    write_atomically(folder / PROGRAMS, "".join(lines))
-
-
-def read_programs(folder: Path) -> list[dict[str, Any]]:
-    """Return the programs that were compiled for a sweep, over all its resumptions."""
-    path = folder / PROGRAMS
-    return records.read_lines(path, CompiledProgram) if path.is_file() else []
 
 
 def write_part(folder: Path, rows: Sequence[Row], layout: Layout) -> None:

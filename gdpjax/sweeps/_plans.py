@@ -25,10 +25,10 @@ import jax
 import numpy as np
 
 import gdpjax.accounting as accounting
-from gdpjax._core.epochs import steps_of_epochs
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.ledger import Event, ledger_of
+from gdpjax.sampling import steps_of_epochs
 from gdpjax.sweeps.records import UserError
 from gdpjax.training import Plan, make_plan
 
@@ -38,10 +38,17 @@ SEED_NOTICE = (
 )
 
 
-def plan_of(settings: Mapping[str, float], delta: float, num_examples: int, tuned: str | None = None) -> Plan:
+def plan_of(
+    settings: Mapping[str, float],
+    delta: float,
+    num_examples: int,
+    *,
+    unit: str = "example",
+    tuned: str = "not stated",
+) -> Plan:
     """Return the plan of l2_clip_norm, batch_size, epochs and noise_multiplier, or epsilon, a certified target.
 
-    ``tuned`` is how the hyperparameters were chosen, for the statement of the plan.
+    ``unit`` is what one row is, and ``tuned`` how the hyperparameters were chosen, for the statement of the plan.
 
     Raises:
       UserError: a batch above the data, too little noise for a guarantee, a target that no noise meets.
@@ -57,13 +64,15 @@ def plan_of(settings: Mapping[str, float], delta: float, num_examples: int, tune
             noise_multiplier=settings["noise_multiplier"] if epsilon is None else None,
             epsilon=epsilon,
             neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+            unit=unit,
+            tuned=tuned,
         )
     except ValueError as error:
         raise UserError(str(error)) from error
     reason = plan.without_privacy()
     if reason is not None:
         raise UserError(f"{reason}; take more noise")
-    return plan if tuned is None else plan.replace(tuned=tuned)
+    return plan
 
 
 def epoch_end(settings: Mapping[str, float], num_examples: int, epoch: int) -> int:

@@ -2,7 +2,7 @@
 
 A program is `jax.vmap` of a training over its real hyperparameters and keys. What its length or its shapes depend on is
 its shape: the number of steps, the batch size, and the whole hyperparameters of the user's own. Programs are compiled
-ahead of time, so that none can be compiled again unnoticed, and counted.
+ahead of time, so that none can be compiled again unnoticed.
 
 A program takes ``steps_per_call`` steps in a scan, and steps beyond the planned maximum change nothing. XLA runs
 convolutions inside a loop far slower on a CPU than outside one; there a call is one step, and the loop is Python's.
@@ -14,7 +14,6 @@ if that is above the budget, the width is halved and the program is compiled aga
 import dataclasses
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -66,8 +65,9 @@ class Blueprint:
 
     def shapes(self, *width: int) -> tuple[dict[str, Any], Any]:
         """Return the shapes of the numbers and of a key, for one trial or for ``width`` of them."""
-        numbers = {name: jax.ShapeDtypeStruct(width, jnp.float32) for name in self.real}
-        return numbers, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), width))
+        number = jax.ShapeDtypeStruct(width, jnp.float32)
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), width))
+        return dict.fromkeys(self.real, number), keys
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -84,9 +84,16 @@ class Blueprint:
 
     def training(self, numbers: Numbers) -> Training:
         """Return the private training of the plan; the numbers may be traced."""
-        plan = self.plan.replace(noise_multiplier=numbers["noise_multiplier"], clip=numbers["l2_clip_norm"])
-        loss = self.model(numbers).loss
-        return private_training(plan, loss, self.optimizer(numbers), num_arrays=len(self.examples.train))
+        plan = self.plan.replace(
+            noise_multiplier=numbers["noise_multiplier"],
+            clip=numbers["l2_clip_norm"],
+        )
+        return private_training(
+            plan,
+            self.model(numbers).loss,
+            self.optimizer(numbers),
+            num_arrays=len(self.examples.train),
+        )
 
     def loss(self, numbers: Numbers, key: Any, example: Any) -> Any:
         """Return the loss of one example by an untrained model."""
@@ -138,7 +145,7 @@ def not_finite(params: Any, scores: Mapping[str, float]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The compiled functions of a shape, and what compiling them took."""
+    """The compiled functions of a shape."""
 
     width: int
     num_calls: int
@@ -146,10 +153,14 @@ class Program:
     start: Callable[[Numbers, Keys], State]
     advance: Callable[[Numbers, State, Data], State]
     memory_bytes: int
-    num_compiled: int = 1
-    compile_seconds: float = 0.0
 
-    def run(self, numbers: Numbers, keys: Keys, data: Data, on_steps: Callable[[int], None]) -> State:
+    def run(
+        self,
+        numbers: Numbers,
+        keys: Keys,
+        data: Data,
+        on_steps: Callable[[int], None],
+    ) -> State:
         """Train ``width`` trials to the end of their plans."""
         state = self.start(numbers, keys)
         for call in range(self.num_calls):
@@ -159,7 +170,14 @@ class Program:
         return state
 
 
-def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: int, slots: int = 1) -> Program:
+def make_program(
+    blueprint: Blueprint,
+    data: Data,
+    *,
+    width: int,
+    memory_bytes: int,
+    slots: int = 1,
+) -> Program:
     """Compile the program of a shape for at most ``width`` trials side by side.
 
     They fit into their share of ``memory_bytes``, where ``slots`` programs run at a time; one trial may have all of it.
@@ -168,14 +186,10 @@ def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: 
       UserError: one trial alone needs more memory.
     """
     share_bytes = memory_bytes // slots
-    num_compiled = 0
-    begin = time.perf_counter()
     while True:
         program = _compile(blueprint, data, width)
-        num_compiled += 1
         if program.memory_bytes <= (share_bytes if width > 1 else memory_bytes):
-            seconds = time.perf_counter() - begin
-            return dataclasses.replace(program, num_compiled=num_compiled, compile_seconds=seconds)
+            return program
         if width == 1:
             raise UserError(
                 f"one trial alone needs {program.memory_bytes / 1e9:.3g} GB, more than --memory-gb allows "
@@ -187,7 +201,9 @@ def make_program(blueprint: Blueprint, data: Data, *, width: int, memory_bytes: 
 def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
     """Compile the beginning and the steps of ``width`` trainings side by side."""
     max_steps = blueprint.plan.num_steps
-    steps_per_call = 1 if _loops_outside(blueprint) else math.ceil(max_steps / min(CALLS, max_steps))
+    steps_per_call = 1
+    if not _loops_outside(blueprint):
+        steps_per_call = math.ceil(max_steps / min(CALLS, max_steps))
 
     def start(numbers: Numbers, keys: Keys) -> State:
         params = blueprint.model(numbers).init(keys.init)
@@ -208,9 +224,11 @@ def _compile(blueprint: Blueprint, data: Data, width: int) -> Program:
 
     numbers, key = blueprint.shapes(width)
     keys = Keys(key, key)
-    starting = jax.jit(jax.vmap(start)).lower(numbers, keys).compile()
-    state = jax.eval_shape(jax.vmap(start), numbers, keys)
-    advancing = jax.jit(jax.vmap(advance, in_axes=(0, 0, None))).lower(numbers, state, data).compile()
+    start_all = jax.jit(jax.vmap(start))
+    advance_all = jax.jit(jax.vmap(advance, in_axes=(0, 0, None)))
+    starting = start_all.lower(numbers, keys).compile()
+    state = jax.eval_shape(start_all, numbers, keys)
+    advancing = advance_all.lower(numbers, state, data).compile()
     num_calls = math.ceil(max_steps / steps_per_call)
     return Program(width, num_calls, steps_per_call, starting, advancing, _memory(advancing))
 
@@ -232,7 +250,10 @@ def _loops_outside(blueprint: Blueprint) -> bool:
 
 
 def arguments_of(
-    settings: Sequence[Mapping[str, float]], keys: Sequence[Keys], names: Sequence[str], width: int
+    settings: Sequence[Mapping[str, float]],
+    keys: Sequence[Keys],
+    names: Sequence[str],
+    width: int,
 ) -> tuple[Numbers, Keys]:
     """Return the arguments of a program for trials side by side.
 
@@ -246,5 +267,6 @@ def arguments_of(
         keys.append(keys[-1]._replace(training=unused))
     numbers = {}
     for name in names:
-        numbers[name] = jnp.asarray([each[name] for each in settings], jnp.float32)
+        values = [each[name] for each in settings]
+        numbers[name] = jnp.asarray(values, jnp.float32)
     return numbers, jax.tree.map(lambda *each: jnp.stack(each), *keys)

@@ -1,7 +1,7 @@
 """Show sweeps and trainings: a live bar for people, lines for logs, and a table at the end; public figures only."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from gdpjax._core.figures import rounded, shown_score
@@ -11,13 +11,12 @@ from gdpjax.sweeps._results import (
     best_within,
     configurations,
     count,
-    how_far,
     label,
     pareto_front,
     succeeded,
     varied,
 )
-from gdpjax.sweeps.records import NOT_SCORES, UserError, interval, upper
+from gdpjax.sweeps.records import NOT_SCORES, UserError, upper
 from gdpjax.training import Plan
 
 if TYPE_CHECKING:
@@ -148,19 +147,14 @@ class TrainingProgress(_Bars):
         for name, value in record.items():
             if name not in NOT_SCORES and not name.startswith(("mu_", "epsilon_")):
                 scores.append(f"{label(name)} {shown_score(name, value):.4g}")
-        shown = ", ".join(scores)
-        self.show("training", note=f"{shown}, eps <= {upper(record['epsilon_upper'], 2)} certified")
-        moments = upper(record["epsilon_moments_accountant"], 2)
-        self.log(
-            f"epoch {record['epoch']:>3}  step {record['step']:>6}  {record['steps_per_second']:.1f} steps/s  {shown}  "
-            f"eps <= {moments} (MA), certified {interval(record)}"
-        )
+        note = f"{', '.join(scores)}, eps <= {upper(record['epsilon_upper'], 2)} certified"
+        self.show("training", note=note)
+        speed = f"{record['steps_per_second']:.1f} steps/s"
+        self.log(f"epoch {record['epoch']:>3}  step {record['step']:>6}  {speed}  {note}")
 
 
-def print_summary(
-    console: "Console", rows: Sequence[Row], layout: Layout, programs: Sequence[Mapping[str, Any]], num_trials: int
-) -> None:
-    """Print the best for each epsilon, what failed, and how much was compiled."""
+def print_summary(console: "Console", rows: Sequence[Row], layout: Layout, num_trials: int) -> None:
+    """Print the best for each epsilon, and what failed."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -174,8 +168,7 @@ def print_summary(
     console.print(table)
 
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
-    finished, compiled = how_far(len(rows), num_trials, programs)
-    console.print(f"{finished}, {errors.total()} failed; {compiled}.")
+    console.print(f"{len(rows)} of {count(num_trials, 'trial')} finished, {errors.total()} failed.")
     for error, times in errors.most_common(MOST_ERRORS):
         console.print(f"[yellow]{count(times, 'trial')} failed:[/] {escape(error)}", soft_wrap=True)
     console.print("Choosing among trials costs privacy beyond the epsilon of one training: the report has how much.")

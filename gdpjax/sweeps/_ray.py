@@ -18,7 +18,7 @@ from typing import Any
 from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples, is_own
 from gdpjax.sweeps._task import Task
-from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, Result, Worker
+from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, Row, Worker
 from gdpjax.sweeps.records import UserError
 
 RETRIES = 3
@@ -50,12 +50,12 @@ class RayBackend:
         self._sent_task = self._ray.put(dataclasses.replace(task, load=_loaded_already))
         self._examples = self._ray.put(examples)
 
-    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
+    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[list[Row]]":
         """Start a task."""
         task = self._task.remote(chunk, self._sent_task, self._examples, self.limits.memory_bytes, versions())
         return task.future()
 
-    def result(self, future: "concurrent.futures.Future[Result]") -> Result:
+    def result(self, future: "concurrent.futures.Future[list[Row]]") -> list[Row]:
         """Return the result of a task that is over; `ChunkLost` if its workers died, and no retry is left.
 
         Another error of Ray, such as that the cluster is gone, is not the trials' fault: they may be resumed.
@@ -124,7 +124,7 @@ def versions() -> dict[str, Any]:
     return {name: fingerprint[name] for name in _SAME}
 
 
-def _run_chunk(chunk: Chunk, task: Task, examples: Examples, memory_bytes: int, expected: dict[str, Any]) -> Result:
+def _run_chunk(chunk: Chunk, task: Task, examples: Examples, memory_bytes: int, expected: dict[str, Any]) -> list[Row]:
     """Run a chunk on the cluster, with the programs that this process has compiled before."""
     if versions() != expected:
         raise UserError(f"a node of the cluster has {versions()}, but here it is {expected}: install the same versions")

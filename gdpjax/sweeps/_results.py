@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,6 +42,7 @@ LABELS = {
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 129)])
 """The Renyi orders over which the price of all trials is the smallest."""
 Row = dict[str, Any]
+"""The record of a trial that is over: settings, cost, scores, and the error, which is None where it succeeded."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -168,18 +169,27 @@ def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Co
     return front
 
 
-def best_within(candidates: Sequence[Configuration], layout: Layout, epsilon: float = math.inf) -> Configuration | None:
+def best_within(
+    candidates: Sequence[Configuration],
+    layout: Layout,
+    epsilon: float = math.inf,
+) -> Configuration | None:
     """Return the configuration of the best mean score over its seeds within a certified ``epsilon``, if there is one.
 
     The page, the tables, the progress and `SweepResult.best` all name this one.
     """
     affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= epsilon * (1 + 1e-9)]
-    return max(affordable, key=lambda each: (layout.better(each.mean), -each.epsilon_upper), default=None)
+    front = pareto_front(affordable, layout)
+    return front[-1] if front else None
 
 
 def varied(rows: Sequence[Row], layout: Layout) -> list[str]:
     """Return the hyperparameters that were varied; of a target and its calibrated noise multiplier the target."""
-    names = [name for name in layout.hyperparameters if len({row[name] for row in rows} - {None}) > 1]
+    names = []
+    for name in layout.hyperparameters:
+        values = {row[name] for row in rows} - {None}
+        if len(values) > 1:
+            names.append(name)
     if "epsilon" in names and "noise_multiplier" in names:
         names.remove("noise_multiplier")
     return names
@@ -192,18 +202,6 @@ def count(number: int, what: str) -> str:
     ('1 shape', '2 shapes')
     """
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def how_far(num_finished: int, num_trials: int, programs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return how much of a sweep is done, and how much was compiled for it.
-
-    >>> how_far(1, 24, [])
-    ('1 of 24 trials finished', '0 compilations for 0 shapes')
-    """
-    num_compiled = sum(program["num_compiled"] for program in programs)
-    shapes = {(program["num_steps"], program["batch_size"], str(program.get("constants"))) for program in programs}
-    finished = f"{num_finished} of {count(num_trials, 'trial')} finished"
-    return finished, f"{count(num_compiled, 'compilation')} for {count(len(shapes), 'shape')}"
 
 
 class Price(NamedTuple):
@@ -246,5 +244,13 @@ def price(rows: Sequence[Row]) -> Price | None:
     # All trials: a composition. The best of a random number: by the divergences of the most expensive trial.
     everything = rdp_epsilon(counts @ rdp, ORDERS, remaining_delta)
     gamma = gamma_for_mean_num_runs(float(num_trials), eta=0.0)
-    tuned = tuning_epsilon(noise_multiplier, sampling_prob, num_steps, remaining_delta, eta=0.0, gamma=gamma, axis=0)
+    tuned = tuning_epsilon(
+        noise_multiplier,
+        sampling_prob,
+        num_steps,
+        remaining_delta,
+        eta=0.0,
+        gamma=gamma,
+        axis=0,
+    )
     return Price(num_trials, delta, float(everything), float(tuned))

@@ -10,7 +10,8 @@
     hold_out = 0.1               # score on a tenth of the training data, the same for every trial
     score = "rmse"               # what the report goes by; the first of the scores unless given
     minimize = true              # the smallest score is the best
-    tuned = "on public data"     # how these numbers were chosen, for the statement of a training
+    unit = "patient"             # what one row is, for the statement of a training and the report; an example
+    tuned = "on public data"     # how these numbers were chosen, for that statement
 
     [hyperparameters]            # others have the task's defaults
     learning_rate = { min = 0.05, max = 1.0, log = true }    # in a grid "0.05:1:log4", or min, max, count
@@ -41,7 +42,7 @@ import optax
 
 from gdpjax._core.arguments import did_you_mean
 from gdpjax._core.documents import DocumentError, convert_document
-from gdpjax._core.grids import values_of
+from gdpjax._core.figures import values_of
 from gdpjax._core.shown import shown
 from gdpjax.sweeps._examples import failure_of
 from gdpjax.sweeps._task import Hyperparameter, Task
@@ -71,7 +72,8 @@ class Content(msgspec.Struct, frozen=True):
     hold_out: Fraction | None = None
     score: str | None = None
     minimize: bool = False
-    tuned: str | None = None
+    unit: str = "example"
+    tuned: str = "not stated"
     hyperparameters: dict[str, Any] = {}
 
 
@@ -123,7 +125,12 @@ class Source:
             place = (*field, *re.findall(r"[A-Za-z_]\w*", error.field))
             self.fail(*place, problem=f"{place[-1]}: {error.problem}")
 
-    def refuse_unknown(self, *field: str, content: Mapping[str, Any], known: Iterable[str]) -> None:
+    def refuse_unknown(
+        self,
+        *field: str,
+        content: Mapping[str, Any],
+        known: Iterable[str],
+    ) -> None:
         """Refuse a name that is not among the known ones, with a guess."""
         known = tuple(known)
         for name in content:
@@ -148,6 +155,11 @@ class Spec:
         """The task's defaults, without one that a chosen target or noise multiplier takes the place of."""
         defaults = self.task.defaults.items()
         return {name: value for name, value in defaults if ALTERNATIVES.get(name) not in self.choices}
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Texts for the statement of a plan."""
+        return {"unit": self.content.unit, "tuned": self.content.tuned}
 
     def described(self) -> dict[str, Any]:
         """Return the content of the spec as JSON values, without comments, layout and the name of the file.
@@ -188,7 +200,11 @@ def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
     return _spec_of(Source(None, text, json.loads(text)), (), lambda source: task)
 
 
-def _spec_of(source: Source, fields: Iterable[str], task_of: Callable[[Source], Task]) -> Spec:
+def _spec_of(
+    source: Source,
+    fields: Iterable[str],
+    task_of: Callable[[Source], Task],
+) -> Spec:
     """Return the checked spec."""
     source.refuse_unknown(content=source.content, known=(*fields, *Content.__struct_fields__))
     # The task comes first, since it decides which hyperparameters there are.
@@ -213,8 +229,10 @@ def _spec_of(source: Source, fields: Iterable[str], task_of: Callable[[Source], 
             source.fail(SECTION, problem=problem)
     if not given & ALTERNATIVES.keys():
         source.fail(SECTION, problem="give epsilon, a target, or noise_multiplier under [hyperparameters]")
-    kinds = [kind for name, kind in task.hyperparameters.items() if name in table]
-    choices = {kind.name: _choice(source, table[kind.name], kind, content) for kind in kinds}
+    choices = {}
+    for name, kind in task.hyperparameters.items():
+        if name in table:
+            choices[name] = _choice(source, table[name], kind, content)
     seeds = source.converted(SECTION, "seeds", value=table.get("seeds", 1), kind=Seeds)
     return Spec(source, task, content, float(delta), choices, seeds)
 
@@ -235,13 +253,19 @@ def _choice(source: Source, value: Any, kind: Hyperparameter, content: Content) 
             value = tuple(dict.fromkeys(map(kind.checked, values)))
         if not value:
             source.fail(*field, problem=f"{kind.name} = [] leaves nothing to train: give a value, or remove it")
-    if content.one_program and kind.whole and (isinstance(value, Range) or len(value) > 1):
+    is_varied = isinstance(value, Range) or len(value) > 1
+    if content.one_program and kind.whole and is_varied:
         problem = f"one_program = true promises one compiled program, but each value of {kind.name} needs its own"
         source.fail(*field, problem=problem)
     return value
 
 
-def _range(source: Source, table: dict[str, Any], kind: Hyperparameter, is_random: bool) -> Range | str:
+def _range(
+    source: Source,
+    table: dict[str, Any],
+    kind: Hyperparameter,
+    is_random: bool,
+) -> Range | str:
     """Return a range of a random search, or the text of a range in a grid."""
     field = SECTION, kind.name
     found: Range = source.converted(*field, value=table, kind=Range)
@@ -263,7 +287,9 @@ def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> S
         return spec
     if isinstance(spec, str | Path):
         path = Path(spec)
-        return read_spec(path, FIELDS, import_task) if task is None else read_spec(path, (), lambda source: task)
+        if task is None:
+            return read_spec(path, FIELDS, import_task)
+        return read_spec(path, (), lambda source: task)
     if not isinstance(spec, Mapping) or not isinstance(task, Task):
         raise UserError("give a Task with a dictionary or a TOML file, or None with a TOML file that names the task")
     return spec_of_mapping(spec, task)
@@ -274,7 +300,11 @@ def sgd(learning_rate: float, momentum: float | None = None) -> optax.GradientTr
     return optax.sgd(learning_rate, momentum)
 
 
-OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd, "adam": optax.adam, "adamw": optax.adamw}
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "sgd": sgd,
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+}
 
 
 def import_task(source: Source) -> Task:

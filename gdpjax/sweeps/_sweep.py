@@ -31,7 +31,7 @@ from gdpjax.sweeps._results import COSTS, Configuration, Layout, Row, best_withi
 from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._trials import check_programs, list_trials, plan_trials
-from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, LocalBackend, Result, Shape, failures, shape_of
+from gdpjax.sweeps._worker import Chunk, ChunkLost, Limits, LocalBackend, Shape, failures, shape_of
 from gdpjax.sweeps.records import RunInterrupted, UserError
 
 if TYPE_CHECKING:
@@ -167,19 +167,16 @@ def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepR
     if not rows:
         raise UserError(f"no trial is finished in {folder}")
     result = SweepResult(folder, rows, write_report(folder, rows), about.layout)
-    print_summary(console, rows, about.layout, folders.read_programs(folder), about.num_trials)
+    print_summary(console, rows, about.layout, about.num_trials)
     console.print(f"Report: {result.report}", soft_wrap=True)
     return result
 
 
 def backend_of(backend: str, width: int, memory_gb: float, ray_address: str | None) -> BackendFor:
     """Return what makes the place where trials run; what can be refused before data are loaded is refused here."""
-    try:
-        check_choice("backend", backend, ("local", "ray"))
-        memory_bytes = int(check_number("memory_gb", memory_gb, POSITIVE) * 1e9)
-        width = check_count("width", width)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    check_choice("backend", backend, ("local", "ray"))
+    memory_bytes = int(check_number("memory_gb", memory_gb, POSITIVE) * 1e9)
+    width = check_count("width", width)
     if backend == "ray":
         from gdpjax.sweeps._ray import RayBackend, import_ray
 
@@ -221,7 +218,8 @@ def sweep_in(folder: Path, spec: Spec, resume: bool, backend_for: BackendFor, co
         backend = backend_for(spec.task, examples, progress)
         with contextlib.closing(backend), folders.only_here(folder, layout.private):
             if not resume:
-                about = folders.Described(spec.described(), dict(spec.task.names), layout, len(trials), digest)
+                names = dict(spec.task.names)
+                about = folders.Described(spec.described(), names, layout, len(trials), digest)
                 folders.begin(folder, root, spec, examples, about)
             run_trials(Sweep(folder, spec.task, layout, planned, keys), backend, progress)
             folders.finish(folder, layout)
@@ -234,7 +232,13 @@ def layout_of(spec: Spec, trials: Sequence[Trial], scores: Sequence[str]) -> Lay
     kinds = {name: kind for name, kind in spec.task.hyperparameters.items() if name in used}
     columns = {name: "int64" if kind.whole else "double" for name, kind in kinds.items()}
     content = spec.content
-    return Layout(columns, list(scores), content.score or scores[0], content.minimize, content.hold_out is not None)
+    return Layout(
+        columns,
+        list(scores),
+        content.score or scores[0],
+        content.minimize,
+        content.hold_out is not None,
+    )
 
 
 def distinct_keys(trials: Sequence[Trial], root: jax.Array) -> dict[int, np.ndarray]:
@@ -247,7 +251,8 @@ def distinct_keys(trials: Sequence[Trial], root: jax.Array) -> dict[int, np.ndar
     key_data = {}
     first_with: dict[bytes, Trial] = {}
     for trial in trials:
-        key_data[trial.number] = np.asarray([jax.random.key_data(key) for key in trial.keys(root)])
+        own = [jax.random.key_data(key) for key in trial.keys(root)]
+        key_data[trial.number] = np.asarray(own)
         for words in key_data[trial.number]:
             first = first_with.setdefault(words.tobytes(), trial)
             if first is not trial:
@@ -280,7 +285,7 @@ def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
             shapes.setdefault(shape_of(sweep.task, trial), []).append(trial)
 
     # Submit all chunks, and record each as it ends.
-    chunk_of_future: dict[concurrent.futures.Future[Result], Chunk] = {}
+    chunk_of_future: dict[concurrent.futures.Future[list[Row]], Chunk] = {}
     for shape, trials in shapes.items():
         chunks = list(chunks_of(shape, trials, sweep.key_data, backend.limits))
         num_steps, batch_size, *constants = shape
@@ -292,18 +297,19 @@ def run_trials(sweep: Sweep, backend: Any, progress: SweepProgress) -> None:
         chunk_of_future |= {backend.submit(chunk): chunk for chunk in chunks}
     for future in concurrent.futures.as_completed(chunk_of_future):
         try:
-            rows, program = backend.result(future)
+            rows = backend.result(future)
         except ChunkLost as error:
-            rows, program = failures(chunk_of_future[future].trials, error), None
-        if program is not None:
-            folders.record_program(sweep.folder, program)
+            rows = failures(chunk_of_future[future].trials, error)
         rows = [{name: row.get(name) for name in sweep.layout.columns} for row in rows]
         folders.write_part(sweep.folder, rows, sweep.layout)
         progress.on_chunk(rows)
 
 
 def chunks_of(
-    shape: Shape, trials: Sequence[Trial], key_data: Mapping[int, np.ndarray], limits: Limits
+    shape: Shape,
+    trials: Sequence[Trial],
+    key_data: Mapping[int, np.ndarray],
+    limits: Limits,
 ) -> Iterator[Chunk]:
     """Yield chunks of equal size except the last; their number is a multiple of the slots, as far as trials go."""
     fewest_chunks = math.ceil(len(trials) / limits.width)
@@ -311,4 +317,5 @@ def chunks_of(
     width = math.ceil(len(trials) / (num_rounds * limits.slots))
     for first in range(0, len(trials), width):
         members = trials[first : first + width]
-        yield Chunk(tuple(members), np.stack([key_data[trial.number] for trial in members]), shape, width)
+        keys = np.stack([key_data[trial.number] for trial in members])
+        yield Chunk(tuple(members), keys, shape, width)

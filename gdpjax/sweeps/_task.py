@@ -86,7 +86,7 @@ STANDARD = {
 """The hyperparameters of every private training; noise_multiplier and epsilon, a target, are alternatives."""
 RESERVED = (
     *STANDARD,
-    *("seed", "seeds", "delta", "trial", "replicate", "error", "seconds", "diagnostics", "tuned"),
+    *("seed", "seeds", "delta", "trial", "replicate", "error", "seconds", "diagnostics", "tuned", "unit"),
     *("num_steps", "sampling_prob", "overflow", "neighboring_relation", "mu_clt", "epsilon_clt"),
     *("epsilon_moments_accountant", "epsilon_lower", "epsilon_upper"),
     *("dataset", "data", "model", "optimizer"),

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdpjax._core.figures import rounded, shown_score
+from gdpjax._core.figures import shown_score
 from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples, load_examples
 from gdpjax.sweeps._plans import SEED_NOTICE, Cost, Trial, cost_of, epoch_end, make_keys, plan_of
 from gdpjax.sweeps._program import Blueprint, make_scores, not_finite
-from gdpjax.sweeps._progress import PRIVATE_SCORES, TrainingProgress, as_console
+from gdpjax.sweeps._progress import TrainingProgress, as_console
 from gdpjax.sweeps._results import label
 from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
 from gdpjax.sweeps._trials import check_programs, only_trial
-from gdpjax.sweeps.records import RunInterrupted, UserError, interval, upper
+from gdpjax.sweeps.records import RunInterrupted, UserError, interval
 from gdpjax.training import CheckpointError, Info, Plan, Run, State, has_run, start_run
 
 if TYPE_CHECKING:
@@ -110,15 +110,24 @@ def train(
 class Recorder:
     """A training, and the records that it writes beside its checkpoints."""
 
-    def __init__(self, spec: Spec, trial: Trial, examples: Examples, out: Path, diagnostics: bool) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        trial: Trial,
+        examples: Examples,
+        out: Path,
+        diagnostics: bool,
+    ) -> None:
         self.spec = spec
         self.examples = examples
         self.out = out
-        self.plan = plan_of(trial.settings, trial.delta, examples.num_examples, spec.content.tuned)
+        self.plan = plan_of(trial.settings, trial.delta, examples.num_examples, **spec.words)
         settings = trial.settings | {"noise_multiplier": self.plan.noise_multiplier}
         self.trial = dataclasses.replace(trial, settings=settings, plan=self.plan)
         self.identity = self.trial.identity(diagnostics)
-        self.logs = [records.METRICS, records.DIAGNOSTICS] if diagnostics else [records.METRICS]
+        self.logs = [records.METRICS]
+        if diagnostics:
+            self.logs.append(records.DIAGNOSTICS)
         self.scored_on = PUBLIC if spec.content.hold_out is None else HELD_OUT
         self.epochs = int(settings["epochs"])
         self.ends = [epoch_end(settings, examples.num_examples, epoch) for epoch in range(1, self.epochs + 1)]
@@ -177,9 +186,17 @@ class Recorder:
         if not has_run(self.out):
             for name in self.logs:
                 records.start_log(self.out, name)
-        run = start_run(self.out, training, params, data, key=keys.training, scan=False, resume=resume)
-        kept_records = {name: records.rewind(self.out, name, run.step) for name in self.logs}
-        return run, kept_records[records.METRICS]
+        run = start_run(
+            self.out,
+            training,
+            params,
+            data,
+            key=keys.training,
+            scan=False,
+            resume=resume,
+        )
+        history, *_ = [records.rewind(self.out, name, run.step) for name in self.logs]
+        return run, history
 
     def _begin(self) -> None:
         """Write the configuration; killed after that, the run is started by resuming it."""
@@ -187,7 +204,8 @@ class Recorder:
             raise UserError(f"{self.out} already holds a run: add --resume to continue it, or choose another --out")
         records.make_folder(self.out, private=self.scored_on != PUBLIC)
         folders.write_spec(self.out, self.spec)
-        records.write_json(self.out / records.CONFIG, self.about | {"plan": json.loads(self.plan.to_json())})
+        plan = json.loads(self.plan.to_json())
+        records.write_json(self.out / records.CONFIG, self.about | {"plan": plan})
 
     def _epoch(self, run: Run, progress: TrainingProgress) -> dict[str, Any]:
         """Take the steps of one epoch; its records are written before its checkpoint."""
@@ -201,7 +219,8 @@ class Recorder:
             records.append(self.out, records.METRICS, [record])
             if records.DIAGNOSTICS in self.logs:
                 clip_norm = self.trial.settings["l2_clip_norm"]
-                rows = [summarize(info, step, clip_norm) for step, info in enumerate(infos, start=first + 1)]
+                steps = enumerate(infos, start=first + 1)
+                rows = [summarize(info, step, clip_norm) for step, info in steps]
                 records.append(self.out, records.DIAGNOSTICS, rows)
 
         end = min(end for end in self.ends if end > first)
@@ -212,8 +231,8 @@ class Recorder:
         """Return the public figures after the steps so far."""
         cost = dataclasses.asdict(cost_of(run.state.opt_state, self.trial.delta))
         figures = {name: value for name, value in cost.items() if name.startswith(("mu_", "epsilon_"))}
-        num_epochs = sum(end <= run.step for end in self.ends)
-        return {"step": run.step, "epoch": num_epochs} | self._scores(self.trial.settings, run.state.params) | figures
+        place = {"step": run.step, "epoch": sum(end <= run.step for end in self.ends)}
+        return place | self._scores(self.trial.settings, run.state.params) | figures
 
     def _finish(self, state: State, history: list[dict[str, Any]]) -> TrainingResult:
         """Write the model and the result."""
@@ -233,7 +252,8 @@ class Recorder:
         summary = {"test_data": self.scored_on, "privacy": privacy, "seeded": result.seeded}
         records.write_json(self.out / records.RESULT, result.scores | summary | self.about)
         if records.DIAGNOSTICS in self.logs:
-            warn_if_most_were_dropped(records.read_lines(self.out / records.DIAGNOSTICS, records.Diagnostics, header=1))
+            path = self.out / records.DIAGNOSTICS
+            warn_if_most_were_dropped(records.read_lines(path, records.Line, header=1))
         return result
 
 
@@ -257,7 +277,11 @@ def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
     losses = np.asarray(info.losses)
     norms = np.asarray(info.norms)[is_example]
     is_broken = np.asarray(info.is_dropped) | ~np.isfinite(losses)
-    row = {"step": step, "batch_size": int(is_example.sum()), "num_not_finite": int(is_broken.sum())}
+    row = {
+        "step": step,
+        "batch_size": int(is_example.sum()),
+        "num_not_finite": int(is_broken.sum()),
+    }
     if not is_example.any():
         return row
     quantiles = zip(NORM_QUANTILES, np.quantile(norms, NORM_QUANTILES), strict=True)
@@ -269,36 +293,11 @@ def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
 
 
 def print_training(console: "Console", result: TrainingResult) -> None:
-    """Print the table that a training ends with, in 80 columns: scores, epsilon by each accountant, the mechanism."""
-    from rich.table import Table
-
-    cost = result.cost
-    table = Table(title=f"The run that was made (every epsilon is at delta = {cost.delta!r})")
-    table.add_column("quantity", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("standing")
-    standing = "evaluation data: public" if result.scored_on == PUBLIC else result.scored_on
-    for name, value in result.scores.items():
-        table.add_row(label(name), f"{shown_score(name, value):.4g}", standing)
-    table.add_section()
-    rows = [
-        ("mu, CLT", upper(cost.mu_clt, 4), "asymptotic estimate"),
-        ("epsilon, CLT", upper(cost.epsilon_clt, 4), "asymptotic, may understate"),
-        ("epsilon, moments accountant", upper(cost.epsilon_moments_accountant, 4), "upper bound"),
-        ("epsilon, certified", interval(vars(cost), 4), "certified interval"),
-        ("noise_multiplier", f"{cost.noise_multiplier:.6g}", "noise stddev / sensitivity"),
-        ("sampling_prob", upper(cost.sampling_prob, 6), f"Poisson, N = {result.plan.max_examples} public"),
-        ("num_steps", f"{cost.num_steps}", f"{result.epochs} epochs, as planned"),
-        ("delta", f"{cost.delta!r}", ""),
-        ("neighbouring relation", cost.neighboring_relation.replace("_", " "), "an example or a null one"),
-        ("overflow tau", rounded(cost.overflow, 2, "up"), "batch above capacity"),
-    ]
-    for row in rows:
-        table.add_row(*row, end_section=row[0] == "epsilon, certified")
+    """Print what a training ends with: its scores, its certified epsilon, and where its files are."""
+    scores = [f"{label(name)} {shown_score(name, value):.4g}" for name, value in result.scores.items()]
+    console.print(f"{', '.join(scores)} (evaluation data: {result.scored_on})")
+    console.print(f"epsilon, certified: {interval(vars(result.cost), 4)} at delta = {result.cost.delta!r}")
     if result.seeded:
-        table.caption = SEED_NOTICE
-    console.print(table)
-    console.print(f"Files: {result.out}", soft_wrap=True)
-    console.print("Those named NOT_FOR_RELEASE are outside epsilon: keep them private.")
-    if result.scored_on != PUBLIC:
-        console.print(PRIVATE_SCORES)
+        console.print(SEED_NOTICE)
+    console.print(f"All its figures: gdpjax report {result.out}", soft_wrap=True)
+    console.print("Its files named NOT_FOR_RELEASE are outside epsilon: keep them private.")

@@ -40,15 +40,17 @@ def list_trials(spec: Spec) -> list[Trial]:
         raise UserError(f"{num_trials} trials; at most {MOST_TRIALS} are run in one sweep")
 
     # Each configuration once, in the order in which they first occur; in a grid the first hyperparameter is slowest.
-    grid: Iterable[Any] = itertools.product(*lists)
-    candidates = _drawn(spec) if spec.content.search == "random" else grid
+    candidates: Iterable[Any] = itertools.product(*lists)
+    if spec.content.search == "random":
+        candidates = _drawn(spec)
     trials: list[Trial] = []
     for values in dict.fromkeys(candidates):
         settings = spec.fixed | dict(zip(spec.choices, values, strict=True))
-        ordered = {name: settings[name] for name in spec.task.hyperparameters if name in settings}
+        order = [name for name in spec.task.hyperparameters if name in settings]
         for replicate, seed in enumerate(seeds):
-            number = len(trials)
-            trials.append(Trial(number, dict(ordered), spec.delta, seed, replicate, spec.task.names))
+            own = {name: settings[name] for name in order}
+            trial = Trial(len(trials), own, spec.delta, seed, replicate, spec.task.names)
+            trials.append(trial)
     return trials
 
 
@@ -69,19 +71,25 @@ def _drawn(spec: Spec) -> Iterator[tuple[float, ...]]:
         choice = spec.choices[name]
         if not isinstance(choice, Range):
             return choice[int(generator.integers(len(choice)))]
-        low, high = choice.min, choice.max
         if choice.log:
-            value = math.exp(generator.uniform(math.log(low), math.log(high)))
+            exponent = generator.uniform(math.log(choice.min), math.log(choice.max))
+            value = math.exp(exponent)
         else:
-            value = float(generator.uniform(low, high))
+            value = float(generator.uniform(choice.min, choice.max))
+        if spec.task.hyperparameters[name].whole:
+            return round(value)
         # 6 digits are more than anybody means.
-        return round(value) if spec.task.hyperparameters[name].whole else float(f"{value:.6g}")
+        return float(f"{value:.6g}")
 
     for _ in range(spec.content.num_configurations or 0):
         yield tuple(draw(name) for name in spec.choices)
 
 
-def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> tuple[tuple[str, ...], str]:
+def check_programs(
+    spec: Spec,
+    trials: Sequence[Trial],
+    examples: Examples,
+) -> tuple[tuple[str, ...], str]:
     """Trace the model of each program; returns the names of the scores, and a hash of what the programs compute.
 
     The number of steps and the noise decide nothing that can be refused, so that no noise is calibrated yet.
@@ -89,7 +97,8 @@ def check_programs(spec: Spec, trials: Sequence[Trial], examples: Examples) -> t
     first_with: dict[Any, Trial] = {}
     for trial in trials:
         constants = spec.task.own(trial.settings, whole=True)
-        first_with.setdefault((trial.settings["batch_size"], *constants.values()), trial)
+        key = (trial.settings["batch_size"], *constants.values())
+        first_with.setdefault(key, trial)
 
     scores: tuple[str, ...] = ()
     digest = hashlib.sha256()
@@ -163,8 +172,10 @@ def digest_of_program(blueprint: Blueprint) -> str:
         model = blueprint.model(numbers)
         params = model.init(key)
         optimizer = blueprint.optimizer(numbers)
-        updates = optimizer.update(params, optimizer.init(params), params)[0]
-        return params, model.loss(params, *example), model.scores(params, *evaluation), updates
+        state = optimizer.init(params)
+        updates, _ = optimizer.update(params, state, params)
+        loss = model.loss(params, *example)
+        return params, loss, model.scores(params, *evaluation), updates
 
     return program_digest(jax.jit(everything), *blueprint.arguments)
 
@@ -179,19 +190,16 @@ def plan_trials(spec: Spec, trials: Sequence[Trial], num_examples: int) -> list[
         key = tuple(given.items())
         if key not in plans:
             try:
-                plans[key] = plan_of(trial.settings, trial.delta, num_examples, spec.content.tuned)
+                plans[key] = plan_of(trial.settings, trial.delta, num_examples, **spec.words)
             except UserError as error:
                 name, *_ = given
                 text = ", ".join(f"{name} {value}" for name, value in key)
                 spec.source.fail(SECTION, name, problem=f"no plan for {text}: {error}")
-        planned.append(_with_plan(trial, plans[key]))
+
+        # Its own clip norm, and the noise that compiled code adds.
+        noise_multiplier = float32_above(plans[key].noise_multiplier)
+        settings = trial.settings | {"noise_multiplier": noise_multiplier}
+        plan = plans[key].replace(noise_multiplier=noise_multiplier, clip=settings["l2_clip_norm"])
+        cost = cost_of_event(plan.event, plan.delta)
+        planned.append(dataclasses.replace(trial, settings=settings, plan=plan, cost=cost))
     return planned
-
-
-def _with_plan(trial: Trial, plan: Plan) -> Trial:
-    """Return the trial with the plan and its own clip norm, with the noise that compiled code adds, and its cost."""
-    noise_multiplier = float32_above(plan.noise_multiplier)
-    settings = trial.settings | {"noise_multiplier": noise_multiplier}
-    plan = plan.replace(noise_multiplier=noise_multiplier, clip=trial.settings["l2_clip_norm"])
-    cost = cost_of_event(plan.event, plan.delta)
-    return dataclasses.replace(trial, settings=settings, plan=plan, cost=cost)

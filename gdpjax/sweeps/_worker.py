@@ -20,6 +20,7 @@ from gdpjax.ledger import Event, ledger_of
 from gdpjax.sweeps._examples import Examples
 from gdpjax.sweeps._plans import Keys, Trial
 from gdpjax.sweeps._program import Blueprint, Program, arguments_of, make_program, make_scores, not_finite
+from gdpjax.sweeps._results import Row
 from gdpjax.sweeps._task import Settings, Task
 from gdpjax.sweeps.records import UserError
 from gdpjax.training import Data, State
@@ -28,8 +29,6 @@ Shape = tuple[Any, ...]
 """Whatever a program is compiled for: the number of steps, the expected batch size, the whole hyperparameters."""
 Steps = Callable[[int, int], None]
 """Told how many steps of how many are done; an exception of it ends the chunk."""
-Row = dict[str, Any]
-"""The record of a trial that is over: settings, cost, scores, and the error, which is None where it succeeded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +55,6 @@ class Chunk:
     key_data: np.ndarray
     shape: Shape
     width: int
-
-
-class Result(NamedTuple):
-    """The records of the trials of a chunk, and what was compiled for it, if anything was."""
-
-    rows: list[Row]
-    program: dict[str, Any] | None
 
 
 class ChunkLost(Exception):
@@ -92,12 +84,12 @@ class LocalBackend:
         self._pool = concurrent.futures.ThreadPoolExecutor(limits.slots)
         self._observer = on_steps
 
-    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[Result]":
+    def submit(self, chunk: Chunk) -> "concurrent.futures.Future[list[Row]]":
         """Put the chunk into the queue of the threads."""
         return self._pool.submit(self._worker.run, chunk, self._on_steps)
 
-    def result(self, future: "concurrent.futures.Future[Result]") -> Result:
-        """Return the result of a chunk that is over."""
+    def result(self, future: "concurrent.futures.Future[list[Row]]") -> list[Row]:
+        """Return the records of the trials of a chunk that is over."""
         return future.result()
 
     def _on_steps(self, done: int, total: int) -> None:
@@ -125,17 +117,16 @@ class Worker:
         self._compiled: dict[tuple[Shape, int], _Compiled | Exception] = {}
         self._data: Data | None = None
 
-    def run(self, chunk: Chunk, on_steps: Steps = lambda done, total: None) -> Result:
+    def run(self, chunk: Chunk, on_steps: Steps = lambda done, total: None) -> list[Row]:
         """Train the trials of a chunk; an error is the outcome of those trials that it happened to."""
         with self._lock:
             key = chunk.shape, chunk.width
-            is_new = key not in self._compiled
-            if is_new:
+            if key not in self._compiled:
                 self._compiled[key] = self._compile(chunk)
             compiled = self._compiled[key]
         if isinstance(compiled, Exception):
             # Of the compiler or of the model: the other shapes continue.
-            return Result(failures(chunk.trials, compiled), None)
+            return failures(chunk.trials, compiled)
 
         program = compiled.program
         is_large = program.memory_bytes > self.memory_bytes // self.slots
@@ -146,8 +137,7 @@ class Worker:
                 part = slice(first, first + program.width)
                 rows += _train(compiled, chunk.trials[part], chunk.key_data[part], on_steps)
             seconds = (time.perf_counter() - begin) / len(chunk.trials)
-        timed = [row | {"seconds": seconds} for row in rows]
-        return Result(timed, described_program(chunk, program) if is_new else None)
+        return [row | {"seconds": seconds} for row in rows]
 
     def _compile(self, chunk: Chunk) -> _Compiled | Exception:
         trial = chunk.trials[0]
@@ -163,7 +153,12 @@ class Worker:
             return error
 
 
-def _train(compiled: _Compiled, trials: Sequence[Trial], key_data: np.ndarray, on_steps: Steps) -> list[Row]:
+def _train(
+    compiled: _Compiled,
+    trials: Sequence[Trial],
+    key_data: np.ndarray,
+    on_steps: Steps,
+) -> list[Row]:
     """Take trials side by side through their program; returns how they ended."""
     program = compiled.program
     keys = [Keys(*map(jax.random.wrap_key_data, of_trial)) for of_trial in jnp.asarray(key_data)]
@@ -199,7 +194,13 @@ def _row(compiled: _Compiled, trial: Trial, state: State) -> Row:
 
 def row_of(trial: Trial, scores: Mapping[str, float] = {}, error: str | None = None) -> Row:
     """Return the record of a trial that is over. It is charged for all planned steps, whenever it stopped."""
-    about = {"trial": trial.number, "seed": trial.seed, "replicate": trial.replicate, "error": error, "seconds": 0.0}
+    about = {
+        "trial": trial.number,
+        "seed": trial.seed,
+        "replicate": trial.replicate,
+        "error": error,
+        "seconds": 0.0,
+    }
     return {**trial.settings, **scores, **dataclasses.asdict(trial.cost), **about}
 
 
@@ -220,21 +221,6 @@ def shape_of(task: Task, trial: Trial) -> Shape:
     return trial.plan.num_steps, trial.plan.expected_batch_size, *constants
 
 
-def described_program(chunk: Chunk, program: Program) -> dict[str, Any]:
-    """Return the record of a compilation."""
-    num_steps, batch_size, *constants = chunk.shape
-    return {
-        "num_steps": num_steps,
-        "batch_size": int(batch_size),
-        "constants": dict(constants),
-        "width": program.width,
-        "steps_per_call": program.steps_per_call,
-        "num_compiled": program.num_compiled,
-        "memory_bytes": program.memory_bytes,
-        "compile_seconds": round(program.compile_seconds, 3),
-    }
-
-
 def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     """Raise RuntimeError unless the state's ledger holds the event that the cost was computed for, or less of it."""
     (event,) = ledger_of(state.opt_state).events
@@ -243,9 +229,9 @@ def refuse_wrong_ledger(trial: Trial, state: State) -> None:
     assert isinstance(planned, Event)
 
     # A training that was stopped by an overflowing batch has taken fewer steps.
-    is_complete = event.num_steps == planned.num_steps
-    was_stopped = event.num_steps < planned.num_steps and bool(state.overflowed)
+    least_steps = 1 if state.overflowed else planned.num_steps
+    has_planned_length = least_steps <= event.num_steps <= planned.num_steps
     has_planned_noise = event.noise_multiplier == planned.noise_multiplier
     has_planned_sampling = event.sampling_prob == planned.sampling_prob
-    if not (has_planned_noise and has_planned_sampling and (is_complete or was_stopped)):
+    if not (has_planned_noise and has_planned_sampling and has_planned_length):
         raise RuntimeError(f"the ledger says {event}, but the cost was computed for {planned}")

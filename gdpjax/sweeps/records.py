@@ -47,28 +47,15 @@ class ConfigFile(msgspec.Struct):
     config: dict[str, Any]
 
 
-class Epoch(msgspec.Struct):
-    """The public figures of an epoch that are read. Infinite epsilons are written as texts."""
+class Line(msgspec.Struct):
+    """The field that every line of a log has after the notice. Infinite epsilons are written as texts."""
 
     step: Whole
-    epoch: Whole
-    epsilon_lower: float | str | msgspec.UnsetType = msgspec.UNSET
-    epsilon_upper: float | str | msgspec.UnsetType = msgspec.UNSET
-    steps_per_second: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class Diagnostics(msgspec.Struct):
-    """The fields of a line of the private diagnostics that are read."""
-
-    step: Whole
-    batch_size: Whole | msgspec.UnsetType = msgspec.UNSET
-    num_not_finite: Whole | msgspec.UnsetType = msgspec.UNSET
-
-
-LINES: dict[str, type] = {METRICS: Epoch, DIAGNOSTICS: Diagnostics}
-"""The type of the lines of each log, after the notice."""
+OF_A_LINE = ("step", "epoch", "steps_per_second")
 OF_A_RESULT = ("privacy", "config", "test_data", "seeded", "hyperparameters", "fingerprint", "notice")
-NOT_SCORES = frozenset((*Epoch.__struct_fields__, *OF_A_RESULT))
+NOT_SCORES = frozenset((*OF_A_LINE, *OF_A_RESULT))
 """The fields that stand beside the scores in ``metrics.jsonl`` and ``result.json``, which a score may not replace."""
 
 
@@ -120,7 +107,7 @@ def refuse_differences(folder: Path, config: dict[str, Any]) -> None:
 
 def refuse_changes(folder: Path, saved: dict[str, Any], config: dict[str, Any]) -> None:
     """Raise UserError unless the saved configuration of what is in ``folder`` is ``config``."""
-    now = json.loads(json.dumps(_plain(config)))
+    now = json.loads(json.dumps(plain(config)))
     differences = []
     for name in sorted(saved | now):
         if saved.get(name) != now.get(name):
@@ -132,18 +119,9 @@ def refuse_changes(folder: Path, saved: dict[str, Any], config: dict[str, Any]) 
         )
 
 
-def _plain(value: Any) -> Any:
-    """Return a value for strict JSON: infinities and NaN become strings, which it has not."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return plain(value)
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write an indented JSON file atomically."""
-    write_atomically(path, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
 def make_folder(folder: Path, private: bool = False) -> None:
@@ -163,12 +141,12 @@ def start_log(folder: Path, name: str) -> None:
 def append(folder: Path, name: str, records: Iterable[dict[str, Any]]) -> None:
     """Append records to a JSONL file."""
     with (folder / name).open("a") as file:
-        file.writelines(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records)
+        file.writelines(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
 
 
 def rewind(folder: Path, name: str, step: int) -> list[dict[str, Any]]:
     """Drop the records after ``step``, and a line cut off by a crash; returns the others, without the notice."""
-    lines = read_lines(folder / name, LINES[name], header=1)
+    lines = read_lines(folder / name, Line, header=1)
     kept = [record for record in lines if record["step"] <= step]
     start_log(folder, name)
     append(folder, name, kept)

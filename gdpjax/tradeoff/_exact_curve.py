@@ -19,8 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gdpjax._core.checks import is_traced
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import FAILURE, Bounds, Floats, Numbers
+from gdpjax._core.types import FAILURE, Bounds, Floats, Numbers, pytree_dataclass
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._approximate_dp import ApproximateDP
 from gdpjax.tradeoff._certified_curve import CertifiedCurve

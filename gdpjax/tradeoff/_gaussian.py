@@ -5,8 +5,7 @@ from jax.scipy.special import ndtr, ndtri
 
 from gdpjax._core import gdp
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, check
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, Numbers
+from gdpjax._core.types import Array, Numbers, pytree_dataclass
 from gdpjax.tradeoff._abstract import Curve, from_positive
 
 

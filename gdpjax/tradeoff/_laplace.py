@@ -3,8 +3,7 @@
 import jax.numpy as jnp
 
 from gdpjax._core.checks import NONNEGATIVE, check
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, Numbers
+from gdpjax._core.types import Array, Numbers, pytree_dataclass
 from gdpjax.tradeoff._abstract import Curve, from_positive
 
 

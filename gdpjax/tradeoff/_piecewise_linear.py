@@ -13,8 +13,7 @@ from jaxtyping import Real
 
 from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import UNIT, check, is_traced
-from gdpjax._core.pytrees import pytree_dataclass
-from gdpjax._core.types import Array, Floats, Numbers
+from gdpjax._core.types import Array, Floats, Numbers, pytree_dataclass
 from gdpjax.tradeoff._abstract import Curve
 
 _ROUNDING = 1e-12

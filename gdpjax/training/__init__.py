@@ -6,13 +6,10 @@ from gdpjax._core.documents import convert_document as convert_document
 from gdpjax._core.documents import parse_document as parse_document
 from gdpjax._core.documents import read_document as read_document
 from gdpjax._core.documents import read_document_lines as read_document_lines
-from gdpjax.training._batches import batch_source
 from gdpjax.training._budget import Budget
-from gdpjax.training._choose_bands import choose_bands
-from gdpjax.training._choose_microbatch import choose_microbatch
+from gdpjax.training._choices import choose_bands, choose_microbatch
 from gdpjax.training._data import Data as Data
-from gdpjax.training._data import group_by_user
-from gdpjax.training._files import CheckpointError
+from gdpjax.training._data import batch_source, group_by_user
 from gdpjax.training._fingerprint import environment as environment
 from gdpjax.training._loop import Info as Info
 from gdpjax.training._loop import State as State
@@ -20,6 +17,7 @@ from gdpjax.training._loop import Training as Training
 from gdpjax.training._loop import private_training
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
+from gdpjax.training._processes import CheckpointError
 from gdpjax.training._run import Run as Run
 from gdpjax.training._run import has_run as has_run
 from gdpjax.training._run import num_steps_kept as num_steps_kept

@@ -40,18 +40,17 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from gdpjax._core import roots
 from gdpjax._core.arguments import check_number, check_relation, check_text
 from gdpjax._core.checks import OPEN_UNIT, POSITIVE
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.figures import rounded
 from gdpjax._core.files import FolderIsLocked, FolderLock, write_atomically
-from gdpjax._core.sentences import neighbours_differ
-from gdpjax._core.types import Bounds, NeighboringRelation
+from gdpjax._core.types import Bounds, NeighboringRelation, neighbours_differ
 from gdpjax.accounting import certified
 from gdpjax.ledger import AnyEvent, Ledger
 from gdpjax.mechanisms import GaussianMechanism, LaplaceMechanism
 from gdpjax.tradeoff import CertifiedCurve
-from gdpjax.training._least_noise import least_noise
 from gdpjax.training._plan import Plan
 
 FORMAT_VERSION = 1
@@ -59,6 +58,9 @@ _PATIENCE = 60.0
 """Seconds that a spend waits for other processes."""
 _HAIR = 1e-9
 """By so much, relative, the search stays below a target: more than the rounding of another machine."""
+
+LEAST, MOST = 1e-2, 1e6
+_NOISE = roots.Axis(MOST, LEAST)
 
 Mechanism = TypeVar("Mechanism", GaussianMechanism, LaplaceMechanism)
 
@@ -137,6 +139,26 @@ class Rest:
             return self.upper(mechanism_of(noise).event(neighboring_relation=self.neighboring_relation))
 
         return mechanism_of(least_noise(upper, self.target, self.name).holds)
+
+
+def least_noise(upper: Callable[[float], float], target: float, name: str) -> roots.Edge:
+    """Return the edge of "``upper`` of the noise multiplier is at most ``target``".
+
+    Args:
+      upper: an upper end that decreases in the noise multiplier.
+      target: above 0.
+      name: what the target is called in an error.
+
+    Raises:
+      ValueError: no noise meets the target, or the least one does.
+    """
+    if upper(MOST) > target:
+        raise ValueError(f"the target {name} cannot be met: even noise_multiplier = {MOST:g} exceeds it")
+    # From 1 on, so that the slow ends of the accountant's range are only visited if they must be.
+    edge = roots.find_edge(_NOISE, upper, target)
+    if edge.holds == LEAST:
+        raise ValueError(f"the target {name} asks for nothing: even noise_multiplier = {LEAST} meets it")
+    return edge
 
 
 def curve_of(events: tuple[AnyEvent, ...]) -> CertifiedCurve:
@@ -220,6 +242,7 @@ class Budget:
         )
         self._spent = Ledger()
         self._guard = threading.Lock()
+        self._process = os.getpid()
         self._path = None if path is None else Path(path).resolve()
         if self._path is not None:
             with self._locked():
@@ -327,15 +350,17 @@ class Budget:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Callable[[], bool]]:
         """Keep other threads, and processes if there is a file, from charging; yields whether that is still so."""
-        with self._guard:
-            if self._path is None:
+        if self._path is None:
+            if os.getpid() != self._process:
+                raise ValueError("a forked process has a copy of this budget; give it a file, Budget(..., path=...)")
+            with self._guard:
                 yield lambda: True
-                return
-            lock = _lock_of(self._path)
-            try:
-                yield lock.is_in_place
-            finally:
-                lock.close()
+            return
+        lock = _lock_of(self._path)
+        try:
+            yield lock.is_in_place
+        finally:
+            lock.close()
 
     def _read(self) -> Ledger:
         """Return what the file says was charged; ValueError if it is of another budget."""

@@ -3,11 +3,13 @@
 Orbax writes the arrays into a new folder; then an index, replaced in one step, names that folder and the checksum of
 each of its files. Files that are not in the index do not count, so a crash at any moment leaves the previous
 checkpoint. The folder holds the keys of sampling and noise: whoever has them can subtract the noise, hence its name.
+It has mode 0700, and its files 0600, whatever the umask says.
 
 With several processes the folder is shared: each writes its part of the arrays, the first writes the index.
 """
 
 import hashlib
+import json
 import os
 import shutil
 from itertools import zip_longest
@@ -19,10 +21,10 @@ import jax.numpy as jnp
 import msgspec
 
 from gdpjax._core.documents import DocumentError, convert_document, read_document
+from gdpjax._core.files import sync, write_atomically
 from gdpjax._core.trees import leaf_names
 from gdpjax._core.types import PyTree
-from gdpjax.training._files import CheckpointError, make_private_folder, sync_private_tree, write_json
-from gdpjax.training._processes import is_first_process, together
+from gdpjax.training._processes import CheckpointError, is_first_process, together
 
 FORMAT_VERSION = 3
 FOLDER = "checkpoints.NOT_FOR_RELEASE"
@@ -135,6 +137,23 @@ def _write_arrays(folder: Path, tree: PyTree) -> None:
         checkpointer.wait_until_finished()
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make ``folder``, or take what is there, so that only its owner can enter it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    sync(folder.parent)
+
+
+def _sync_private_tree(folder: Path) -> None:
+    """Make everything below ``folder`` private and durable, and ``folder`` itself in its parent."""
+    for path in folder.rglob("*"):
+        os.chmod(path, 0o700 if path.is_dir() else 0o600)
+        sync(path)
+    os.chmod(folder, 0o700)
+    sync(folder)
+    sync(folder.parent)
+
+
 def check_path(folder: Path) -> None:
     """Refuse a folder in which orbax writes arrays that it does not find again, or none at all.
 
@@ -190,7 +209,7 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
             _check_room(arrays.parent, tree)
 
     def finish() -> None:
-        sync_private_tree(arrays)
+        _sync_private_tree(arrays)
         if is_first_process():
             index = Index(
                 version=FORMAT_VERSION,
@@ -199,7 +218,8 @@ def save(folder: Path, tree: PyTree, about: dict[str, Any]) -> None:
                 sha256=_checksums(arrays),
                 **about,
             )
-            write_json(arrays.parent / INDEX, msgspec.to_builtins(index))
+            text = json.dumps(msgspec.to_builtins(index), indent=1, allow_nan=False)
+            write_atomically(arrays.parent / INDEX, text + "\n", 0o600)
 
             # From here on the other folders do not count.
             for other in arrays.parent.iterdir():

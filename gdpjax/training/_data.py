@@ -20,6 +20,7 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.keys import check_key
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
+from gdpjax.sampling import HostBatches
 from gdpjax.training._plan import Plan
 
 
@@ -124,29 +125,14 @@ def _check_fits(name: str, array: Any) -> None:
     if dtype == array.dtype or not np.size(array):
         return
     values = np.asarray(array)
-    parts = (np.real(values), np.imag(values)) if np.iscomplexobj(values) else (values,)
-    if all(_fits(part, np.real(np.zeros(0, dtype)).dtype) for part in parts):
-        return
-    raise ValueError(
-        f"{name} is {shown(array)} with numbers that {dtype} does not hold, the type that JAX gives it: scale or "
-        "renumber them and cast the array yourself, or switch on jax_enable_x64"
-    )
-
-
-def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
-    """Return whether a type holds all numbers but for rounding, those apart that are not finite already."""
-    # These two pass NaN over, and make no copy.
-    ends = (np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None))
-    if values.dtype.kind != "f":
-        limits = np.iinfo(dtype)
-        return limits.min <= int(ends[0]) and int(ends[1]) <= limits.max
-
-    def overflows(numbers: Any) -> Any:
-        with np.errstate(over="ignore"):
-            return np.isfinite(numbers) & np.isinf(np.asarray(numbers).astype(dtype))
-
-    # Behind an infinite end there may be any number.
-    return not np.any(overflows(values if np.isinf(ends).any() else ends))
+    with np.errstate(over="ignore"):
+        cast = values.astype(dtype)
+    is_lost = np.isfinite(values) & ~np.isfinite(cast) if np.issubdtype(dtype, np.inexact) else cast != values
+    if np.any(is_lost):
+        raise ValueError(
+            f"{name} is {shown(array)} with numbers that {dtype} does not hold, the type that JAX gives it: scale or "
+            "renumber them and cast the array yourself, or switch on jax_enable_x64"
+        )
 
 
 def check_data(data: Any) -> int:
@@ -172,6 +158,42 @@ def check_count(plan: Plan, count: int) -> None:
             f"under {plan.neighboring_relation.name} the number of {plan.unit}s is public and equal to the plan's "
             f"max_examples = {plan.max_examples}, but the data have {count}; make the plan for that number"
         )
+
+
+def batch_source(plan: Plan, state: Any, num_examples: int) -> HostBatches:
+    """Return the batches of a run by step, for a loader that feeds ``training.step_on``.
+
+    Random access (``len(source)``, ``source[t]``), picklable: what grain.MapDataset.source and torch's samplers take.
+    Begin at step ``state.num_steps_done``, and use every step once, in order.
+
+    Args:
+      plan: the run's plan.
+      state: any state of the run, for its sampling key.
+      num_examples: number of real examples, at most the plan's maximum.
+
+    Returns:
+      ``source[t]`` is ``(indices, is_padding)``, int32 and bool ``[plan.capacity]``: row numbers, and which to ignore.
+      ``source.take(t, x, y)`` returns these rows of the arguments, and the mask.
+      A batch above the capacity raises `gdpjax.sampling.BatchOverflowError`; its probability is in the Event.
+
+    Raises:
+      ValueError: a number of examples that the plan does not cover.
+
+    >>> import jax, numpy as np, optax
+    >>> from gdpjax.training import make_plan, private_training
+    >>> plan = make_plan(clip=1.0, max_examples=100, expected_batch_size=10, num_steps=3, delta=1e-5,
+    ...                  noise_multiplier=2.0)
+    >>> training = private_training(plan, lambda w, x, y: (w @ x - y) ** 2, optax.sgd(0.1))
+    >>> state, x, y = training.init(np.zeros(2, np.float32), jax.random.key(0)), np.ones((90, 2)), np.zeros(90)
+    >>> source = batch_source(plan, state, 90)
+    >>> for t in range(int(state.num_steps_done), len(source)):
+    ...     *rows, is_padding = source.take(t, x, y)
+    ...     state, _ = training.step_on(state, *rows, is_padding=is_padding)
+    >>> int(state.num_steps_done)
+    3
+    """
+    check_count(plan, num_examples)
+    return plan.batches.on_host(state.sampling_key, num_valid=num_examples)
 
 
 def group_by_user(

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdpjax._core import VERSION
 from gdpjax._core.types import PyTree
-from gdpjax._core.version import VERSION
 from gdpjax.training._processes import whole
 
 _PACKAGES = ("jax", "jaxlib", "optax", "numpy")

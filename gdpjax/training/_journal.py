@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import msgspec
 
 from gdpjax._core.documents import DocumentError, parse_document, read_bytes
-from gdpjax.training._files import CheckpointError, append_line
-from gdpjax.training._processes import is_first_process
+from gdpjax._core.files import sync, write_all
+from gdpjax.training._processes import CheckpointError, is_first_process
 
 JOURNAL = "journal.jsonl"
 
@@ -87,7 +87,7 @@ class Journal:
         content["sha256"] = _checksum(before, content)
         if is_first_process():
             line = json.dumps(content)
-            self._size = append_line(self.path, line, self._size)
+            self._size = _append_line(self.path, line, self._size)
         self.chunks.append(Chunk(**content))
 
     def read(self, max_steps: int) -> None:
@@ -130,3 +130,31 @@ class Journal:
         if chunk.sha256 != _checksum(before, content):
             raise DocumentError(source, "the checksum is not that of this line after the one before", "sha256")
         self.chunks.append(chunk)
+
+
+def _append_line(path: Path, line: str, expected_size: int) -> int:
+    """Append one line to a private file, on disk before this returns the new size.
+
+    Raises:
+      CheckpointError: the file is not ``expected_size`` bytes long, so somebody else has written it.
+      OSError: the disk refuses; the file is as it was.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != expected_size:
+            raise CheckpointError(
+                f"{path} has {size} bytes where this run left {expected_size}: another process has gone on with the "
+                "run, or the file was changed. Nothing was run; end the other process, then call resume_run"
+            )
+        try:
+            written = write_all(descriptor, line.encode() + b"\n")
+            os.fsync(descriptor)
+            sync(path.parent)
+        except OSError:
+            # A part of a line would spoil the next one.
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+    return size + written

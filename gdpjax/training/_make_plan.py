@@ -17,8 +17,7 @@ from gdpjax._core.figures import rounded
 from gdpjax._core.types import NeighboringRelation
 from gdpjax.correlated import AbstractNoiseStrategy
 from gdpjax.sampling import AbstractBatches, Poisson, padded_capacity
-from gdpjax.training._budget import Rest
-from gdpjax.training._least_noise import MOST, least_noise
+from gdpjax.training._budget import MOST, Rest, least_noise
 from gdpjax.training._plan import FAILURE, Plan
 from gdpjax.transforms import INDEPENDENT, IndependentGaussian
 

@@ -48,8 +48,7 @@ from gdpjax.correlated import AbstractNoiseStrategy
 from gdpjax.ledger import StepEvent
 from gdpjax.sampling import AbstractBatches
 from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
-from gdpjax.training._json import plan_from_json, plan_to_json
-from gdpjax.training._statement import caution_on_delta, on_steps_made, statement_of
+from gdpjax.training._statement import caution_on_delta, on_steps_made, plan_from_json, plan_to_json, statement_of
 from gdpjax.transforms import INDEPENDENT, IndependentGaussian, Release, release_of
 
 LARGEST_NOISE = 9.1

@@ -13,7 +13,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array, PyTree
-from gdpjax.training._files import CheckpointError
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read. What was computed is still in memory, what was spent is on record."""
 
 
 def is_first_process() -> bool:

@@ -35,16 +35,15 @@ from gdpjax._core.trees import nodes_of
 from gdpjax._core.types import PyTree
 from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
-from gdpjax.training._checkpoint import Index
+from gdpjax.training._checkpoint import Index, make_private_folder
 from gdpjax.training._data import Data, check_data
-from gdpjax.training._files import PUBLIC_FILE, CheckpointError, make_private_folder
 from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, state_digest
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
-from gdpjax.training._json import plan_to_dict
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, own_copy
 from gdpjax.training._plan import Plan
 from gdpjax.training._processes import (
+    CheckpointError,
     beside,
     described_by_all,
     is_first_process,
@@ -52,6 +51,7 @@ from gdpjax.training._processes import (
     parameters_for_all,
     together,
 )
+from gdpjax.training._statement import plan_to_dict
 from gdpjax.transforms import PrivatizeState
 
 PLAN = "plan.json"
@@ -581,7 +581,7 @@ def start_run(
 
     def write_plan() -> None:
         if is_first_process():
-            write_atomically(folder / PLAN, training.plan.to_json(), PUBLIC_FILE)
+            write_atomically(folder / PLAN, training.plan.to_json())
 
     with _disk(folder, "begin a run"):
         together(write_plan)

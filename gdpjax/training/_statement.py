@@ -1,22 +1,34 @@
-"""The privacy statement of a plan, in the sentences that belong in a paper.
+"""A plan in writing: its privacy statement, in the sentences that belong in a paper, and its JSON text.
 
 What a reader needs to judge or repeat it: mechanism, clipping, sampling, neighbouring relation, what is public, the
 unit of privacy, delta and what is in it, the certified figures and who computed them, the noise generator, what was
 tuned and what was released. The guarantee is for the planned maximum of steps, also if the run stops before: a run that
 may stop when its privacy loss is large exceeds the epsilon of the steps that it made more often than delta allows. The
 statement of such a run gives that epsilon beside the guarantee, with the condition under which it holds.
+
+Beside the fields the JSON text has what follows from them, so that other programs can read it. It is compared when read
+back: a file whose sampling probability was edited without the batch size is refused, with both numbers.
 """
 
+import dataclasses
+import json
 from typing import Any
 
 from gdpjax._core.checks import is_traced
+from gdpjax._core.documents import convert_document, parse_document
 from gdpjax._core.figures import rounded
-from gdpjax._core.sentences import neighbours_differ
-from gdpjax._core.types import NeighboringRelation
-from gdpjax.correlated import BandedInverse, BandedToeplitz, BufferedToeplitz, Dense, SingleParticipation
+from gdpjax._core.types import NeighboringRelation, neighbours_differ
+from gdpjax.clipping import AbstractClipRule
+from gdpjax.correlated import STRATEGIES, SingleParticipation, from_document, to_document
+from gdpjax.sampling import AbstractBatches
+from gdpjax.transforms import INDEPENDENT
 
-_STRATEGIES_OF_THE_PACKAGE = (BandedInverse, BandedToeplitz, BufferedToeplitz, Dense)
-"""The strategies that have a JSON form."""
+_INDEPENDENT = {"type": "IndependentGaussian"}
+
+FORMAT_VERSION = 2
+"""Version of the JSON form; another one is refused."""
+FOLLOWS = ("sampling_prob", "overflow")
+"""Properties of a plan that are written and checked."""
 
 
 def _mechanism(plan: Any) -> str:
@@ -49,7 +61,7 @@ def _correlation(plan: Any) -> str:
         factor = f"{float(plan.release.sensitivity):.6g}, the sensitivity"
 
     coefficients = ""
-    if type(strategy) in _STRATEGIES_OF_THE_PACKAGE:
+    if type(strategy) in STRATEGIES:
         coefficients = "; its coefficients are in the plan's JSON"
     return (
         " The noise is correlated over the steps: that of step t is row t of C^-1 applied to independent draws of that "
@@ -163,3 +175,59 @@ def with_scale(statement: str) -> str:
         "that are computed from the noisy means of earlier steps alone, and the noisy mean is divided by them "
         f"(scale-then-privatize); clip norm and noise are those of the scaled gradients.\n{rest}"
     )
+
+
+def plan_to_dict(plan: Any) -> dict[str, Any]:
+    """Return the fields, and what follows from them, as JSON values."""
+    names = [field.name for field in dataclasses.fields(plan)]
+    fields = {name: getattr(plan, name) for name in names}
+
+    # The fields that are objects.
+    fields["batches"] = plan.batches.to_dict()
+    fields["clip"] = plan.clip.to_dict()
+    fields["noise"] = _INDEPENDENT if plan.release.strategy is None else to_document(plan.noise)
+    fields["neighboring_relation"] = plan.neighboring_relation.value
+    following = {name: getattr(plan, name) for name in FOLLOWS}
+    return fields | following
+
+
+def plan_to_json(plan: Any) -> str:
+    """Return the JSON text of a plan; see `Plan.to_json`."""
+    document = {"gdpjax_plan": FORMAT_VERSION, **plan_to_dict(plan)}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def plan_from_json(cls: Any, text: str) -> Any:
+    """Return the plan of a JSON text; see `Plan.from_json`."""
+    data = parse_document(text, dict[str, Any], "the JSON text of a Plan")
+    if data.pop("gdpjax_plan", None) != FORMAT_VERSION:
+        raise ValueError(
+            f"expected the JSON text of a Plan of version {FORMAT_VERSION}, made by Plan.to_json: read it with the "
+            "gdpjax that wrote it, or make the plan anew with gdpjax.make_plan"
+        )
+
+    # The fields, and what the text says follows from them.
+    stated = {name: data.pop(name, None) for name in FOLLOWS}
+    names = {field.name for field in dataclasses.fields(cls)}
+    if data.keys() != names:
+        raise ValueError(f"a Plan's fields are {sorted(names)}; missing or unknown: {sorted(names ^ data.keys())}")
+
+    try:
+        rule = convert_document(data["clip"], dict[str, Any], "field clip")
+        data["clip"] = AbstractClipRule.from_dict(rule)
+        batches = convert_document(data["batches"], dict[str, Any], "field batches")
+        data["batches"] = AbstractBatches.from_dict(batches)
+        data["noise"] = INDEPENDENT if data["noise"] == _INDEPENDENT else from_document(data["noise"])
+        data["neighboring_relation"] = NeighboringRelation(data["neighboring_relation"])
+        plan = cls(**data)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the JSON text of a Plan is damaged: {error}") from error
+
+    for name, value in stated.items():
+        following = getattr(plan, name)
+        if value != following:
+            raise ValueError(
+                f"the pieces of this plan disagree: {name} is {value!r} in the text, but its other fields give "
+                f"{following!r}"
+            )
+    return plan

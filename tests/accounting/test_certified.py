@@ -26,8 +26,11 @@ def test_equal_phases_agree_with_one_event():
 
 
 def test_different_phases_lie_between_their_extremes():
-    mixed = Ledger([Event(1.0, 0.01, 300), Event(2.0, 0.02, 700)])
-    bounds = epsilon_bounds(mixed, delta=np.array([1e-6, 1e-4]))
+    phases = [Event(1.0, 0.01, 300), Event(2.0, 0.02, 700), Event(7.0, 0.0, 50)]
+    bounds, reversed_bounds = (
+        epsilon_bounds(Ledger(run), delta=np.array([1e-6, 1e-4])) for run in (phases, phases[::-1])
+    )
+    np.testing.assert_allclose(bounds, reversed_bounds, rtol=1e-9)
     assert bounds.lower.shape == (2,)
     alone = epsilon_bounds(1.0, 0.01, 300, np.array([1e-6, 1e-4])).lower
     assert (bounds.lower > alone).all()

@@ -68,6 +68,7 @@ def test_a_run_that_releases_nothing():
     """Nobody is ever sampled: no attack is better than guessing."""
     for run in ((1.0, 0.0, 10), (Event(0.0, 0.0, 3),), (Ledger([]),)):
         curve = certified(*run)
+        assert curve.epsilon(1e-5) == curve.delta(0.0) == (0, 0)
         assert tuple(curve.advantage()) == (0, 0)
         assert tuple(curve.tpr(0.25)) == (0.25, 0.25)
         assert curve.bayes_success(0.3).upper == pytest.approx(0.7)

@@ -37,10 +37,6 @@ def test_delta_and_curve_are_those_of_being_in_a_batch():
     assert mu_bounds(0.0, 0.1, 3, 1e-10).lower == np.inf
 
 
-def test_no_batch_no_loss():
-    assert tuple(epsilon_bounds(Event(0.0, 0.0, 3), delta=1e-5)) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize("accountant", ["numeric", "rdp", "clt"])
 def test_an_infinite_target_asks_for_no_noise(accountant):
     given = dict(delta=1e-5, sampling_prob=[0.1, 0.2], num_steps=10, accountant=accountant)

@@ -22,7 +22,7 @@ TINY: dict[str, dict[str, Any]] = {
     "clipping_cpu": dict(
         preset="cpu-tiny",
         repetitions=1,
-        models=("mlp", "cnn", "transformer"),
+        cases=("mlp", "cnn", "transformer"),
         contenders=("no privacy", "gdpjax auto", "gdpjax ghost", "gdpjax microbatch", "plain vmap"),
     ),
     "training_cpu": dict(
@@ -53,7 +53,7 @@ def benchmark_of(name: str) -> harness.Benchmark:
 @functools.cache
 def tiny(name: str) -> dict[str, Any]:
     benchmark = benchmark_of(name)
-    result = harness.run(benchmark, benchmark.settings(**TINY[name]))
+    result = harness.run(benchmark, benchmark.settings._replace(**TINY[name]))
     return json.loads(json.dumps(result, allow_nan=False)) | {"command": "pytest", "memory_kept": False}
 
 
@@ -102,7 +102,7 @@ def test_the_brackets_of_random_allocation_meet():
 
 @pytest.mark.slow
 def test_everybody_s_clipped_sum_is_the_same():
-    for measured in tiny("clipping_cpu")["models"].values():
+    for measured in tiny("clipping_cpu")["cases"].values():
         # The slack for rounding shortens our gradients, here by about 2^-13; a wrong clip is far more off.
         for name in ("gdpjax auto", "gdpjax microbatch"):
             assert measured["contenders"][name]["relative_error"] < 1e-3
@@ -181,4 +181,4 @@ def test_parts_of_a_run_are_merged_in_the_preset_s_order():
 )
 def test_what_is_not_there_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        harness.run(LANGUAGE, LANGUAGE.settings(**{"preset": "smallest", **settings}))
+        harness.run(LANGUAGE, LANGUAGE.settings._replace(**{"preset": "smallest", **settings}))

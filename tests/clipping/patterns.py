@@ -92,6 +92,14 @@ def concatenated_kernels():
 
 
 @pattern
+def a_kernel_beside_itself():
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(x @ jnp.concatenate([p["w"], p["w"]], axis=1)) * jnp.arange(8.0))
+
+    return loss, {"w": normal(1, 3, 4)}, (batch(3),)
+
+
+@pattern
 def reshaped_and_transposed():
     params = {"w": normal(1, 2, 3, 4)}
 
@@ -197,6 +205,21 @@ def tied_embedding():
         return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), t[:, None], axis=1))
 
     return loss, params, (tokens(6, 7),)
+
+
+@pattern
+def tables_of_a_stack():
+    """Each layer of a scan looks rows up in a table of its own."""
+    params = {"e": normal(1, 2, 7, 3), "w": normal(2, 3)}
+
+    def loss(p, t):
+        def layer(h, table):
+            return jnp.tanh(h + table[t].sum(0)), None
+
+        h, _ = lax.scan(layer, p["w"] * 0, p["e"])
+        return h @ p["w"]
+
+    return loss, params, (tokens(4, 7),)
 
 
 @pattern

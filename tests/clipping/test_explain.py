@@ -26,7 +26,7 @@ EXPECTED = {
     "dense_layers": {"a": "outer product", "b": "formed", "c": "outer product"},
     "embedding": {"e": "table rows", "w": "outer product"},
     "embedding_of_one": {"user": "table rows", "item": "table rows"},
-    "concatenated_kernels": {"i": "outer product", "f": "outer product", "b": "formed"},
+    "concatenated_kernels": {"i": "formed", "f": "formed", "b": "formed"},
     "merged_lora_transposed": {"a": "formed", "b": "formed", "w": "formed"},
     "branch_on_data": {"a": "formed", "c": "outer product"},
     "weight_norm_by_column": {"w": "formed", "b": "formed", "c": "outer product", "g": "formed"},

@@ -10,22 +10,22 @@ import pytest
 
 import gdpjax
 from gdpjax.clipping import AbstractPrimitive, Full, Outer, register_primitive
-from gdpjax.clipping._tracing.primitives import _registry
+from gdpjax.clipping._tracing import primitives
 
 
 @pytest.fixture(autouse=True)
 def _defaults():
     """The documentation registers primitives too, in this process maybe."""
-    with mock.patch.dict(_registry._FAMILIES):
-        _registry._FAMILIES.pop("cumsum", None)
+    with mock.patch.dict(primitives._FAMILIES):
+        primitives._FAMILIES.pop("cumsum", None)
         yield
 
 
 @contextlib.contextmanager
 def registered(name, family, *, replace=False):
     """Register a primitive inside a ``with`` statement, and restore the earlier family at its end."""
-    added = mock.patch.object(_registry, "_ADDED", set(_registry._ADDED))
-    with mock.patch.dict(_registry._FAMILIES), added:
+    added = mock.patch.object(primitives, "_ADDED", set(primitives._ADDED))
+    with mock.patch.dict(primitives._FAMILIES), added:
         register_primitive(name, family, replace=replace)
         yield
 
@@ -39,7 +39,8 @@ class CumulativeSum(AbstractPrimitive):
     def pull_back(self, factor, eqn, operand):
         if not isinstance(factor, Outer) or eqn.params["axis"] != 0:
             return super().pull_back(factor, eqn, operand)
-        return factor.along(0, lambda x, place: jnp.flip(jnp.cumsum(jnp.flip(x, place), place), place))
+        left = jnp.flip(jnp.cumsum(jnp.flip(factor.left, axis=1), axis=1), axis=1)
+        return Outer(left, factor.right, factor.axes)
 
 
 class Sine(AbstractPrimitive):

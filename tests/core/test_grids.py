@@ -2,7 +2,7 @@
 
 import pytest
 
-from gdpjax._core.grids import values_of
+from gdpjax._core.figures import values_of
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,9 @@ ROW = "39, State-gov, 77516, {}, 13, Never-married, Adm-clerical, Not-in-family,
 
 def test_every_figure_is_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GDPJAX_DATA", raising=False)
-    assert cli.main(["fdp-figures", "--output", str(tmp_path)]) == 0
+    assert cli.main(["figures", "--output", str(tmp_path)]) == 0
     assert "synthetic people" in capsys.readouterr().out
-    assert len(list(tmp_path.glob("*.svg"))) == 6
-
-
-def test_the_figure_of_correlated_noise_is_drawn(tmp_path):
-    assert cli.main(["correlated-figure", "--output", str(tmp_path)]) == 0
-    assert (tmp_path / "correlated_noise.png").stat().st_size > 10_000
+    assert len(list(tmp_path.glob("*.svg"))) == 7
 
 
 def test_adult_is_read(tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_the_rows_are_those_that_were_drawn(n, capacity):
     @jax.jit
     @jax.vmap
     def positions(drawn):
-        return [sampling._padding.first_positions(drawn, size) for size in sizes]
+        return [sampling._batch.first_positions(drawn, size) for size in sizes]
 
     for size, all_places in zip(sizes, positions(drawn), strict=True):
         for is_drawn, places in zip(drawn, all_places, strict=True):

@@ -2,7 +2,7 @@
 
 ``on_ray.py two-nodes FOLDER``: a cluster of two nodes and a sweep, in the middle of which one node is removed.
 ``on_ray.py cluster``: a cluster of one node, until standard input ends.
-``on_ray.py begin FOLDER ADDRESS WIDTH`` and ``resume``: a sweep on it, to be killed; of 1,000 trials if WIDTH is 32.
+``on_ray.py begin FOLDER ADDRESS WIDTH`` and ``resume``: a sweep on it, to be killed.
 """
 
 import functools
@@ -18,11 +18,11 @@ from rich.console import Console
 
 from experiments import data
 from gdpjax.sweeps import _ray, _sweep
-from tests.sweeps.sweeps import SEVERAL, THOUSAND, on, small
+from tests.sweeps.sweeps import SEVERAL, on, small
 
 
-def sweep(folder, resume, backend_for, text=SEVERAL):
-    spec = on(small(data.load("digits")), text)
+def sweep(folder, resume, backend_for):
+    spec = on(small(data.load("digits")), SEVERAL)
     _sweep.sweep_in(folder, spec, resume, backend_for, Console(quiet=True))
 
 
@@ -41,13 +41,7 @@ def driver(folder, address, width, resume):
             print("chunk", len(rows), flush=True)
 
     _sweep.SweepProgress = Talking
-    text = THOUSAND if width == "32" else SEVERAL
-    sweep(
-        Path(folder),
-        resume,
-        lambda task, examples, _: _ray.RayBackend(task, examples, int(width), 10**9, address),
-        text,
-    )
+    sweep(Path(folder), resume, lambda task, examples, _: _ray.RayBackend(task, examples, int(width), 10**9, address))
 
 
 def two_nodes(folder):

@@ -25,14 +25,6 @@ batch_size = 8
 epochs = 1
 """
 SEVERAL = SMALL + "learning_rate = [0.25, 0.5]\nl2_clip_norm = [0.5, 1.0]\nnoise_multiplier = [2.0, 4.0]\nseeds = [3]\n"
-THOUSAND = (
-    SMALL
-    + """learning_rate = { min = 0.1, max = 1.0, count = 50, log = true }
-l2_clip_norm = { min = 0.5, max = 2.0, count = 20 }
-noise_multiplier = 4.0
-seeds = [3]
-"""
-)
 
 
 def small(full):

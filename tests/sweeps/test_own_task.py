@@ -1,11 +1,8 @@
 """A user's own data, model and optimizer are one program, with their own hyperparameters and scores."""
 
+import contextlib
 import dataclasses
-import json
 import re
-import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import optax
 import pytest
 
 import gdpjax.sweeps as sweeps
-from gdpjax.sweeps import Blueprint, Model, Task, UserError, _sweep, _trials, as_spec, load_examples, plan_of
+from gdpjax.sweeps import Blueprint, Model, Task, UserError, _sweep, _trials, _worker, as_spec, load_examples, plan_of
 from tests.sweeps import own_task
 
 TASK = Task(own_task.load, own_task.build, own_task.optimizer)
@@ -32,9 +29,18 @@ def spec_with(**changes):
     return SPEC | {"hyperparameters": NUMBERS | changes}
 
 
-def programs_of(folder):
-    """The programs that were compiled for a sweep."""
-    return [json.loads(line) for line in (folder / "programs.jsonl").read_text().splitlines()]
+@contextlib.contextmanager
+def programs_noted():
+    """Note the whole hyperparameters of every program that sweeps ask for."""
+    constants, make = [], _worker.make_program
+
+    def noted(blueprint, *arguments, **limits):
+        constants.append(blueprint.constants)
+        return make(blueprint, *arguments, **limits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_worker, "make_program", noted)
+        yield constants
 
 
 def blueprint_of(task, **changes):
@@ -53,17 +59,17 @@ def searched(shared_programs, tmp_path_factory):
         momentum=[0.0, 0.5],
         seeds=[7],
     )
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, programs_noted() as programs:
         patch.setattr(_sweep, "num_slots", lambda: 1)
-        return sweeps.run_sweep(TASK, spec, tmp_path_factory.mktemp("own") / "sweep", width=4)
+        result = sweeps.run_sweep(TASK, spec, tmp_path_factory.mktemp("own") / "sweep", width=4)
+    assert len(programs) == 1
+    return result
 
 
 def test_every_hyperparameter_is_an_argument_of_one_program(searched):
     """Sixteen settings of five real hyperparameters share one program, and each of them changes the score."""
     assert len(searched.rows) == 16
     assert [row["error"] for row in searched.rows] == [None] * 16
-    (program,) = programs_of(searched.folder)
-    assert program["num_compiled"] == 1
     assert len({row["rmse"] for row in searched.rows}) == 16, "each of them matters"
     penalised = [row["size"] for row in searched.rows if row["penalty"] == 10.0]
     free = [row["size"] for row in searched.rows if row["penalty"] == 0.0]
@@ -100,15 +106,13 @@ def test_the_best_is_the_smallest_where_the_spec_says_so(searched):
 
 def test_a_whole_hyperparameter_has_a_program_for_each_value(tmp_path):
     """A hyperparameter that is a whole number is a constant of its program, so one_program refuses several."""
-    result = sweeps.run_sweep(TASK, spec_with(width=[1, 2], penalty=[0.0, 0.1]), tmp_path / "sweep")
-    programs = programs_of(result.folder)
-    assert [program["constants"] for program in programs] == [{"width": 1}, {"width": 2}]
+    with programs_noted() as programs:
+        result = sweeps.run_sweep(TASK, spec_with(width=[1, 2], penalty=[0.0, 0.1]), tmp_path / "sweep")
+    assert programs == [{"width": 1}, {"width": 2}]
     assert len({row["rmse"] for row in result.rows}) == 4
 
-    # The user's own width is a column of that name; how many trials are side by side is a figure of the programs.
-    page = result.report.read_text()
-    assert "<th>width</th>" in page
-    assert page.count("<th>trials side by side</th>") == 1
+    # The user's own width is a column of that name.
+    assert "<th>width</th>" in result.report.read_text()
     with pytest.raises(UserError, match="one_program = true promises one compiled program, but each value of width"):
         sweeps.run_sweep(TASK, spec_with(width=[1, 2]) | {"one_program": True}, tmp_path / "other")
 
@@ -152,7 +156,8 @@ def unusual(shared_programs, tmp_path_factory):
 
     task = Task(own_task.load, build, optimizer)
     assert "num_steps" not in task.hyperparameters
-    spec = spec_with(learning_rate=[0.1, 0.2], penalty=[0.0, 1.0]) | {"hold_out": 0.25, "score": "rmse"}
+    spec = spec_with(learning_rate=[0.1, 0.2], penalty=[0.0, 1.0])
+    spec |= {"hold_out": 0.25, "score": "rmse", "unit": "patient"}
     return sweeps.run_sweep(task, spec, tmp_path_factory.mktemp("unusual") / "sweep")
 
 
@@ -168,6 +173,7 @@ def test_hold_out_scores_on_training_data_that_nothing_is_trained_on(unusual):
     assert row["sampling_prob"] == pytest.approx(8 / 48), "the plan is for what is trained on"
     page = re.sub(r"\s+", " ", unusual.report.read_text())
     assert "held out; they are private" in page
+    assert "differ by replacing one patient by a null one" in page
     assert unusual.folder.stat().st_mode & 0o077 == 0, "for the owner alone"
     assert "Scores are private" in unusual.best_in_words()
     assert "neither number covers publishing a score, or choosing by one" in page
@@ -192,9 +198,10 @@ def test_a_score_that_is_not_a_number_is_a_failure_of_its_trial(unusual):
 
 
 def test_how_numbers_were_chosen_is_in_the_statement(tmp_path):
-    """A spec says it for the statement of the training."""
-    result = sweeps.train(TASK, spec_with() | {"tuned": "on public data"}, tmp_path / "run")
+    """A spec says it for the statement of the training, as it says what one row is."""
+    result = sweeps.train(TASK, spec_with() | {"tuned": "on public data", "unit": "patient"}, tmp_path / "run")
     assert "Tuned: on public data." in result.plan.statement()
+    assert "replacing one patient by a null one" in result.plan.statement()
 
 
 def test_build_sees_no_values():
@@ -255,6 +262,7 @@ def stepping_with(update):
 REFUSED = {
     "scores must return numbers by name": with_model(scores=lambda params, x, y: jnp.mean(y)),
     "a score needs a name of its own": with_model(scores=lambda params, x, y: {"epsilon_upper": y.mean()}),
+    "got 'privacy'": with_model(scores=lambda params, x, y: {"privacy": y.mean()}),
     "must return a scalar for ONE example": with_model(loss=lambda params, x, y: params @ x),
     "a training failed: ZeroDivisionError": with_model(loss=lambda params, x, y: 1 / 0),
     "no two arrays of the parameters can be called a/b/w": with_model(
@@ -286,14 +294,6 @@ def test_what_a_training_would_refuse_is_refused_before_a_folder_is_made(message
     with pytest.raises(UserError, match=re.escape(message.strip(", "))):
         sweeps.run_sweep(REFUSED[message], SPEC, tmp_path / "sweep")
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["steps_per_second", "privacy"])
-def test_a_score_named_like_a_field_of_the_records_is_refused(name):
-    """A score would take the place of the field, and a resumed run would call its own record damaged."""
-    task = with_model(scores=lambda params, x, y: {name: jnp.mean(y)})
-    with pytest.raises(UserError, match="a score needs a name of its own"):
-        _trials.check_task(blueprint_of(task))
 
 
 def test_wrong_loaders_are_refused():
@@ -424,47 +424,6 @@ def test_a_trial_with_other_settings_has_other_noise():
     for changes in ({"noise_multiplier": 3.0}, {"l2_clip_norm": 2.0}, {"epochs": 2}, {"penalty": 0.5}):
         other = key_data_of(**changes)
         assert all(a != b for a, b in zip(other, base, strict=True)), changes
-
-
-KILLED = """
-import sys, time
-sys.path.insert(0, {root!r})
-from gdpjax.sweeps import _sweep
-import gdpjax.sweeps as sweeps
-from tests.sweeps.test_own_task import TASK, spec_with
-
-class Talking(_sweep.SweepProgress):
-    begun = 0
-    def on_steps(self, done, total):
-        self.begun += done == 1
-        if self.begun == 2:
-            print("second", flush=True)
-            time.sleep(600)
-
-_sweep.SweepProgress, _sweep.num_slots = Talking, lambda: 1
-sweeps.run_sweep(TASK, spec_with(penalty=[0.0, 0.1, 0.2, 0.3]), sys.argv[1], width=2)
-"""
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_is_the_same_sweep(tmp_path):
-    """The kept key makes the trials that were cut short the same runs with the same noise, without a seed."""
-    folder, spec = tmp_path / "killed", spec_with(penalty=[0.0, 0.1, 0.2, 0.3])
-    script = KILLED.format(root=str(Path(__file__).parents[2]))
-    command = ["-c", script, str(folder)]
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "second\n"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    whole = tmp_path / "whole"
-    shutil.copytree(folder, whole)
-    shutil.rmtree(whole / "parts", ignore_errors=True)
-    results = [sweeps.run_sweep(TASK, spec, path, resume=True, width=2) for path in (folder, whole)]
-    timeless = [[row | {"seconds": 0} for row in result.rows] for result in results]
-    assert timeless[0] == timeless[1], "whatever was done before the kill, by the same keys"
-    keys = "keys.NOT_FOR_RELEASE.json"
-    assert (folder / keys).read_bytes() == (whole / keys).read_bytes()
-    assert (folder / keys).stat().st_mode & 0o077 == 0
 
 
 def test_unlabelled_data(tmp_path):

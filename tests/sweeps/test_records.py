@@ -24,7 +24,6 @@ KINDS = (
     ResultFile,
     _folder.Secret,
     _folder.Described,
-    _folder.CompiledProgram,
     recipes.Recipes,
     reproduced.RecordedExperiment,
 )

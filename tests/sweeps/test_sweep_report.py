@@ -11,7 +11,7 @@ from rich.console import Console
 from gdpjax import accounting
 from gdpjax.plotting import style
 from gdpjax.sweeps import _folder, _report, _results, _sweep, list_trials, report_sweep
-from tests.drawings import assert_nothing_is_cut
+from tests.drawings import assert_nothing_is_cut, numbers_of
 from tests.sweeps.sweeps import SMALL, examples_of, spec_of
 
 GRID = f"""{SMALL}
@@ -63,7 +63,6 @@ def large(tmp_path_factory, small_digits):
     """Return the folder of 1,000 made-up trials in parts of 16, with one part twice."""
     folder = tmp_path_factory.mktemp("large")
     trials, layout = begin(folder, GRID, small_digits)
-    _folder.record_program(folder, {"num_steps": 8, "batch_size": 8, "width": 16, "num_compiled": 1})
     rows = [made_up(trial, layout) for trial in trials]
     for first in range(0, len(rows), 16):
         _folder.write_part(folder, rows[first : first + 16], layout)
@@ -120,7 +119,7 @@ def test_a_thousand_trials(large):
     for link in parser.links:
         assert link.startswith("data:")
     assert "http" not in text
-    assert parser.num_images == 2
+    assert parser.num_images == 1
     assert parser.num_rows > 1010
 
     # Errors are escaped, and what choosing costs is said.
@@ -130,7 +129,6 @@ def test_a_thousand_trials(large):
     assert "evaluation data are taken as public" in text
     assert "<!--" not in text.removeprefix("<!doctype html>")
     assert (page.parent / _report.PARETO).stat().st_size > 10_000
-    assert (page.parent / _report.VARIED).stat().st_size > 10_000
 
 
 LAYOUT = _results.Layout(
@@ -160,25 +158,29 @@ def rows_of(*figures):
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """Return the figures that are saved, in order, in place of files."""
+def draw(monkeypatch):
+    """Return a function that draws some rows, and returns the figure that would be saved."""
     figures = []
     monkeypatch.setattr(style, "save_figure", lambda figure, path: figures.append(figure))
-    return figures
+
+    def figure_of(rows, layout):
+        front = _results.pareto_front(_results.configurations(rows, layout), layout)
+        _report.save_pareto(rows, front, layout, _report.PARETO)
+        return figures.pop()
+
+    return figure_of
 
 
-def test_bad_trials_are_outside_the_axes_and_told_in_words(drawn, tmp_path):
+def test_bad_trials_are_outside_the_axes_and_told_in_words(draw):
     """A few bad trials do not flatten the rest: triangles on the edge are at their epsilons, and the legend counts."""
     good = [(0.1 * n, epsilon, 0.9 + 0.003 * n) for epsilon in (0.5, 1.0, 2.0) for n in range(1, 8)]
     rows = rows_of(*good, (1.6, 1.0, 0.1), (3.2, 2.0, 0.2))
-    _report.save_pareto(rows, LAYOUT, tmp_path / _report.PARETO)
-    _report.save_varied(rows, LAYOUT, tmp_path / _report.VARIED)
-    for figure in drawn:
-        assert "2 trials below the axis" in [text.get_text() for text in figure.legends[0].get_texts()]
-        assert_nothing_is_cut(figure)
+    figure = draw(rows, LAYOUT)
+    assert "2 trials below the axis" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert_nothing_is_cut(figure)
 
-    axes = drawn[0].axes[0]
-    assert axes.bbox.width > 0.78 * drawn[0].bbox.width
+    (axes,) = figure.axes
+    assert axes.bbox.width > 0.78 * figure.bbox.width
     dots, triangles = axes.collections[:2]
     assert dots.get_offsets().tolist() == [[row["epsilon_upper"], 100 * row["test_accuracy"]] for row in rows]
     bottom, top = axes.get_ylim()
@@ -187,22 +189,30 @@ def test_bad_trials_are_outside_the_axes_and_told_in_words(drawn, tmp_path):
     assert top > 92.1
 
 
-def test_a_small_score_may_be_the_best_in_the_figure_too(drawn, tmp_path):
+def test_a_small_score_may_be_the_best_in_the_figure_too(draw):
     """Where the smallest score is the best, the bad trials are above the axis."""
     layout = _results.Layout(LAYOUT.hyperparameters, ["rmse"], "rmse", minimize=True)
     rows = rows_of(*((0.1 * n, 1.0, 1.0 + 0.01 * n) for n in range(5)), (0.1, 1.0, 7.0))
-    _report.save_pareto([row | {"rmse": row["test_accuracy"]} for row in rows], layout, tmp_path / _report.PARETO)
-    assert "1 trial above the axis" in [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert drawn[0].axes[0].get_ylim()[1] < 1.5
+    figure = draw([row | {"rmse": row["test_accuracy"]} for row in rows], layout)
+    assert "1 trial above the axis" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert figure.axes[0].get_ylim()[1] < 1.5
 
 
-@pytest.mark.parametrize("values", [(1.0, 1.05, 1.1, 4.0), (1e-5, 1e-3, 0.1)])
-def test_every_tick_of_a_sweep_has_a_number_that_can_be_read(drawn, tmp_path, values):
-    rows = rows_of(*((value, value, 0.8 + 0.01 * n) for n, value in enumerate(values)))
-    _report.save_pareto(rows, LAYOUT, tmp_path / _report.PARETO)
-    assert _report.save_varied(rows, LAYOUT, tmp_path / _report.VARIED)
-    for figure in drawn:
-        assert_nothing_is_cut(figure)
+@pytest.mark.parametrize(
+    ("epsilons", "numbers"),
+    [
+        ((0.49999, 1.0, 1.99997, 3.9999, 3.99999), ["0.5", "1", "2", "4"]),
+        ((1e-5, 1e-3, 0.1), ["1e-05", "0.001", "0.1"]),
+        ((1.0, 1.05, 1.1, 4.0, 8.0), ["1", "2", "5"]),
+        ([1.4**n for n in range(9)], ["1", "2", "5", "10"]),
+        ((1.0, 1.05, 1.1, 4.0), None),
+    ],
+)
+def test_every_tick_has_a_number_that_can_be_read_and_is_at_an_epsilon_where_these_are_few(draw, epsilons, numbers):
+    figure = draw(rows_of(*((value, value, 0.8 + 0.01 * n) for n, value in enumerate(epsilons))), LAYOUT)
+    assert_nothing_is_cut(figure)
+    found = [number for _, axis, number in numbers_of(figure) if axis == "x"]
+    assert numbers in (None, found)
 
 
 def learning_rates(configurations):

@@ -63,17 +63,6 @@ def test_pairs_in_closed_form():
     assert delta(ApproximateDP(np.inf, 0.1), 3.0) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("make", [subsample, one_direction])
-def test_one_subsampled_step_is_the_certified_accountants(make):
-    """The delta of one step is in the accountant's bracket."""
-    grid = np.array([0.1, 0.5, 1.0, 2.0])
-    for sigma, p in ((1.0, 0.3), (0.5, 0.01), (3.0, 0.7)):
-        bounds = accounting.delta_bounds(sigma, p, 1, grid)
-        found = delta(make(Gaussian(1 / sigma), p), grid)
-        assert np.all(bounds.lower <= found)
-        assert np.all(found <= bounds.upper)
-
-
 @pytest.mark.parametrize("e", [0.1, 1.0, 5.0])
 def test_dominating_mu_of_randomized_response(e):
     """f_{e, 0} >= G_mu if and only if G_mu passes below the corner."""

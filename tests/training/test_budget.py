@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -200,6 +202,28 @@ def test_a_budget_is_not_spent_in_a_copy(tmp_path):
         budget.rest()
     with pytest.raises(ValueError, match="a copy of a budget"):
         copy.copy(Budget(**TOTAL))
+
+
+def test_a_forked_process_spends_no_copy(monkeypatch):
+    budget = Budget(**TOTAL)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(ValueError, match="a forked process has a copy"):
+        budget.spend(LaplaceMechanism(0.05))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_process_that_is_forked_in_a_charge_does_not_keep_the_lock(tmp_path):
+    """It would have held the budget of all others for as long as it lives."""
+    budget = Budget(**TOTAL, path=tmp_path / "budget.json")
+    with budget._locked():
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        budget.spend(LaplaceMechanism(0.05))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_lock_that_is_taken_away_loses_no_charge(tmp_path, monkeypatch):

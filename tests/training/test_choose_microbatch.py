@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from gdpjax.training import Data, _choose_microbatch, choose_microbatch, make_plan, private_training
+from gdpjax.training import Data, _choices, choose_microbatch, make_plan, private_training
 
 WIDTH = 200
 PLAN = make_plan(
@@ -43,7 +43,7 @@ def build(rows):
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
     """Keep what the compiler said of each training for the next search."""
-    compile_step = _choose_microbatch._step_bytes
+    compile_step = _choices._step_bytes
     known = {}
 
     def step_bytes(training, *shapes):
@@ -52,7 +52,7 @@ def compiled_once():
         return known[training.step]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_choose_microbatch, "_step_bytes", step_bytes)
+        patch.setattr(_choices, "_step_bytes", step_bytes)
         yield
 
 

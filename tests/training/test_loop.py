@@ -427,15 +427,6 @@ def test_an_optimizer_that_is_private_itself(training):
         twice.init(PARAMS, jax.random.key(0))
 
 
-def test_running_statistics_of_nnx(training):
-    """Running statistics of a batch are no parameters, and are refused as such."""
-    from flax import nnx
-
-    model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="BatchStat"):
-        training.init(nnx.state(model), jax.random.key(0))
-
-
 def test_what_is_not_trained_stays_as_it_is():
     """Weight decay would shrink a frozen leaf, and Adam's moments of whole numbers would become floats."""
 

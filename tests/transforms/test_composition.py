@@ -43,31 +43,6 @@ def trained(tx, grad_fn, params, batch, num_steps):
     return history, state
 
 
-def tied_loss(params, token, label):
-    """Return a loss with one table as the embedding and as the classifier."""
-    hidden = jnp.tanh(params["table"][token]) + params["frozen"]
-    return cross_entropy(params["table"] @ hidden, label)
-
-
-@pytest.mark.parametrize("strategy", ["auto", "ghost", "vmap"])
-def test_a_tied_leaf_is_clipped_once_with_its_true_norm(strategy):
-    """Trap 24: the gradient of a leaf used twice is the sum of both uses, in one norm."""
-    table = jnp.asarray(np.random.default_rng(2).normal(size=(6, 4)) * 2, jnp.float32)
-    params = {"table": table, "frozen": jnp.ones(4)}
-    tokens, labels = np.arange(12) % 6, np.arange(12) % 5
-    gradients = jax.jit(jax.vmap(jax.grad(tied_loss), in_axes=(None, 0, 0)))(params, tokens, labels)
-    rows = np.asarray(gradients["table"], np.float64)
-    norms = np.linalg.norm(rows, axis=(1, 2))
-
-    l2_clip_norm = float(np.median(norms))
-    options = dict(batch_argnums=(1, 2), trainable={"table": True, "frozen": False}, return_info=True)
-    grad_fn = gdpjax.clipped_grad(tied_loss, l2_clip_norm, strategy=strategy, **options)
-    clipped_sum, info = jax.jit(grad_fn)(params, tokens, labels)
-    expected = np.tensordot(np.minimum(1, l2_clip_norm / norms), rows, 1)
-    np.testing.assert_allclose(info.norms, norms, rtol=1e-5)
-    np.testing.assert_allclose(clipped_sum["table"], expected, rtol=2e-4, atol=1e-5)
-
-
 def test_frozen_parameters_stay_as_they_are_and_weight_decay_is_masked():
     """Neither an optimizer nor a masked weight decay moves parameters that are not trainable."""
     params = {"w": jnp.ones(4), "frozen": jnp.ones(4)}

@@ -52,18 +52,11 @@ def released_in_each_dtype():
     return release()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_noise_survives_any_gradient_dtype(dtype):
-    released = released_in_each_dtype()[dtype]
-    assert released.dtype == jnp.float32
-    noise = np.asarray(released, np.float64) * 50 - LARGE_TOTAL
-    assert stats.kstest(noise / 1.3, "norm").pvalue > 1e-4
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_leaves_get_the_noise_of_float32_ones(dtype):
     """Not rounded to the leaf's dtype anywhere: the standard deviation is 1.3, not bfloat16's 1.296875."""
     released = released_in_each_dtype()
+    assert released[dtype].dtype == jnp.float32
     np.testing.assert_array_equal(released[dtype], released["float32"])
 
 
@@ -333,6 +326,12 @@ def test_traced_nonsense_gives_nan_not_a_number():
 
     for bad in [(-1.0, 50.0), (jnp.nan, 50.0), (0.0, 50.0), (1.0, 0.0), (1.0, -5.0)]:
         assert np.isnan(jax.jit(once)(*bad)).all(), bad
+
+
+@pytest.mark.parametrize("noise_multiplier", [True, 1 + 0j])
+def test_a_traced_noise_multiplier_that_is_no_real_number_is_refused(noise_multiplier):
+    with pytest.raises(ValueError, match="noise_multiplier must be"):
+        jax.jit(lambda traced: make(noise_multiplier=traced).init({"w": jnp.zeros(4)}))(noise_multiplier)
 
 
 def test_unclipped_or_per_example_gradients_are_refused():

@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from gdpjax._composition import _closed_forms, _contour_choice, _directions
+from gdpjax._composition import _contour_choice, _directions, _without_contour
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._run_description import RunDescription
 from gdpjax._core.gdp import epsilon_kernel
@@ -240,7 +240,7 @@ def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
 
 def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
     """Bracket delta, the larger of the two directions."""
-    gaussian = _closed_forms.gaussian_delta(epsilon, math.sqrt(scheme.squared_mu))
+    gaussian = _without_contour.gaussian_delta(epsilon, math.sqrt(scheme.squared_mu))
     largest = min(float(gaussian.upper) + _TINY, 1.0)
     if scheme.is_gaussian:
         return Bounds(max(float(gaussian.lower) - _TINY, 0.0), largest)

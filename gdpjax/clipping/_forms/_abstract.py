@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares
-from gdpjax.clipping._rounding_budget import RoundingBudget
 
 
 class AbstractFactor(abc.ABC):
@@ -46,23 +45,12 @@ class AbstractFactor(abc.ABC):
         """Return the gradient as an array of the shape of the weight, in float32 or wider unless it is `Full`."""
 
     @abc.abstractmethod
-    def scaled(self, scale: Array) -> "AbstractFactor":
-        """Return the gradient times a number, in float32 or wider."""
-
-    @abc.abstractmethod
     def compact(self, shape: tuple[int, ...]) -> "AbstractFactor":
         """Return the gradient in the form in which it is kept until it is clipped."""
 
     @abc.abstractmethod
-    def leave_scan(self, is_scanned: bool) -> "AbstractFactor":
-        """Return the gradient of a weight from its gradients in the iterations of a scan.
-
-        The arrays of this factor have a leading axis of iterations.
-
-        Args:
-          is_scanned: whether each iteration uses a slice of the weight of its own. Otherwise all use the whole weight,
-            and their gradients are added up.
-        """
+    def over_iterations(self) -> "AbstractFactor":
+        """Return the sum of the gradients in the iterations of a scan, of which the arrays have a leading axis."""
 
     @abc.abstractmethod
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -80,26 +68,5 @@ class AbstractFactor(abc.ABC):
         """Return the squared norm, at least that of what is added for a weight of one."""
 
     @abc.abstractmethod
-    def weighted(self, weight: RowWeights, shape: tuple[int, ...]) -> Array:
-        """Return the gradient times its weight, formed."""
-
-    @abc.abstractmethod
     def weighted_sum(self, weights: RowWeights, shape: tuple[int, ...]) -> Array:
         """Return sum_i w_i g_i, added plainly; the arrays of this factor have a leading axis of examples i."""
-
-    def exact_sum(
-        self, weights: RowWeights, bound: Array, budget: RoundingBudget, like: Array
-    ) -> tuple[Array, Array] | None:
-        """Return sum_i w_i g_i as an unevaluated sum of two arrays, or None where `weighted_sum` is to be used.
-
-        Args:
-          weights: the weights of the examples; the arrays of this factor have a leading axis of them.
-          bound: the largest norm of a weighted gradient.
-          budget: how many examples may be added up plainly.
-          like: an array of the shape of the weight.
-        """
-        return None
-
-    def sums_exactly(self, budget: RoundingBudget, shape: tuple[int, ...]) -> bool:
-        """Return whether `exact_sum` returns a sum."""
-        return False

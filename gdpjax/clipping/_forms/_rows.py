@@ -16,10 +16,8 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._forms._abstract import AbstractFactor
 from gdpjax.clipping._forms._formed import Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares
+from gdpjax.clipping._forms._table import Sparse
 from gdpjax.clipping._rounding_budget import RoundingBudget
-
-_MOST_WRITTEN_OUT = 4
-"""Blocks of rows that are added one after the other in a program; more are added by a loop."""
 
 
 class RunningSum(NamedTuple):
@@ -78,11 +76,6 @@ class RowGradients:
     factor: AbstractFactor
     shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
 
-    @property
-    def is_formed(self) -> bool:
-        """Whether the gradients are formed."""
-        return isinstance(self.factor, Full)
-
     def squared_norms(self, dtype: Any) -> ScaledSquares:
         """Return the squared norm of each row."""
         return jax.vmap(lambda factor: factor.squared_norm(dtype))(self.factor)
@@ -91,52 +84,42 @@ class RowGradients:
         """Return sum_i w_i g_i, with the rows added plainly."""
         return self.factor.weighted_sum(weights, self.shape)
 
-    def formed(self) -> Array:
-        """Return the gradients as one array [N, *shape]."""
-        return jax.vmap(lambda factor: factor.formed(self.shape))(self.factor)
-
     def __getitem__(self, rows: Any) -> "RowGradients":
         """Return the gradients of some of the rows."""
-        return self._map(lambda x: x[rows])
-
-    def _map(self, function: Any) -> "RowGradients":
-        """Return the same gradients with ``function`` applied to every array."""
-        return jax.tree.map(function, self)
+        return jax.tree.map(lambda x: x[rows], self)
 
     @property
     def num_rows(self) -> int:
         """The number of rows, N."""
         return jax.tree.leaves(self.factor)[0].shape[0]
 
-    def rows_per_part(self, budget: RoundingBudget) -> int:
-        """Return how many rows ``weighted_sum`` may add up at once."""
-        return min(budget.plain_rows, self.num_rows)
-
     def needs_compensation(self, budget: RoundingBudget) -> bool:
         """Return whether the errors of adding up all rows by one call of `add_to` have to be kept."""
-        return self.factor.sums_exactly(budget, self.shape) or not budget.covers(self.num_rows)
+        return self.sums_exactly(budget) or not budget.covers(self.num_rows)
+
+    def sums_exactly(self, budget: RoundingBudget) -> bool:
+        """Return whether the rows are added up in whole numbers."""
+        return isinstance(self.factor, Sparse) and self.factor.sums_exactly(budget, self.shape)
 
     def add_to(self, total: RunningSum, weights: RowWeights, bound: Array, budget: RoundingBudget) -> RunningSum:
         """Add the weighted rows, each of norm at most ``bound``, to a running sum."""
-        exact = self.factor.exact_sum(weights, bound, budget, total.high)
-        if exact is not None:
-            return total.plus_pair(exact)
+        if self.sums_exactly(budget):
+            assert isinstance(self.factor, Sparse)
+            return total.plus_pair(self.factor.exact_sum(weights, bound, total.high))
 
         # The budget of a small model has every row added with its error kept.
         if budget.plain_rows == 1:
-            weighted = jax.vmap(lambda factor, weight: factor.weighted(weight, self.shape))
-            return total.plus_pair(compensated_row_sum(weighted(self.factor, weights)))
+            alone = jax.tree.map(lambda x: x[:, None], (self, weights))
+            return total.plus_pair(compensated_row_sum(jax.vmap(RowGradients.weighted_sum)(*alone)))
 
-        # Whole blocks of rows first, in a loop if there are many of them.
-        size = self.rows_per_part(budget)
+        # Whole blocks of rows first, in a loop if there are several.
+        size = min(budget.plain_rows, self.num_rows)
         num_blocks = self.num_rows // size
         whole = num_blocks * size
-        if num_blocks <= _MOST_WRITTEN_OUT:
-            for start in range(0, whole, size):
-                rows = slice(start, start + size)
-                total = total.plus(self[rows].weighted_sum(weights[rows]))
-        else:
+        if num_blocks > 1:
             total = self._add_blocks(total, weights, num_blocks, size)
+        else:
+            total = total.plus(self[:whole].weighted_sum(weights[:whole]))
 
         # Then the rows that are left over.
         if whole < self.num_rows:
@@ -151,9 +134,8 @@ class RowGradients:
             def block(x: Array) -> Array:
                 return jax.lax.dynamic_slice_in_dim(x, number * size, size)
 
-            rows = self._map(block)
-            weights_of_block = RowWeights(*(block(x) for x in weights))
-            return total.plus(rows.weighted_sum(weights_of_block)), None
+            rows, weights_of_rows = jax.tree.map(block, (self, weights))
+            return total.plus(rows.weighted_sum(weights_of_rows)), None
 
         numbers = jnp.arange(num_blocks, dtype=jnp.int32)
         total, _ = jax.lax.scan(add_block, total, numbers)

@@ -129,14 +129,6 @@ class RowWeights(NamedTuple):
     def __getitem__(self, rows: Any) -> "RowWeights":  # type: ignore[override]
         return RowWeights(self.exponent[rows], self.coefficient[rows], self.keep[rows])
 
-    def broadcast_to(self, shape: tuple[int, ...]) -> "RowWeights":
-        """Return each row's weight [N] repeated along new axes at the end, in ``shape`` [N, ...]."""
-        parts = []
-        for part in self:
-            spread = part.reshape(part.shape + (1,) * (len(shape) - part.ndim))
-            parts.append(jnp.broadcast_to(spread, shape))
-        return RowWeights(*parts)
-
     def factors(self, dtype: Any) -> tuple[Array, Array]:
         """Return a power of two and a number, both in range, whose product is the weight: zero for a row not kept.
 
@@ -155,25 +147,7 @@ class RowWeights(NamedTuple):
         return power, jnp.clip(rest, -largest, largest)
 
     def multiplied(self, x: Array) -> Array:
-        """Return rows times their weights, rounded once."""
+        """Return rows times their weights, rounded once; exact zeros for a weight of zero, even if x holds a NaN."""
         power, rest = self.factors(x.dtype)
-        return weighted(x, power, rest)
-
-
-def weighted(x: Array, power: Array, rest: Array) -> Array:
-    """Return rows times their weights; rows with a weight of zero become exact zeros, even if they hold a NaN.
-
-    Args:
-      x: [N, ...].
-      power: [N], powers of two.
-      rest: [N]; the weights are power * rest.
-    """
-    has_weight = per_row(rest, x) != 0
-    scaled = jnp.where(has_weight, x * per_row(power, x), jnp.zeros((), x.dtype))
-    return scaled * per_row(rest, x)
-
-
-def times(x: Array, scale: Array) -> Array:
-    """Return x times a scale, in float32 or wider: a scale may lie outside the range of a narrower dtype."""
-    dtype = jnp.promote_types(wide_dtype(x), wide_dtype(scale))
-    return x.astype(dtype) * scale.astype(dtype)
+        scaled = jnp.where(per_row(rest, x) != 0, x * per_row(power, x), jnp.zeros((), x.dtype))
+        return scaled * per_row(rest, x)

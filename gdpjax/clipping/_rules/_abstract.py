@@ -15,7 +15,6 @@ A rule is given the norm of one gradient and nothing else, so its coefficient is
 sees to the range of numbers, and does not trust the coefficient to keep the bound: see `_enforcement`.
 """
 
-import abc
 import copy
 import dataclasses
 import math
@@ -43,12 +42,12 @@ class Groups(NamedTuple):
     bounds: tuple[Scalar, ...]
 
 
-class AbstractClipRule(abc.ABC):
+class AbstractClipRule:
     """Bound one example's gradient: a rule says what it is multiplied by, and how large the result can be.
 
-    A rule is a frozen dataclass. A subclass has a field ``l2_clip_norm``, or else defines `l2_norm_bound`, and it
-    defines `coefficient`. One that clips parts of the gradient by themselves defines `groups` too. The fields are
-    numbers, names, and dicts of those, so that a rule can be saved with a plan. Numbers may be traced: a sweep over
+    A rule is a frozen dataclass. A subclass has a field ``l2_clip_norm``, or else defines `l2_norm_bound`. One that
+    does not clip defines `coefficient`; one that clips parts of the gradient by themselves defines `groups`. The fields
+    are numbers, names, and dicts of those, so that a rule can be saved with a plan. Numbers may be traced: a sweep over
     them compiles once. Two rules are equal if they are saved as the same: define the dataclass with ``eq=False``, or it
     compares field by field, which fails for arrays.
 
@@ -89,15 +88,16 @@ class AbstractClipRule(abc.ABC):
         """The largest l2 norm that one example can contribute to the sum, over all groups: ``l2_clip_norm``."""
         return self.l2_clip_norm
 
-    @abc.abstractmethod
     def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
-        """Return the number that one example's gradient in one group is multiplied by: min(1, bound / norm) clips it.
+        """Return the number that one example's gradient in one group is multiplied by: by default min(1, bound / norm).
 
         Args:
           norm: the l2 norm of the gradient, a scalar >= 0. A gradient whose norm is above 1e31 times the bound (or
             1e31, if that is less) is first scaled down to about there, by a power of two, so that nothing overflows.
           bound: the bound of the group, lowered by the slack for rounding.
         """
+        # For a NaN bound the comparison is False, so a wrong traced clip norm gives NaN and not a free pass.
+        return jnp.where(norm <= bound, 1, bound / jnp.where(norm > 0, norm, 1))
 
     def groups(self, is_trained: PyTree) -> Groups:
         """Return the groups of the parameters. By default there is one group, with the bound `l2_norm_bound`.
@@ -174,12 +174,6 @@ def _own_value(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_own_value(item) for item in value)
     return value
-
-
-def clip_coefficient(norm: Array, bound: Array) -> Array:
-    """Return min(1, bound / norm), the coefficient of a gradient that is clipped to ``bound``."""
-    # For a NaN bound the comparison is False, so a wrong traced clip norm gives NaN and not a free pass.
-    return jnp.where(norm <= bound, 1, bound / jnp.where(norm > 0, norm, 1))
 
 
 def l2_norm_of_bounds(bounds: tuple[Array, ...]) -> Array:

@@ -14,7 +14,7 @@ from gdpjax._core.checks import CLIP_NORM, POSITIVE, Domain, check_scalar, is_tr
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
 from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
-from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, clip_coefficient, l2_norm_of_bounds, own_copy
+from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, l2_norm_of_bounds, own_copy
 
 _GAMMA = Domain("a number >= 0, at most 1e30", lambda x: (x >= 0) & (x <= 1e30))
 
@@ -37,10 +37,6 @@ class Flat(AbstractClipRule):
 
     _words: ClassVar[str] = "clipped to l2 norm {bound}"
     l2_clip_norm: Scalar
-
-    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
-        """Return min(1, bound / norm)."""
-        return clip_coefficient(norm, bound)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,10 +69,6 @@ class PerLeaf(AbstractClipRule):
         num_groups = max(num_groups, 1)
         bound = self.l2_clip_norm / math.sqrt(num_groups)
         return Groups(tuple(of_leaf), (bound,) * num_groups)
-
-    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
-        """Return min(1, bound / norm)."""
-        return clip_coefficient(norm, bound)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,10 +130,6 @@ class PerGroup(AbstractClipRule):
             raise ValueError(f"l2_clip_norms has {sorted(map(str, unused))}, a group that groups_of gives no parameter")
         of_leaf = tuple(names.index(name) for name in found)
         return Groups(of_leaf, tuple(self.l2_clip_norms.values()))
-
-    def coefficient(self, norm: Scalar, bound: Scalar) -> Scalar:
-        """Return min(1, bound / norm) in each group."""
-        return clip_coefficient(norm, bound)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -80,34 +80,10 @@ def evaluate(
     def read(atoms: Sequence[Any]) -> list[Any]:
         return [jnp.asarray(atom.val) if is_literal(atom) else values[atom] for atom in atoms]
 
-    # Equations that are not replaced wait, and are evaluated together before the next one that is.
-    waiting: list[Any] = []
-
-    def run_waiting() -> None:
-        if waiting:
-            inputs, outputs = _inputs_and_outputs(waiting)
-            values.update(zip(outputs, _function_of(inputs, outputs, waiting)(*read(inputs)), strict=True))
-            waiting.clear()
-
     for index, eqn in enumerate(jaxpr.eqns):
-        function = in_place_of(index, eqn)
-        if function is None:
-            waiting.append(eqn)
-            continue
-        run_waiting()
+        function = in_place_of(index, eqn) or functools.partial(evaluate_equation, eqn)
         values.update(zip(eqn.outvars, function(read(eqn.invars)), strict=True))
-    run_waiting()
     return read(jaxpr.outvars)
-
-
-def _inputs_and_outputs(eqns: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the variables that equations, in order, read and do not make, and those that they make."""
-    made: dict[Any, None] = {}
-    inputs: dict[Any, None] = {}
-    for eqn in eqns:
-        inputs.update((variable, None) for variable in variables_of(eqn.invars) if variable not in made)
-        made.update((variable, None) for variable in eqn.outvars if not isinstance(variable, jex.DropVar))
-    return list(inputs), list(made)
 
 
 def is_literal(atom: Any) -> bool:
@@ -166,36 +142,18 @@ def evaluate_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
       eqn: the equation.
       values: one for each of ``eqn.invars``, literals included.
     """
-    # A jaxpr has variables for inputs, so literals stay where they are, in the equation.
-    given = {}
+    # A jaxpr has variables for inputs, so literals stay where they are, in the equation. But JAX would hand those of a
+    # derivative rule to it as they are.
+    given, atoms = {}, []
     for atom, value in zip(eqn.invars, values, strict=True):
+        if is_literal(atom) and eqn.primitive.name in CUSTOM:
+            atom = jex.Var(atom.aval)
         if not is_literal(atom):
             given[atom] = value
-    function = _function_of(list(given), list(eqn.outvars), [eqn])
-    return function(*given.values())
-
-
-def _function_of(inputs: list[Any], outputs: list[Any], eqns: Sequence[Any]) -> Any:
-    """Return the function that these equations compute."""
-    # JAX would hand the literals of a derivative rule to it as they are. So they become inputs of the function.
-    lifted: dict[Any, Any] = {}
-
-    def variable_of(atom: Any) -> Any:
-        if not is_literal(atom):
-            return atom
-        variable = jex.Var(atom.aval)
-        lifted[variable] = jnp.asarray(atom.val)
-        return variable
-
-    evaluated = []
-    for eqn in eqns:
-        if eqn.primitive.name in CUSTOM:
-            eqn = eqn.replace(invars=[variable_of(atom) for atom in eqn.invars])
-        evaluated.append(eqn)
-
-    effects = frozenset().union(*(eqn.effects for eqn in evaluated))
-    jaxpr = jex.Jaxpr((), [*lifted, *inputs], outputs, evaluated, effects, _debug_info())
-    return functools.partial(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ())), *lifted.values())
+        atoms.append(atom)
+    eqn = eqn.replace(invars=atoms)
+    jaxpr = jex.Jaxpr((), list(given), list(eqn.outvars), [eqn], eqn.effects, _debug_info())
+    return jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))(*given.values())
 
 
 @functools.cache
@@ -275,9 +233,9 @@ def frame_of(closed: Any, inlined: frozenset[str] = CALLS) -> Frame:
 
 
 def _bodies(eqn: Any) -> Sequence[Any]:
-    """Return the jaxprs inside a scan, cond or checkpoint."""
+    """Return the jaxprs inside a scan of some iterations, a cond or a checkpoint."""
     name = eqn.primitive.name
-    if name == "scan" and scan_of(eqn) is not None:
+    if name == "scan" and scan_of(eqn) is not None and eqn.params["length"]:
         return [eqn.params["jaxpr"]]
     if name == "cond":
         return eqn.params.get("branches", ())

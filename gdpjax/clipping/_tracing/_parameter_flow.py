@@ -6,8 +6,8 @@
 
 The words of this module:
 
-* A *linear image* of a parameter is what linear equations make of it before it meets data: a transpose of it, a slice,
-  its multiple by a number. The equations on the way are *links*, and together they are the *path*.
+* A *linear image* of a parameter is what linear equations make of it before it meets data: a transpose of it, or
+  itself in another dtype. The equations on the way are *links*, and together they are the *path*.
 * A *site* is an equation in which a linear image meets data, and whose primitive knows the gradient of a weight.
 * A *use* of a parameter is a site and the path that leads there.
 * A parameter is *tapped* if all of its uses end in sites. Its gradient is read off at the sites, so JAX need not
@@ -16,7 +16,7 @@ The words of this module:
   nonlinear function of the parameter, a loop that carries it, a layer with a derivative rule of its own.
 
 The bodies of scan, cond and checkpoint are followed too. A parameter that enters a scan as a constant is used once in
-each iteration. One that is scanned over gives each iteration a block of its own.
+each iteration. One that is scanned over gives each iteration a slice of its own.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms import AbstractFactor
+from gdpjax.clipping._forms import AbstractFactor, Full
 from gdpjax.clipping._tracing._jaxprs import (
     REMAT,
     Frame,
@@ -70,30 +70,25 @@ class Site:
         return [shape_of(self.eqn.invars[data]), shape_of(self.eqn.outvars[0])]
 
     def factor(self, values: Sequence[Any]) -> AbstractFactor:
-        """Return the gradient of the weight in one evaluation of the site, given the values that it carries."""
+        """Return the gradient of the weight in one evaluation of the site, given the values that it carries.
+
+        Raises:
+          ValueError: what the family of the primitive gives is no gradient of this weight.
+        """
         x, cotangent = values
         factor = family_of(self.eqn).factor(self.eqn, self.operand, x, cotangent)
-        weight = self.eqn.invars[self.operand].aval
-        return _check_factor(factor, weight.shape, self.kind)
+        shape = self.eqn.invars[self.operand].aval.shape
+        if not isinstance(factor, AbstractFactor) or not factor.fits(shape):
+            raise ValueError(
+                f"expected the factor of {self.kind} to be a Full, Sparse or Outer for a weight {list(shape)}, got "
+                f"{shown(factor)}: see the axes of its arrays"
+            )
+        return factor
 
     @property
     def working_bytes(self) -> int:
         """The bytes that `factor` needs for one example beside the values carried, as for patches of a convolution."""
         return family_of(self.eqn).working_bytes(self.eqn, self.operand)
-
-
-def _check_factor(factor: Any, shape: tuple[int, ...], primitive: str) -> AbstractFactor:
-    """Return what a family of primitives gave as a factor.
-
-    Raises:
-      ValueError: it is no factor of a weight of this shape.
-    """
-    if not isinstance(factor, AbstractFactor) or not factor.fits(shape):
-        raise ValueError(
-            f"expected the factor of {primitive} to be a Full, Sparse or Outer for a weight {list(shape)}, got "
-            f"{shown(factor)}: see the axes of its arrays"
-        )
-    return factor
 
 
 # Links: the linear maps that a parameter passes on its way to a site.
@@ -105,12 +100,10 @@ class Link(NamedTuple):
     Attributes:
       pull_back: from the gradient after this step to that before it.
       enters_scan: whether the step is into the body of a scan.
-      is_scanned: whether each iteration of that scan has a slice of the parameter. Otherwise all have the whole.
     """
 
     pull_back: Callable[[AbstractFactor], AbstractFactor]
     enters_scan: bool = False
-    is_scanned: bool = False
 
     @classmethod
     def through(cls, eqn: Any, operand: int) -> "Link":
@@ -118,9 +111,19 @@ class Link(NamedTuple):
         return cls(lambda factor: family_of(eqn).pull_back(factor, eqn, operand))
 
     @classmethod
-    def into_scan(cls, is_scanned: bool) -> "Link":
-        """Return the step into the body of a scan."""
-        return cls(lambda factor: factor.leave_scan(is_scanned), enters_scan=True, is_scanned=is_scanned)
+    def into_scan(cls) -> "Link":
+        """Return the step into the body of a scan, of a value that all iterations use."""
+        return cls(lambda factor: factor.over_iterations(), enters_scan=True)
+
+    @classmethod
+    def into_slices(cls, scanned: Any) -> "Link":
+        """Return the step of a value that is scanned over: each iteration has the gradient of a slice."""
+        _, *shape = scanned.aval.shape
+
+        def stacked(factor: AbstractFactor) -> AbstractFactor:
+            return Full(jax.vmap(lambda of_slice: of_slice.formed(tuple(shape)))(factor))
+
+        return cls(stacked, enters_scan=True)
 
 
 Path = tuple[Link, ...]
@@ -234,14 +237,9 @@ class _Value(NamedTuple):
     is_data: bool = False
     is_trained: bool = False
 
-    def images_through(self, link: Link) -> tuple[tuple[int, Path], ...]:
-        """Return the images of a value that one more link makes of this one."""
-        return tuple((leaf, (*path, link)) for leaf, path in self.images)
-
-    @property
-    def is_scanned_over(self) -> bool:
-        """Whether it comes from a slice of a parameter that is scanned over."""
-        return any(link.is_scanned for _, path in self.images for link in path)
+    def through(self, link: Link) -> "_Value":
+        """Return the value that one more link makes of this one."""
+        return self._replace(images=tuple((leaf, (*path, link)) for leaf, path in self.images))
 
 
 class _Location(NamedTuple):
@@ -263,11 +261,6 @@ class _Location(NamedTuple):
         """Return the location of the body of this scan."""
         return _Location((*self.place, 0), (*self.lengths, length))
 
-    @property
-    def is_never_run(self) -> bool:
-        """Whether it is in a scan of no iterations."""
-        return 0 in self.lengths
-
 
 _CONSTANT = _Value()
 _DATA = _Value(is_data=True)
@@ -284,11 +277,6 @@ def _combined(inputs: Sequence[_Value]) -> _Value:
 def _linear_images(inputs: Sequence[_Value]) -> list[int]:
     """Return the operands that are linear images of parameters, by their numbers."""
     return [operand for operand, value in enumerate(inputs) if value.images]
-
-
-def _has_equal(eqn: Any, operands: Sequence[int]) -> bool:
-    """Return whether two of these operands are the same variable."""
-    return len({eqn.invars[operand] for operand in operands}) < len(operands)
 
 
 class _Walk:
@@ -350,8 +338,6 @@ class _Walk:
         """Follow linear images of parameters through an equation without a body."""
         name = eqn.primitive.name
         operands = _linear_images(inputs)
-        if _has_equal(eqn, operands):
-            return self.give_up(f"{name} of a value with itself", inputs, len(eqn.outvars))
         # JAX rounds the gradient of a number of 8 bits to 8 bits, and promotes it to no other dtype.
         floating = [atom for atom in (*eqn.invars, *eqn.outvars) if jnp.issubdtype(atom.aval.dtype, jnp.floating)]
         if not all(map(is_precise, floating)):
@@ -362,7 +348,7 @@ class _Walk:
         if len(operands) == 1 and others.is_data:
             (operand,) = operands
             weight = inputs[operand]
-            if not location.is_never_run and _is_site(eqn, operand, weight):
+            if _is_site(eqn, operand, weight):
                 self.add_site(location.place, Site(eqn, operand, location.lengths), weight)
                 return [_DATA] * len(eqn.outvars)
 
@@ -370,7 +356,7 @@ class _Walk:
         if not others.is_data and all(family_of(eqn).is_linear(eqn, operand) for operand in operands):
             images = []
             for operand in operands:
-                images += inputs[operand].images_through(Link.through(eqn, operand))
+                images += inputs[operand].through(Link.through(eqn, operand)).images
             return [_Value(tuple(images), is_trained=_combined(inputs).is_trained)]
         return self.give_up(name, inputs, len(eqn.outvars))
 
@@ -381,14 +367,10 @@ class _Walk:
         consts, carried, scanned = scan.split(inputs)
         self.give_up("carried by a scan", carried)
 
-        inside = []
-        for value in consts:
-            images = value.images_through(Link.into_scan(is_scanned=False))
-            inside.append(value._replace(images=images))
+        inside = [value.through(Link.into_scan()) for value in consts]
         inside += [_DATA] * scan.num_carry  # what is carried may depend on data after the first iteration
-        for value in scanned:
-            images = value.images_through(Link.into_scan(is_scanned=True))
-            inside.append(value._replace(images=images))
+        _, _, variables = scan.split(eqn.invars)
+        inside += [value.through(Link.into_slices(of)) for value, of in zip(scanned, variables, strict=True)]
 
         outputs = self.frame(body, inside, location.in_scan(scan.length))
         self.give_up("passed on by a scan", outputs)
@@ -437,8 +419,4 @@ def _is_site(eqn: Any, operand: int, weight: _Value) -> bool:
         if not jnp.issubdtype(variable.aval.dtype, jnp.floating):
             return False
 
-    # The primitive must know the gradient. A table that is scanned over has no form for its look-ups.
-    family = family_of(eqn)
-    if not family.is_site(eqn, operand):
-        return False
-    return not (family.is_lookup and weight.is_scanned_over)
+    return family_of(eqn).is_site(eqn, operand)

@@ -99,13 +99,8 @@ def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], probes: 
         if place in sites:
             replaced[place] = functools.partial(_at_site, sites[place])
         elif family.is_rewritten(eqn):
-            replaced[place] = functools.partial(_differentiable, eqn)
+            replaced[place] = lambda _, values, eqn=eqn: family_of(eqn).differentiable(eqn, values)
     return evaluate_replaced(frame, args, replaced, {place: probes.get(place, ()) for place in replaced})
-
-
-def _differentiable(eqn: Any, _: Probe, values: Sequence[Any]) -> list[Array]:
-    """Evaluate an equation that is no site in the way of its family."""
-    return family_of(eqn).differentiable(eqn, values)
 
 
 def _at_site(site: Site, probe: Probe, values: Sequence[Any]) -> list[Array]:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from gdpjax.accounting import calibrate_num_steps, delta_bounds, epsilon_bounds
-from tests.accounting.numeric.inside import EPSILON, of_phases
 
 FUNCTIONS = [epsilon_bounds, delta_bounds]
 RUN = (np.array([0.8, 1.5, 4.0]), 0.02, 300)
@@ -85,12 +84,6 @@ def test_a_compiled_loop_stops_at_its_budget():
 
     made = jax.jit(lambda: jax.lax.while_loop(may_go_on, lambda num_steps: num_steps + 100, 0))()
     assert made == 100 * (calibrate_num_steps(epsilon=1.0, delta=1e-5, noise_multiplier=1.0, sampling_prob=0.01) // 100)
-
-
-def test_nothing_is_revealed_without_sampling():
-    assert epsilon_bounds(1.0, 0.0, 10, 1e-5) == (0.0, 0.0)
-    assert delta_bounds(1.0, 0.0, 10, 0.0) == (0.0, 0.0)
-    assert of_phases(EPSILON)([1.0, 2.0, 1.0, 1.0], [0.1, 0.0, 0.0, 0.0], [0, 10, 0, 0], 1e-5) == (0.0, 0.0)
 
 
 def test_certified_bounds_as_constants_of_compiled_code():

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_epsilon
-from tests.accounting.numeric.inside import (
-    RunDescription,
-    SubsampledGaussian,
-    _closed_forms,
-    _participations,
-)
+from tests.accounting.numeric.inside import RunDescription, SubsampledGaussian, _without_contour
 
 DELTAS = (1e-3, 1e-5, 1e-9)
 
@@ -26,10 +21,10 @@ def test_one_step_holds_the_closed_form(noise_multiplier, sampling_prob):
     for delta in DELTAS:
         if delta >= sampling_prob:
             continue
-        exact = _closed_forms.epsilon(run, delta)
+        exact = _without_contour.closed_epsilon(run, delta)
         with np.errstate(all="ignore"):
-            bracket = _participations.epsilon(run, delta)
-            at_exact = _participations.delta(run, exact.lower)
+            bracket = _without_contour.epsilon_by_number(run, delta)
+            at_exact = _without_contour.delta_by_number(run, exact.lower)
         assert bracket.lower <= exact.upper
         assert exact.lower <= bracket.upper
         assert at_exact.lower <= delta * (1 + 1e-5)

@@ -1,17 +1,78 @@
-"""All that the engine knows about the primitives of JAX: families, one kind a file, and one registry of them.
+"""All that the engine knows about the primitives of JAX: families of them, and one registry.
 
-To find what is known about a primitive, look its name up at the end of `_registry`: that names its family. `_abstract`
-says which questions a family answers.
+    register_primitive("cumsum", CumulativeSum())     # add a family of your own
+    family_of(eqn).is_site(eqn, operand)              # ask the family of an equation's primitive
+
+`_abstract` says which questions a family answers. The families of the library are registered at the end of this file.
 """
 
-from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
-from gdpjax.clipping._tracing.primitives._convolution import isolated_convolution
-from gdpjax.clipping._tracing.primitives._registry import family_of, is_vouched_for, register_primitive
+from typing import Any
 
-__all__ = [
-    "AbstractPrimitive",
-    "family_of",
-    "is_vouched_for",
-    "isolated_convolution",
-    "register_primitive",
-]
+from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
+from gdpjax.clipping._tracing.primitives._convolution import Convolution, isolated_convolution
+from gdpjax.clipping._tracing.primitives._linear import (
+    Cast,
+    Concatenation,
+    DynamicSlice,
+    Gather,
+    Matmul,
+    Transposition,
+)
+
+__all__ = ["AbstractPrimitive", "family_of", "is_vouched_for", "isolated_convolution", "register_primitive"]
+
+
+_UNKNOWN = AbstractPrimitive()
+"""The family of every primitive that is not registered: its answers are the defaults."""
+
+_FAMILIES: dict[str, AbstractPrimitive] = {}
+"""The families by the names of their primitives."""
+
+_ADDED: set[str] = set()
+"""The names that were registered by users, and not by this file."""
+
+
+def register_primitive(name: str, family: AbstractPrimitive, *, replace: bool = False) -> None:
+    """Tell the engine of `clipped_grad` how gradients go through a primitive of JAX.
+
+    Register a primitive before you trace a loss that uses it: programs that are compiled already do not change.
+
+    Args:
+      name: the name of the primitive (``eqn.primitive.name``).
+      family: an instance of a subclass of `AbstractPrimitive`.
+      replace: whether this family may replace one that is registered for the same name.
+
+    Raises:
+      ValueError: the name is taken.
+    """
+    if name in _FAMILIES and not replace:
+        raise ValueError(f"the primitive {name} is registered already; replace=True puts another family in its place")
+    _FAMILIES[name] = family
+    _ADDED.add(name)
+
+
+def family_of(eqn: Any) -> AbstractPrimitive:
+    """Return the family of an equation's primitive."""
+    return _FAMILIES.get(eqn.primitive.name, _UNKNOWN)
+
+
+def is_vouched_for(name: str) -> bool:
+    """Return whether a user registered this primitive, and so vouches that it acts on one example alone."""
+    return name in _ADDED and _FAMILIES[name].acts_on_one_example
+
+
+# The families of the library. First those at which a weight meets data: products and look-ups.
+
+_FAMILIES["dot_general"] = Matmul()
+_FAMILIES["conv_general_dilated"] = Convolution()
+
+_FAMILIES["gather"] = Gather()
+_FAMILIES["dynamic_slice"] = DynamicSlice()
+
+# Linear maps through which a weight may go before that.
+
+for _name in ("convert_element_type", "copy", "copy_p", "reduce_precision", "sharding_constraint"):
+    _FAMILIES[_name] = Cast()
+
+_FAMILIES["transpose"] = Transposition()
+_FAMILIES["concatenate"] = Concatenation()

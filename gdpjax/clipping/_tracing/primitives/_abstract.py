@@ -43,12 +43,10 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
     ``operand`` is the index of an input: ``eqn.invars[operand]``.
 
     Attributes:
-      is_lookup: whether the weight is a table of which rows are looked up; then `factor` returns a `Sparse`.
       acts_on_one_example: whether `jax.vmap` applies the primitive to every row by itself. With True you vouch for
         that: a rule for vmap that mixes the rows of a batch makes every privacy statement wrong.
     """
 
-    is_lookup: bool = False
     acts_on_one_example: bool = True
 
     # First question: does a weight meet data here, and what is its gradient?
@@ -80,16 +78,19 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
         return 0
 
     def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
-        """Return the gradient of the data at a site, given the values of all inputs and the cotangent s."""
+        """Return the gradient of the data at a site, given the values of all inputs and the cotangent s.
+
+        By default the equation is taken to be linear in the data too, and its transpose is applied.
+        """
         data = self.data_operand(eqn, operand)
 
         def output_of(x: Array) -> Array:
             inputs = list(values)
             inputs[data] = x
-            return self.evaluate(eqn, inputs)[0]
+            (output,) = self.evaluate(eqn, inputs)
+            return output
 
-        _, pull_back = jax.vjp(output_of, values[data])
-        (gradient,) = pull_back(s)
+        (gradient,) = jax.linear_transpose(output_of, shape_of(eqn.invars[data]))(s)
         return gradient
 
     # A family may compute an equation in another way than JAX does.

@@ -14,7 +14,6 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._forms import Full
 from gdpjax.clipping._tracing.primitives import _fast_convolution
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
-from gdpjax.clipping._tracing.primitives._fast_convolution import Layout
 
 
 @final
@@ -81,7 +80,7 @@ def isolated_convolution(eqn: Any, x: Array, kernel: Array) -> Array:
     x = jnp.transpose(x, layout.to_input)
     kernel = jnp.transpose(kernel, layout.to_kernel)
     *window, inputs, outputs = kernel.shape
-    patches = _gathered_patches(layout, tuple(window), x)
+    patches = _fast_convolution.cut_patches(layout, tuple(window), x)
 
     # As [batch groups, rows, positions, entries of the window, groups, channels of a group].
     num_rows = x.shape[0] // batch_groups
@@ -101,24 +100,4 @@ def isolated_convolution(eqn: Any, x: Array, kernel: Array) -> Array:
         preferred_element_type=layout.dtype,
     )
     result = result.reshape(num_rows, *space, outputs)
-    return jnp.transpose(result, layout.from_output)
-
-
-def _gathered_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
-    """Return the patches [n, *out, *window, channels] of x [n, *space, channels]."""
-    x = _fast_convolution.padded(layout, x)
-
-    # Along each axis of space, take the entries that each position sees. The axis becomes two: positions and window.
-    num_axes = len(window)
-    for axis in range(num_axes):
-        stride = layout.strides[axis]
-        dilation = layout.kernel_dilation[axis]
-        reach = dilation * (window[axis] - 1)
-        place = 1 + 2 * axis
-        num_positions = (x.shape[place] - 1 - reach) // stride + 1
-        seen = stride * jnp.arange(num_positions)[:, None] + dilation * jnp.arange(window[axis])
-        x = jnp.take(x, seen, axis=place)
-
-    positions = [1 + 2 * axis for axis in range(num_axes)]
-    entries = [2 + 2 * axis for axis in range(num_axes)]
-    return jnp.transpose(x, (0, *positions, *entries, x.ndim - 1))
+    return jnp.transpose(result, _fast_convolution.inverse(layout.to_output))

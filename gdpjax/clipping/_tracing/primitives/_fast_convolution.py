@@ -12,9 +12,7 @@ those by which JAX computes the gradients of the input and of the kernel.
 So this module writes a convolution with explicit transposes into the fast layout and out of it, and does the same with
 its derivative:
 
-* The gradient of the input is a convolution of the dilated cotangent with the reversed kernel. With strides, the
-  dilated cotangent is mostly zeros. Then the cotangent is multiplied by the kernel instead, and the products are added
-  up where their patches lie.
+* The gradient of the input is a convolution of the dilated cotangent with the reversed kernel.
 * The gradient of the kernel is one product of cotangents and patches.
 
 A convolution of few channels, such as the first one of a network, is computed as a product of patches and kernel too,
@@ -25,7 +23,6 @@ side by side in memory, so that cutting along the other axes copies long stretch
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -72,23 +69,8 @@ class Layout(NamedTuple):
     to_kernel: tuple[int, ...]
     to_output: tuple[int, ...]
 
-    @property
-    def from_input(self) -> tuple[int, ...]:
-        """The permutation of an input [n, *space, channels] back to the equation's own layout."""
-        return _inverse(self.to_input)
 
-    @property
-    def from_kernel(self) -> tuple[int, ...]:
-        """The permutation of a kernel [*window, input, output] back to the equation's own layout."""
-        return _inverse(self.to_kernel)
-
-    @property
-    def from_output(self) -> tuple[int, ...]:
-        """The permutation of an output [n, *space, channels] back to the equation's own layout."""
-        return _inverse(self.to_output)
-
-
-def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     """Return the permutation that undoes another one."""
     inverse = [0] * len(permutation)
     for place, axis in enumerate(permutation):
@@ -156,7 +138,7 @@ def forward(layout: Layout, x: Array, kernel: Array) -> Array:
     has_few_channels = layout.groups == 1 and x.shape[-1] <= _FEW_CHANNELS
     if has_few_channels and 1 < math.prod(window) <= MAX_WINDOW:
         # Multiply each patch, as one long row, by the kernel as a matrix.
-        patches = _cut_patches(layout, window, x)
+        patches = cut_patches(layout, window, x)
         num_axes = x.ndim - 1
         result = jnp.einsum(
             "...k,ko->...o",
@@ -175,7 +157,7 @@ def forward(layout: Layout, x: Array, kernel: Array) -> Array:
             input_dilation=layout.input_dilation,
             dtype=layout.dtype,
         )
-    return jnp.transpose(result, layout.from_output)
+    return jnp.transpose(result, inverse(layout.to_output))
 
 
 def _in_fast_layout(
@@ -208,7 +190,7 @@ def _in_fast_layout(
 
 def _dilated(size: int, dilation: int) -> int:
     """Return the length of an axis after ``dilation - 1`` zeros are put between neighbouring entries."""
-    return 0 if size == 0 else 1 + dilation * (size - 1)
+    return 1 + dilation * (size - 1)
 
 
 def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
@@ -219,46 +201,31 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
     cotangent = jnp.transpose(cotangent, layout.to_output).astype(dtype)
     window = kernel.shape[:-2]
 
-    is_strided = math.prod(layout.strides) > 1 and max(layout.input_dilation) == 1
-    if is_strided and layout.groups == 1 and math.prod(window) <= MAX_WINDOW:
-        # The cotangent of a position gives every entry of its patch a part of the gradient.
-        parts = jnp.einsum(
-            "...o,wio->...wi",
-            cotangent,
-            kernel.reshape(-1, *kernel.shape[-2:]),
-            precision=layout.precision,
-            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
-        )
+    # Exchange the inputs and the outputs of each group of channels, and reverse the kernel along its window.
+    inputs_of_group = kernel.shape[-2]
+    grouped = kernel.reshape(*window, inputs_of_group, layout.groups, -1)
+    outputs_of_group = grouped.shape[-1]
+    exchanged = jnp.swapaxes(grouped, -1, -3).reshape(*window, outputs_of_group, -1)
+    reversed_kernel = lax.rev(exchanged, tuple(range(len(window))))
 
-        # Add the parts up where the patches lie: this is the transpose of cutting patches.
-        cut = functools.partial(_cut_each_window, layout, window, cotangent.shape[1:-1])
-        (gradient,) = jax.linear_transpose(cut, jax.ShapeDtypeStruct(shape, parts.dtype))(parts)
-    else:
-        # Exchange the inputs and the outputs of each group of channels, and reverse the kernel along its window.
-        inputs_of_group = kernel.shape[-2]
-        grouped = kernel.reshape(*window, inputs_of_group, layout.groups, -1)
-        outputs_of_group = grouped.shape[-1]
-        exchanged = jnp.swapaxes(grouped, -1, -3).reshape(*window, outputs_of_group, -1)
-        reversed_kernel = lax.rev(exchanged, tuple(range(len(window))))
-
-        # Pad the cotangent so that every input meets all the outputs that it went into.
-        padding = []
-        for axis, (low, _) in enumerate(layout.padding):
-            inputs = _dilated(shape[1 + axis], layout.input_dilation[axis])
-            reach = _dilated(window[axis], layout.kernel_dilation[axis])
-            outputs = _dilated(cotangent.shape[1 + axis], layout.strides[axis])
-            before = reach - low - 1
-            padding.append((before, inputs + reach - 1 - outputs - before))
-        gradient = _in_fast_layout(
-            cotangent,
-            reversed_kernel,
-            layout,
-            strides=layout.input_dilation,
-            padding=padding,
-            input_dilation=layout.strides,
-            dtype=dtype,
-        )
-    return jnp.transpose(gradient, layout.from_input).astype(x.dtype)
+    # Pad the cotangent so that every input meets all the outputs that it went into.
+    padding = []
+    for axis, (low, _) in enumerate(layout.padding):
+        inputs = _dilated(shape[1 + axis], layout.input_dilation[axis])
+        reach = _dilated(window[axis], layout.kernel_dilation[axis])
+        outputs = _dilated(cotangent.shape[1 + axis], layout.strides[axis])
+        before = reach - low - 1
+        padding.append((before, inputs + reach - 1 - outputs - before))
+    gradient = _in_fast_layout(
+        cotangent,
+        reversed_kernel,
+        layout,
+        strides=layout.input_dilation,
+        padding=padding,
+        input_dilation=layout.strides,
+        dtype=dtype,
+    )
+    return jnp.transpose(gradient, inverse(layout.to_input)).astype(x.dtype)
 
 
 def kernel_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) -> Array:
@@ -290,7 +257,7 @@ def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: 
     product = functools.partial(jnp.einsum, precision=layout.precision, preferred_element_type=dtype)
 
     # Positions come last in the cotangents and first in the patches: no other order is as fast.
-    patches = _cut_patches(layout, window, x)
+    patches = cut_patches(layout, window, x)
     num_outputs = cotangent.shape[-1]
     by_output = jnp.swapaxes(cotangent.reshape(-1, num_outputs), 0, 1)
     num_positions = by_output.shape[1]
@@ -309,20 +276,15 @@ def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: 
 
     # From [outputs, *window, channels] to [*window, channels, outputs], and to the kernel's own layout.
     gradient = gradient.reshape(num_outputs, *window, channels)
-    return jnp.transpose(jnp.moveaxis(gradient, 0, -1), layout.from_kernel)
+    return jnp.transpose(jnp.moveaxis(gradient, 0, -1), inverse(layout.to_kernel))
 
 
-def padded(layout: Layout, x: Array) -> Array:
-    """Return x [n, *space, channels] with the zeros of padding and dilation."""
+def cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
+    """Return the patches [n, *out, *window, channels] of x [n, *space, channels], cut axis by axis from the last."""
     borders = []
     for (low, high), dilation in zip(layout.padding, layout.input_dilation, strict=True):
         borders.append((low, high, dilation - 1))
-    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *borders, (0, 0, 0)])
-
-
-def _cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
-    """Return the patches [n, *out, *window, channels] of x [n, *space, channels], cut axis by axis from the last."""
-    x = padded(layout, x)
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *borders, (0, 0, 0)])
     for axis in reversed(range(len(window))):
         place = 1 + axis
         step = layout.strides[axis]
@@ -339,24 +301,3 @@ def _cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
         # The new axis of the window goes before those of the axes that were cut already.
         x = jnp.stack(cut, axis=1 + len(window))
     return x
-
-
-def _cut_each_window(layout: Layout, window: tuple[int, ...], out: Sequence[int], x: Array) -> Array:
-    """Return the patches [n, *out, entries of the window, channels], cut for one entry of the window after the other.
-
-    The transpose of this function adds up one array like x for each entry of the window, which is faster than the
-    transpose of `_cut_patches`.
-    """
-    x = padded(layout, x)
-    cut = []
-    for offset in itertools.product(*(range(size) for size in window)):
-        starts = [0]
-        stops = [x.shape[0]]
-        for axis, num_outputs in enumerate(out):
-            start = offset[axis] * layout.kernel_dilation[axis]
-            starts.append(start)
-            stops.append(start + (num_outputs - 1) * layout.strides[axis] + 1)
-        starts.append(0)
-        stops.append(x.shape[-1])
-        cut.append(lax.slice(x, starts, stops, (1, *layout.strides, 1)))
-    return jnp.stack(cut, axis=-2)

@@ -1,4 +1,20 @@
-"""Bracket Poisson runs with hardly any noise, by the number of steps that an example takes part in.
+"""Runs that need no contour: those with a closed form, and Poisson runs with hardly any noise.
+
+**Closed forms.** A run without sampling is one Gaussian mechanism with mu^2 = k^2 sum T / sigma^2. A single subsampled
+step has
+
+    delta(e) = p delta_{1 / sigma}(e'),        e^{e'} = 1 + (e^e - 1) / p,
+
+where delta_mu is that of the Gaussian mechanism. With p = 1 this is e' = e, so one formula serves both.
+
+    >>> from gdpjax._composition._likelihood_ratio import SubsampledGaussian
+    >>> one_step = RunDescription((SubsampledGaussian(noise_multiplier=1.0, sampling_prob=0.5, num_steps=1.0),))
+    >>> print(f"{closed_delta(one_step, epsilon=1.0).upper:.6f}")
+    0.028868
+
+docs/theory/contour.md has the proof and the slack for rounding ("Closed forms").
+
+**Hardly any noise.** Such a run is bracketed by the number of steps that an example takes part in.
 
 Let N ~ Bin(T, p) be this number. Where sigma is small every output shows whether the example took part, and the loss is
 that of N Gaussian releases but for N log(1/p), which is little beside N / (2 sigma^2).
@@ -21,9 +37,8 @@ one of "remove" by -log r(-u) <= -log(1 - p) a step, so that
 
     delta_remove(e) <= delta(e) <= delta_remove(e + T log(1 - p)).
 
-    >>> from gdpjax._composition._likelihood_ratio import SubsampledGaussian
     >>> run = RunDescription((SubsampledGaussian(noise_multiplier=0.001, sampling_prob=0.01, num_steps=10.0),))
-    >>> bracket = epsilon(run, 1e-5)
+    >>> bracket = epsilon_by_number(run, 1e-5)
     >>> print(f"{bracket.lower:.4g} {bracket.upper:.4g}")
     1.503e+06 1.503e+06
 
@@ -34,10 +49,10 @@ are right to a relative 1e-11 after the rounding of their arguments, which is mo
 import numpy as np
 import scipy
 
-from gdpjax._composition._closed_forms import gaussian_delta
 from gdpjax._composition._likelihood_ratio import SubsampledGaussian
 from gdpjax._composition._moments import UNIT_ROUNDOFF
 from gdpjax._composition._run_description import RunDescription, gaussian_mu, is_alone
+from gdpjax._core.gdp import delta_kernel, subsampled_epsilon_kernel
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
 
@@ -50,13 +65,70 @@ _TAIL_DEVIATIONS = 40.0
 _MOST_NUMBERS = 100_000
 """The most numbers N whose masses are added up; the rest is bounded."""
 _SLACK = 1e-9
+"""The relative slack for rounding."""
 _GAPS = np.geomspace(1e-3, 30.0, 16)
 """The numbers t that are tried."""
 _NUM_BISECTIONS = 60
 _LEAST_EPSILON = 1e-3
 
 
-def applies(run: RunDescription) -> bool:
+# ---------------------------------------------------------------------------------------------------------------------
+# Closed forms.
+
+
+def has_closed_form(run: RunDescription) -> bool:
+    """Return whether nothing is sampled, or there is only one step, where one example is added or removed."""
+    if not is_alone(run):
+        return False
+    if all(step.sampling_prob == 1.0 for step in run.steps):
+        return True
+    is_one_step = sum(step.num_steps * step.num_rows for step in run.steps) == 1.0
+    return is_one_step and not run.steps[0].replaced
+
+
+def closed_epsilon(run: RunDescription, delta: float) -> Bounds:
+    """Bracket the smallest epsilon at delta of a run with a closed form."""
+    sampling_prob = run.steps[0].sampling_prob
+    value = subsampled_epsilon_kernel(np, delta, sampling_prob, gaussian_mu(run))
+    # Where epsilon is close to zero delta fixes it absolutely.
+    lower = value * (1.0 - _SLACK) - 1e-12
+    upper = value * (1.0 + _SLACK) + 1e-12
+    return Bounds(max(lower, 0.0), upper)
+
+
+def closed_delta(run: RunDescription, epsilon: float) -> Bounds:
+    """Bracket delta at epsilon of a run with a closed form. The caller undoes underflow to zero."""
+    sampling_prob = run.steps[0].sampling_prob
+    # e' = log(1 + (e^epsilon - 1) / p), without cancellation at small epsilon and without overflow at large epsilon.
+    if epsilon < 1.0:
+        inner_epsilon = np.log1p(np.expm1(epsilon) / sampling_prob)
+    else:
+        missed = (sampling_prob - 1.0) * np.exp(-epsilon)
+        inner_epsilon = epsilon + np.log1p(missed) - np.log(sampling_prob)
+    lower, upper = gaussian_delta(inner_epsilon, gaussian_mu(run))
+    return Bounds(sampling_prob * lower, sampling_prob * upper)
+
+
+def gaussian_delta(epsilon: float, mu: Array) -> Bounds:
+    """Bracket delta at epsilon of a Gaussian mechanism, where both are right to eight roundings of their own size."""
+    value = delta_kernel(np, np.asarray(epsilon), np.asarray(mu))
+
+    # x = epsilon / mu - mu / 2 is off by as much of the sum of its terms, and log delta feels |x| + 1 times that.
+    safe_mu = np.maximum(mu, 1e-300)
+    quotient = epsilon / safe_mu
+    x_size = np.abs(quotient - 0.5 * mu)
+    moved = 16.0 * UNIT_ROUNDOFF * (x_size + 1.0) * (quotient + mu)
+
+    lower = value * np.exp(-moved) * (1.0 - 2.0 * _SLACK)
+    upper = value * np.exp(moved) * (1.0 + 2.0 * _SLACK)
+    return Bounds(lower, np.fmin(upper, 1.0))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Hardly any noise.
+
+
+def has_little_noise(run: RunDescription) -> bool:
     """Return whether the run is Poisson steps of one kind, of one example, with hardly any noise."""
     if not is_alone(run) or len(run.steps) != 1:
         return False
@@ -69,12 +141,12 @@ def applies(run: RunDescription) -> bool:
     )
 
 
-def suffices(run: RunDescription) -> bool:
-    """Return whether nothing better is known of a run to which this applies."""
+def number_suffices(run: RunDescription) -> bool:
+    """Return whether nothing better is known of a run with hardly any noise."""
     return run.steps[0].noise_multiplier < _SUFFICES
 
 
-def epsilon(run: RunDescription, delta: float) -> Bounds:
+def epsilon_by_number(run: RunDescription, delta: float) -> Bounds:
     """Bracket epsilon at delta."""
     (step,) = run.steps
     numbers, mass, rest = _masses(step)
@@ -95,7 +167,7 @@ def epsilon(run: RunDescription, delta: float) -> Bounds:
     )
 
 
-def delta(run: RunDescription, epsilon: float) -> Bounds:
+def delta_by_number(run: RunDescription, epsilon: float) -> Bounds:
     """Bracket delta at epsilon."""
     (step,) = run.steps
     numbers, mass, rest = _masses(step)
