@@ -23,7 +23,7 @@ import sys
 
 assert "numpy" not in sys.modules, "NumPy reads the number of its threads when it is imported, which is too early here"
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Each of some thirty subprocesses would compile the sources anew, and every run of the tests rewrite its assertions.
+# Else each subprocess compiles all sources anew, and every run of the tests rewrites their assertions.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

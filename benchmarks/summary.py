@@ -20,7 +20,7 @@ INTRODUCTION = """What gdpjax takes, beside other libraries that do the same wor
 cores in turn. This page is made from the JSON files in [results/](results) by `python -m benchmarks.summary`; beside \
 each of them are its own tables, with quartiles, memory, failures and how everything was timed."""
 READING = """Times are of the machines named below and say little about yours; the ratios say more, and differ between \
-processors. Where a target was missed it says so. A ratio above 1 is in favour of gdpjax throughout.
+processors. A ratio above 1 is in favour of gdpjax throughout.
 
 The column `gdpjax` is what a user gets who chooses nothing: `strategy="auto"` for clipped steps and language models, \
 `run_steps` for training. Our other strategies are in the tables of each result, and in no ratio here. Microbatch \

@@ -89,7 +89,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DemoConfig:
-    """Train on digits with the defaults of train, print one table and save one figure."""
+    """Train on digits with the defaults of train, print its epsilon and save a figure."""
 
     run: RunConfig = RunConfig()
 

@@ -1,4 +1,4 @@
-"""``demo``: the whole path on digits, ending in one table and one figure."""
+"""``demo``: the whole path on digits, ending in epsilon and a figure."""
 
 import dataclasses
 

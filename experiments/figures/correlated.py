@@ -1,5 +1,7 @@
 """The picture of docs/correlated.md: how the noise of different steps is correlated, and its sum."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -22,7 +24,7 @@ def correlated_noise() -> Figure:
         "BandMF, 64 bands": optimize_banded_toeplitz(NUM_STEPS, 64),
     }
     figure = Figure((7.2, 4.5), layout="constrained")
-    names = list(strategies)
+    names: list[Any] = list(strategies)
     panels = figure.subplot_mosaic([names, ["sums"] * len(names)])
     sums = panels["sums"]
     steps = np.arange(NUM_STEPS)

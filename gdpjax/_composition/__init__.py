@@ -8,7 +8,7 @@ The modules, in the order in which the method is derived:
 * `_contour`: delta and its bracket; `_contour_choice`: where the line goes; `_inversion`: epsilon from delta.
 * `_rare_outcomes`: runs that hardly ever sample an example; `_without_contour`: closed forms, hardly any noise.
 * `_directions`: both directions, and as many tries as it needs.
-* `_tradeoff`, `_dominating`: the curve and mu.
+* `_tradeoff`: the curve and mu.
 * `_questions`: all of it, for arrays of runs and of runs in phases.
 
 All of it is NumPy in float64 on the host. Runs of one kind of step are looked at side by side: what is one number of a

@@ -17,6 +17,7 @@ The kernels, the aliases of the trapezoid sum and its tail are derived in docs/t
 "The trapezoid sum", "The bracket on delta"), the errors of M in its section "The product along the line".
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -179,17 +180,18 @@ def log_peak(theta: Array) -> Array:
     return -theta * np.log1p(1.0 / theta) - np.log1p(theta)
 
 
-def log_alias(data: RunOnLine, contour: Contour, epsilon: Array) -> Array:
-    """Return the log of a bound on the aliases of a function F that is nowhere above (1 - e^{-x})_+.
+def log_alias(data: RunOnLine, contour: Contour, epsilon: Array, log_top: Callable[[Array], Array] = log_peak) -> Array:
+    """Return the log of a bound on the aliases of a function F <= 1, that of an h nowhere above (1 - e^{-x})_+.
 
-    These are sum_{m >= 1} e^{theta m D} F(epsilon + mD) + e^{-theta m D} F(epsilon - mD).
+    These are sum_{m >= 1} e^{theta m D} F(epsilon + mD) + e^{-theta m D} F(epsilon - mD). For another h
+    log_top(t) is a bound on log h(x) - tx.
     """
     theta = contour.theta
     period = contour.period
 
     # F(e) <= c(t) e^{K(t) - te} for every t > 0. One t below theta serves the left, one above it the right.
-    below = log_peak(contour.below) + data.log_below - contour.below * epsilon
-    above = log_peak(contour.above) + data.log_above - contour.above * epsilon
+    below = log_top(contour.below) + data.log_below - contour.below * epsilon
+    above = log_top(contour.above) + data.log_above - contour.above * epsilon
     left = below + log_geometric((theta - contour.below) * period)
     right = above + log_geometric((contour.above - theta) * period)
 

@@ -6,8 +6,7 @@ while the bracket is wider than asked for (`direction_epsilon`, `direction_log_d
 1. *Ordinary tries*: a contour about the best guess so far, each a little finer than the one before.
 2. *Telling runs*: the contour of `_rare_outcomes`, after the first two ordinary tries. For epsilon it comes last where
    an example is not hardly ever sampled.
-3. For epsilon, where an example is sampled more often: Chernoff bounds at other exponents. Where it is hardly ever
-   sampled and epsilon is tiny: two ordinary tries relative to that epsilon.
+3. For epsilon, where an example is hardly ever sampled and epsilon is tiny: two ordinary tries relative to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,16 +57,11 @@ _EXP_ROUNDING = 1e-12
 _LEAST_MISSING = 1e-12
 """A guess of log delta is at least this far below 0."""
 
-# When it is enough to show that one direction is below the other.
 _CLEAR = 0.01
 """A rough Chernoff bound on log delta that is lower by this much is worth certifying."""
-_FAR_BELOW = 3.0
-"""To show that log delta is below another number it is enough to be right to this."""
 
 _SHARED_NATS = 3.0
 """Questions about one run share a line if their log deltas are no further apart."""
-_CHERNOFF_LINES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
-"""Shares of the best exponent at which the Chernoff bound is tried."""
 
 
 class EstimatedBounds(NamedTuple):
@@ -106,12 +100,12 @@ def _with_estimate_inside(bracket: EstimatedBounds) -> EstimatedBounds:
 def epsilon_of_run(run: RunDescription, log_delta: Array, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
     """Return the bracket on epsilon, the larger of the two directions.
 
-    "remove" comes first, since it nearly always decides. "add" then only has to be shown to be smaller, with a
-    smoothing as coarse as the gap between the two allows.
+    "remove" comes first, since it nearly always decides. "add" then only has to be shown to be smaller, with a contour
+    as coarse as the gap between the two allows.
     """
 
     def is_smaller(some: RunDescription, _: Array, log_delta: Array, epsilon: Array) -> Array:
-        return _is_smaller(some, log_delta, epsilon, width)
+        return _is_smaller(some, log_delta, epsilon)
 
     def larger(some: RunDescription, known: EstimatedBounds, log_delta: Array) -> EstimatedBounds:
         return _larger(known, direction_epsilon(some, log_delta, known.lower, width))
@@ -213,61 +207,34 @@ def _evaluated(run: RunDescription, plan: ContourPlan) -> PlannedLine:
     return _inversion.make_line(_characteristic_function.transform(run, plan.windows, plan.contour), plan)
 
 
-def _is_smaller(run: RunDescription, log_delta: Array, epsilon: Array, width: float) -> Array:
-    """Return whether the epsilon of one direction is certainly at most this one, by one try, as coarse as it may be.
+def _is_smaller(run: RunDescription, log_delta: Array, epsilon: Array) -> Array:
+    """Return whether the epsilon of one direction is certainly at most this one, by what costs little.
 
-    That is so if delta(epsilon) is at most e^log_delta. The smoothing takes half of the gap between the two, and there
-    is no try where that is finer than a bracket of relative ``width`` needs.
+    That is so if delta(epsilon) is at most e^log_delta.
     """
     goal = log_delta - _LOG_DELTA_ROUNDING
     is_beyond = _is_beyond(run, epsilon)
     is_smaller = is_beyond & (_log_infinite(run) <= goal)
-    if np.all(is_beyond):
+    if np.all(is_beyond) or not is_alone(run):
         return is_smaller
 
-    # A Chernoff bound costs little. It is certified where a rough one is clearly below.
-    windows, coarse, theta, log_moment, top = per_line(run, _line_beyond, log_delta, epsilon)
-    guess = top - theta * epsilon
+    # A Chernoff bound is certified where a rough one is clearly below.
+    windows, theta, log_moment = per_line(run, _line_beyond, log_delta, epsilon)
     rough_chernoff = log_moment - theta * epsilon + log_peak(theta)
-    is_likely = ~is_beyond & (rough_chernoff < log_delta - _CLEAR) & is_alone(run)
+    is_likely = ~is_beyond & (rough_chernoff < log_delta - _CLEAR)
 
     def is_below(some: RunDescription, _: Array, windows: Windows, theta: Array, epsilon: Array, goal: Array) -> Array:
         return _inversion.log_chernoff_delta(some, windows, theta, epsilon) <= goal
 
-    is_smaller = where_asked(is_likely, is_below, run, is_smaller, windows, theta, epsilon, goal)
-
-    # To show that log delta is far below another number it is enough to be right to a few nats.
-    half_gap = 0.5 * (log_delta - np.fmax(guess, log_delta - _FAR_BELOW))
-    is_fine = half_gap > width * theta * np.maximum(epsilon, _contour_choice.LEAST_EPSILON)
-
-    def is_below_on_line(some: RunDescription, _: Array, goal: Array, epsilon: Array, *known: Any) -> Array:
-        plan = per_line(some, _plan_below, epsilon, *known)
-        return on_lines(some, plan, PlannedLine.log_upper_delta, epsilon) <= goal
-
-    known = goal, epsilon, windows, coarse, theta, log_delta, guess
-    return where_asked(~is_beyond & ~is_smaller & is_fine, is_below_on_line, run, is_smaller, *known)
+    return where_asked(is_likely, is_below, run, is_smaller, windows, theta, epsilon, goal)
 
 
-def _line_beyond(run: RunDescription, log_delta: Array, epsilon: Array) -> tuple[Any, ...]:
-    """Return the windows, the coarse run, the line for delta(epsilon), and K and log delta + theta epsilon about."""
+def _line_beyond(run: RunDescription, log_delta: Array, epsilon: Array) -> tuple[Windows, Array, Array]:
+    """Return the windows, the line for delta(epsilon), and about K there."""
     windows = _contour_choice.choose_windows(run, log_delta)
     coarse = _contour_choice.coarse_run(run, windows)
     theta = _contour_choice.saddle_line(coarse, epsilon)
-    return windows, coarse, theta, coarse.cumulants(theta).log_moment, _contour_choice.saddle_log_delta(coarse, theta)
-
-
-def _plan_below(
-    _: RunDescription, epsilon: Array, windows: Windows, coarse: CoarseRun, theta: Array, log_delta: Array, guess: Array
-) -> ContourPlan:
-    """Return the plan to show that delta(epsilon) is below another one; the smoothing takes half of the gap."""
-    # Where delta(epsilon) is very small the line need not be the best one for it.
-    is_far = ~(guess > log_delta - _FAR_BELOW)
-    if np.any(is_far):
-        theta = np.where(is_far, _contour_choice.chernoff_line(coarse, log_delta), theta)
-    guess = np.where(is_far, log_delta - _FAR_BELOW, guess)
-    half_gap = 0.5 * (log_delta - guess)
-    contour = _contour_choice.choose_contour(coarse, theta, epsilon, guess, np.minimum(half_gap, 1.0))
-    return ContourPlan(contour, windows, epsilon, guess)
+    return windows, theta, coarse.cumulants(theta).log_moment
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -322,9 +289,9 @@ def direction_epsilon(run: RunDescription, log_delta: Array, run_lower: Array, t
     is_tiny = is_rare & (bracket.estimate < _contour_choice.LEAST_EPSILON) & search.is_wide(bracket, target_width)
     bracket = where_asked(is_tiny, _ordinary_epsilon, search, bracket, range(TRIES_BEFORE_RARE), LEAST_RARE_EPSILON)
 
-    # What else there is.
-    is_wide = ~is_rare & search.is_wide(bracket, RARE_LAST_WIDTH)
-    bracket = where_asked(is_wide, _one_by_one(_last_epsilon), search, bracket)
+    # The telling runs elsewhere.
+    is_wide = ~is_rare & search.is_wide(bracket, RARE_LAST_WIDTH) & _rare_outcomes.applies(run)
+    bracket = where_asked(is_wide, _one_by_one(telling_epsilon), search, bracket)
     if run.missed_below:
         bracket = bracket._replace(lower=0.0)
     return _with_estimate_inside(bracket)
@@ -363,16 +330,6 @@ def _one_by_one(
         return EstimatedBounds(*ends)
 
     return improve_each
-
-
-def _last_epsilon(search: EpsilonSearch, known: EstimatedBounds) -> EstimatedBounds:
-    """Improve a bracket that is wide after the ordinary tries."""
-    bracket = known
-    if _rare_outcomes.applies(search.run):
-        bracket = telling_epsilon(search, bracket)
-    if is_alone(search.run) and search.is_wide(bracket, RARE_LAST_WIDTH):
-        bracket = _with_chernoff_bounds(search, bracket)
-    return bracket
 
 
 def _ordinary_epsilon(
@@ -474,19 +431,6 @@ def _narrowed(bracket: EstimatedBounds, bounds: Bounds, estimate: Array) -> Esti
 def _is_stuck(before: EstimatedBounds, after: EstimatedBounds) -> Array:
     """Return whether a try found a lower end and left nearly all of the bracket."""
     return (after.lower > 0) & (after.upper - after.lower > _PROGRESS * (before.upper - before.lower))
-
-
-def _with_chernoff_bounds(search: EpsilonSearch, bracket: EstimatedBounds) -> EstimatedBounds:
-    """Lower the upper end by Chernoff bounds at smaller exponents.
-
-    The best exponent may be next to one from which on the moments explode.
-    """
-    upper = bracket.upper
-    for share in _CHERNOFF_LINES:
-        theta = search.theta * share
-        bound = _inversion.chernoff_epsilon(search.run, search.windows, theta, search.log_delta)
-        upper = np.fmin(upper, bound)
-    return bracket._replace(upper=upper)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -603,21 +547,19 @@ def direction_log_deltas(
     # Two further tries for each further point.
     first_tries = TRIES_BEFORE_RARE + 2 * (epsilon.size - 1)
     all_tries = TRIES + 2 * (epsilon.size - 1)
-    bracket, theta = _ordinary_log_deltas(search, nothing, 1.0, range(first_tries))
+    bracket = _ordinary_log_deltas(search, nothing, range(first_tries))
 
     # The telling runs, where the ordinary tries do not get far, and the ordinary tries that are left.
     telling = _telling_log_deltas(search, bracket) if _rare_outcomes.applies(run) else bracket
     if np.any(search.is_wide(telling, target_width)):
-        bracket, _ = _ordinary_log_deltas(search, bracket, theta, range(first_tries, all_tries))
+        bracket = _ordinary_log_deltas(search, bracket, range(first_tries, all_tries))
     bracket = _in_both(telling, bracket)
     if run.missed_below:
         bracket = bracket._replace(lower=nothing.lower)
     return bracket
 
 
-def _ordinary_log_deltas(
-    search: DeltaSearch, known: EstimatedBounds, theta: float, tries: range
-) -> tuple[EstimatedBounds, float]:
+def _ordinary_log_deltas(search: DeltaSearch, known: EstimatedBounds, tries: range) -> EstimatedBounds:
     """Improve brackets by contours for the whole run, until they are narrow or a try brings little.
 
     The first contour is made for the middle of the points, others for the one with the widest bracket.
@@ -625,14 +567,10 @@ def _ordinary_log_deltas(
     Args:
         search: what is asked.
         known: what is known so far [n].
-        theta: where to start the search for the line.
         tries: numbers of the tries.
-
-    Returns:
-        the brackets [n], and the theta of the last line.
     """
     run, epsilon = search.run, search.epsilon
-    bracket = known
+    bracket, theta = known, 1.0
     for i in tries:
         is_wide = search.is_wide(bracket, search.target_width)
         if not is_wide.any():
@@ -677,7 +615,7 @@ def _ordinary_log_deltas(
         )
         if i > tries[0] and _are_stuck(before, bracket):
             break
-    return bracket, theta
+    return bracket
 
 
 def _widest(bracket: EstimatedBounds, is_wide: Array) -> int:

@@ -250,18 +250,6 @@ def log_chernoff_delta(
     return np.logaddexp(bound + slack, np.log(lost))
 
 
-def chernoff_epsilon(
-    run: RunDescription,
-    windows: Windows,
-    theta: float,
-    log_delta: float,
-) -> float:
-    """Return the Chernoff bound on epsilon of one direction of a run of steps."""
-    log_size = _log_size_above(run, windows, theta)
-    lost = _characteristic_function.lost_mass(run, windows)
-    return _chernoff(log_size, theta, lost, log_delta)
-
-
 def _log_size_above(run: RunDescription, windows: Windows, theta: Array) -> Array:
     """Return an upper bound on K(theta) of a run of steps."""
     steps = run.side_by_side

@@ -22,7 +22,6 @@ import scipy
 from gdpjax._composition import (
     _bounded_losses,
     _directions,
-    _dominating,
     _run_description,
     _tradeoff,
     _without_contour,
@@ -271,7 +270,7 @@ def _mu(run: RunDescription, failure: float, _rtol: float) -> Bounds:
     # In any case the whole run has the mu of its releases without sampling.
     if any(step.noise_multiplier < _SMALLEST_NOISE_SEARCHED for step in run.steps):
         return Bounds(0.0, _run_description.trivial_mu(run))
-    return _dominating.mu_of_run(run, failure)
+    return _tradeoff.mu_of_run(run, failure)
 
 
 def _nothing(_at: float) -> Bounds:
@@ -300,7 +299,14 @@ MU = Question(_one_by_one(_mu), "failure", checks.OPEN_UNIT, _nothing)
 
 def _answers(question: Question, family: Family, configurations: list[tuple[Any, ...]]) -> list[Bounds]:
     """Return the answers about some runs, each described by all numbers but the last, asked at the last."""
-    prepared = [prepare(family, configuration[:-1]) for configuration in configurations]
+    # Runs that are asked about at several numbers are prepared once.
+    made: dict[tuple[bytes, ...], _PreparedRun] = {}
+    prepared = []
+    for *columns, _ in configurations:
+        key = tuple(column.tobytes() for column in columns)
+        if key not in made:
+            made[key] = prepare(family, tuple(columns))
+        prepared.append(made[key])
     answers = [question.nothing(configuration[-1]) for configuration in configurations]
     places = [place for place, run in enumerate(prepared) if not run.is_nothing]
     at = np.array([configurations[place][-1] for place in places], np.float64)

@@ -60,9 +60,12 @@ class RunDescription:
 
     def towards(self, sign: float) -> "RunDescription":
         """Return the run in the direction "remove" (+1) or "add" (-1), one of its `signs`."""
-        steps = tuple(dataclasses.replace(step, sign=1.0 if step.replaced else sign) for step in self.steps)
+        steps = []
+        for step in self.steps:
+            is_kept = step.replaced or step.sign == sign
+            steps.append(step if is_kept else dataclasses.replace(step, sign=sign))
         atoms = tuple(dataclasses.replace(event, sign=sign) for event in self.atoms)
-        return RunDescription(steps, self.finite, atoms, self.lines)
+        return RunDescription(tuple(steps), self.finite, atoms, self.lines)
 
     def taken(self, rows: Array) -> "RunDescription":
         """Return some of the runs side by side."""

@@ -1,4 +1,4 @@
-"""Bracket the trade-off curve of a run at given alpha.
+"""Bracket the trade-off curve of a run at given alpha, and the smallest mu that a run has.
 
 The curve is f = min(f_rem, f_add)**, the convex symmetric curve that both directions obey; f_add is f_rem inverted.
 With D(e) = max of the two deltas, f is the supremum of the curves of all (e, D(e)):
@@ -16,6 +16,16 @@ most e^{K(t) + eta^2 t^2 / 2 - t e}.
 Three e are used (`_Place`): where the test's a is alpha, where its b is alpha (mirrored), and e = 0, between whose two
 points (a, b), (b, a) the curve lies below the chord. Saddle-point formulas propose the first two, the test's own errors
 correct them, and the lower bound is taken at the same e.
+
+**The smallest mu** with f >= G_mu (x) f_{0, failure}: mu-GDP but for a failure probability d. The statement says that
+delta(e) <= R_mu(e) := d + (1 - d) delta_mu(e) for all e >= 0. (Without d the answer is sqrt(T) / sigma whatever the
+sampling: in the extreme tail subsampling buys nothing.)
+
+*Lower bound*: each e with its lower bound on delta(e) forces mu to be at least the mu whose curve passes there.
+
+*Upper bound*: a grid 0 = e_0 < ... < e_n, where e_n has a certified delta(e_n) <= d, so that everything beyond holds
+for any mu; `gdpjax._core.dominating` decides on the intervals. A mu that passes on all of them is an upper bound.
+Bisection finds the smallest, up to 1e-9, which is right because R_mu increases with mu.
 """
 
 import enum
@@ -27,7 +37,9 @@ from gdpjax._composition import _characteristic_function, _contour, _contour_cho
 from gdpjax._composition._characteristic_function import Contour, RunOnLine
 from gdpjax._composition._contour import TrapezoidSums
 from gdpjax._composition._contour_choice import CoarseMeasure
-from gdpjax._composition._run_description import RunDescription
+from gdpjax._composition._run_description import RunDescription, trivial_mu
+from gdpjax._core.dominating import dominates
+from gdpjax._core.gdp import mu_kernel
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
 
@@ -43,6 +55,17 @@ _ROUNDING = 1e-12
 _LOG_LEAST_S, _LOG_LARGEST_S = np.log(1e-7), np.log(1e10)
 _NUM_GUESS_BISECTIONS = 24
 _NUM_TEST_BISECTIONS = 30
+
+_NUM_INTERVALS = 96
+_SHARING = 6
+"""How many neighbouring points of the grid share a contour."""
+_MU_DELTA_WIDTH = 3e-3
+"""The relative width that brackets on delta aim at."""
+_NUM_MU_BISECTIONS = 40
+_LEAST_MU = 1e-6
+"""Where nothing else is known the search for a mu that the run has begins here."""
+_MU_WIDTH = 1e-9
+"""The relative width at which the bisection stops, and the room for rounding in the mu that a point forces."""
 
 
 class _Place(enum.Enum):
@@ -239,10 +262,10 @@ def _errors(
     largest_sum = max(value[0], 0.0) + sums.error[0]
     a = np.exp(log_scale - threshold) * largest_sum
 
-    # The sum under P is 1 - b and has aliases.
+    # The sum under P is 1 - b and has aliases, of a probability that is at most e^{K(t) + eta^2 t^2 / 2 - t e}.
     log_scale = _contour.log_scale(data, contour, threshold, -1.0)
     least_sum = max(value[1] - sums.error[1], 0.0)
-    alias = np.exp(_log_alias(data, contour, threshold))
+    alias = np.exp(_contour.log_alias(data, contour, threshold, lambda t: 0.5 * (contour.eta * t) ** 2))
     power = np.exp(log_scale) * least_sum - alias
 
     # A number that is not known says nothing.
@@ -254,20 +277,72 @@ def _errors(
     )
 
 
-def _log_alias(data: RunOnLine, contour: Contour, e: float) -> float:
-    """Return log of a bound on the aliases of P(L + eta N > e).
+# ---------------------------------------------------------------------------------------------------------------------
+# The smallest mu.
 
-    It is `_contour.log_alias` for a probability, which is at most 1 and at most e^{K(t) + eta^2 t^2 / 2 - t e}.
+
+def mu_of_run(run: RunDescription, failure: float) -> Bounds:
+    """Return the bracket on mu of a run.
+
+    Args:
+        run: the run.
+        failure: the failure probability d, 0 < d < 1.
     """
-    left = _log_alias_on_one_side(contour, contour.below, data.log_below, e)
-    right = _log_alias_on_one_side(contour, contour.above, data.log_above, e)
-    left_by_one = _contour.log_geometric(contour.theta * contour.period)
-    return np.logaddexp(min(left_by_one, left), right) + 1e-9
+    # Beyond the last point of the grid delta is at most the failure probability.
+    last = _directions.epsilon_of_run(run, np.log(failure)).upper
+    if not last > 0:
+        return Bounds(0.0, 0.0)
+    if last == np.inf:
+        return Bounds(0.0, np.inf)
+    epsilon = last * (np.arange(_NUM_INTERVALS) / _NUM_INTERVALS)
+    delta = _directions.deltas_on_grid(run, epsilon, _SHARING, _MU_DELTA_WIDTH)
+    highest_delta = np.minimum(delta.upper, 1.0)
+
+    trivial = trivial_mu(run)
+    lower = min(_forced_mu(epsilon, delta.lower, failure), trivial)
+    upper = _dominating_mu(
+        epsilon=np.append(epsilon, last),
+        delta=np.append(highest_delta, failure),
+        failure=failure,
+        fails=lower,
+        holds=trivial,
+    )
+    return Bounds(lower, upper)
 
 
-def _log_alias_on_one_side(contour: Contour, t: float, log_moment: float, e: float) -> float:
-    """Return log of the geometric sum of the bounds at the exponent t."""
-    smoothing = 0.5 * (contour.eta * t) ** 2
-    bound = log_moment + smoothing - t * e
-    distance = abs(contour.theta - t)
-    return bound + _contour.log_geometric(distance * contour.period)
+def _forced_mu(epsilon: Array, delta: Array, failure: float) -> float:
+    """Return the largest mu whose R_mu passes through a point (epsilon, lower bound on delta)."""
+    # R_mu = delta where delta_mu is this. Nothing is forced where it is not positive.
+    delta_mu = (delta - failure) / (1.0 - failure)
+    is_forced = delta_mu > 1e-300
+    mu = mu_kernel(np, epsilon, np.clip(delta_mu, 1e-300, 1.0 - 1e-16))
+    mu = np.nan_to_num(np.where(is_forced, mu, 0.0), nan=0.0)
+    return np.max(mu) * (1.0 - _MU_WIDTH)
+
+
+def _dominating_mu(epsilon: Array, delta: Array, failure: float, fails: float, holds: float) -> float:
+    """Return about the smallest mu that dominates, by bisection in the scale of log mu.
+
+    Args:
+        epsilon: the grid, its last point included [n + 1].
+        delta: upper bounds on delta there [n + 1].
+        failure: the failure probability.
+        fails: the smallest mu that is looked at.
+        holds: a mu that the run has, or inf.
+    """
+    if holds == np.inf:
+        for mu in max(fails, _LEAST_MU) * 2.0 ** np.arange(_NUM_MU_BISECTIONS):
+            if dominates(mu, epsilon, delta, failure).all():
+                holds = mu
+                break
+    if holds == np.inf:
+        return holds
+    for _ in range(_NUM_MU_BISECTIONS):
+        mu = np.sqrt(max(fails, 1e-12 * holds)) * np.sqrt(holds)
+        if dominates(mu, epsilon, delta, failure).all():
+            holds = mu
+        else:
+            fails = mu
+        if not fails < holds * (1.0 - _MU_WIDTH):
+            break
+    return holds

@@ -83,8 +83,8 @@ def calibrate_noise_multiplier(
     >>> print(f"{s:.4f}")
     1.0223
     """
-    attack = _AttackTarget(advantage, tpr, fpr, bayes_success, prior)
-    target = _checked_target(accountant, epsilon, delta, mu, failure, attack)
+    attack: Any = {"advantage": advantage, "tpr": tpr, "fpr": fpr, "bayes_success": bayes_success, "prior": prior}
+    target = _checked_target(accountant, epsilon, delta, mu, failure, **attack)
     if _asks_for_nothing(target):
         check("sampling_prob", sampling_prob, UNIT)
         check("num_steps", num_steps, COUNT)
@@ -149,8 +149,8 @@ def calibrate_num_steps(
     >>> print(int(steps))
     1454
     """
-    attack = _AttackTarget(advantage, tpr, fpr, bayes_success, prior)
-    target = _checked_target(accountant, epsilon, delta, mu, failure, attack)
+    attack: Any = {"advantage": advantage, "tpr": tpr, "fpr": fpr, "bayes_success": bayes_success, "prior": prior}
+    target = _checked_target(accountant, epsilon, delta, mu, failure, **attack)
     return _calibrate(
         "num_steps",
         target,
@@ -158,20 +158,6 @@ def calibrate_num_steps(
         noise_multiplier=noise_multiplier,
         sampling_prob=sampling_prob,
     )
-
-
-class _AttackTarget(NamedTuple):
-    """A target for what an attacker can do, as it was given; None for all that was not."""
-
-    advantage: Array | None
-    tpr: Array | None
-    fpr: Array | None
-    bayes_success: Array | None
-    prior: Array | None
-
-    def names(self) -> list[str]:
-        """Return the names of the arguments that were given."""
-        return [name for name, value in self._asdict().items() if value is not None]
 
 
 class _CheckedTarget(NamedTuple):
@@ -200,19 +186,22 @@ def _checked_target(
     delta: Array | None,
     mu: Array | None,
     failure: Array | None,
-    attack: _AttackTarget,
+    **attack: Array | None,
 ) -> _CheckedTarget:
-    """Return the target as keyword arguments of the searches, after the checks that need no numbers."""
+    """Return the target as keyword arguments of the searches, after the checks that need no numbers.
+
+    ``attack`` is a target for what an attacker can do; None stands for all that was not given.
+    """
     check_choice("accountant", accountant, ACCOUNTANTS)
 
     # A target for an attack.
-    if attack.names():
+    given = {name: value for name, value in attack.items() if value is not None}
+    if given:
         others = (epsilon, delta, mu, failure)
         if accountant != "numeric" or any(value is not None for value in others):
-            raise ValueError(
-                f'give one target: {attack.names()[0]} goes with accountant "numeric", and without epsilon and mu'
-            )
-        return _checked_attack_target(attack)
+            first, *_ = given
+            raise ValueError(f'give one target: {first} goes with accountant "numeric", and without epsilon and mu')
+        return _checked_attack_target(given)
 
     # Either mu, or epsilon and delta.
     if (epsilon is None) != (delta is None) or (epsilon is None) == (mu is None):
@@ -234,22 +223,19 @@ def _checked_target(
     return _CheckedTarget("mu", arguments, " and ".join(arguments))
 
 
-def _checked_attack_target(attack: _AttackTarget) -> _CheckedTarget:
+def _checked_attack_target(attack: dict[str, Array]) -> _CheckedTarget:
     """Return the target of an attack: a delta at some epsilon, or a true positive rate at a false positive rate."""
-    if is_traced(attack):
+    if is_traced(list(attack.values())):
         raise ValueError("a target in terms of an attack must be numbers known before compiling")
-    names = set(attack.names())
-    if names == {"advantage"}:
+    if attack.keys() == {"advantage"}:
         # The advantage is delta(0).
-        check("advantage", attack.advantage, OPEN_UNIT)
-        return _CheckedTarget("level", {"level": attack.advantage, "epsilon": 0.0}, "advantage")
-    if names == {"tpr", "fpr"}:
-        return _true_positive_rate_target(attack.tpr, attack.fpr)
-    if names == {"bayes_success"}:
-        return _bayes_success_target(attack.bayes_success, 0.5)
-    if names == {"bayes_success", "prior"}:
-        return _bayes_success_target(attack.bayes_success, attack.prior)
-    given = " and ".join(attack.names())
+        check("advantage", attack["advantage"], OPEN_UNIT)
+        return _CheckedTarget("level", {"level": attack["advantage"], "epsilon": 0.0}, "advantage")
+    if attack.keys() == {"tpr", "fpr"}:
+        return _true_positive_rate_target(**attack)
+    if attack.keys() | {"prior"} == {"bayes_success", "prior"}:
+        return _bayes_success_target(**attack)
+    given = " and ".join(attack)
     raise ValueError(f"give a complete target: advantage, or tpr and fpr, or bayes_success (and prior), got {given}")
 
 
@@ -262,7 +248,7 @@ def _true_positive_rate_target(tpr: Array, fpr: Array) -> _CheckedTarget:
     return _CheckedTarget("tpr", {"tpr": tpr, "fpr": fpr}, "tpr and fpr")
 
 
-def _bayes_success_target(bayes_success: Array, prior: Array) -> _CheckedTarget:
+def _bayes_success_target(bayes_success: Array, prior: Array = 0.5) -> _CheckedTarget:
     """Return the target of a success probability as that of a delta at some epsilon.
 
     The success of an attacker with prior q is max(q, 1 - q) + min(q, 1 - q) delta at the logarithm of their ratio. This

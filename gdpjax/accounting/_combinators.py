@@ -1,10 +1,11 @@
 """Certified curves of runs that are made of other curves.
 
     Between(above, below)           # of a run that reveals at most and at least as much as two others
-    ClosedForm(0.99, 1.0)           # of a run that is mu-GDP for a mu between two numbers
+    closed_form(0.99, 1.0)          # of a run that is mu-GDP for a mu between two numbers
 
-An idea about a run is a class here or in the module of its proof, with the four answers of a `CertifiedCurve`. An
-answer "rises" if it is the larger the more a run reveals, as epsilon, delta and mu do; the trade-off curve falls.
+An idea about a run is a class here or in the module of its proof, with the four answers of a `CertifiedCurve`, or with
+one ``_ask`` for all four. An answer "rises" if it is the larger the more a run reveals, as epsilon, delta and mu do;
+the trade-off curve falls.
 """
 
 import functools
@@ -13,20 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from gdpjax._core.checks import EXTENDED_NONNEGATIVE, NONNEGATIVE, OPEN_UNIT, UNIT, is_traced, known
+from gdpjax._core.checks import EXTENDED_NONNEGATIVE, is_traced, known
 from gdpjax._core.types import FAILURE, Array, Bounds, Numbers
-from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian
+from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian, each
 
 _MU_ROUNDING = 1e-14
 """More than the rounding of a sum of squares, and of its root, relative."""
-
-
-def each(ask: Callable[..., Bounds], *values: Any) -> Bounds:
-    """Return the brackets that ``ask`` gives at every element of arrays that broadcast together."""
-    elements = np.broadcast(*values)
-    answers = [ask(*element) for element in elements]
-    ends = np.array(answers, np.float64).reshape(*elements.shape, 2)
-    return Bounds(ends[..., 0][()], ends[..., 1][()])
 
 
 def rising(above: Bounds, *below: Bounds) -> Bounds:
@@ -50,6 +43,26 @@ def _ordered(lower: Array, upper: Array) -> Bounds:
 
 class AccountedCurve(CertifiedCurve):
     """The certified curve of something that was run, or of each of an array of runs."""
+
+    def epsilon(self, delta: Numbers) -> Bounds:
+        """Bracket epsilon."""
+        return self._ask("epsilon", delta)
+
+    def delta(self, epsilon: Numbers) -> Bounds:
+        """Bracket delta."""
+        return self._ask("delta", epsilon)
+
+    def mu(self, failure: Numbers = FAILURE) -> Bounds:
+        """Bracket mu."""
+        return self._ask("mu", failure)
+
+    def tradeoff(self, alpha: Numbers) -> Bounds:
+        """Bracket the trade-off curve."""
+        return self._ask("tradeoff", alpha)
+
+    def _ask(self, question: str, at: Numbers) -> Bounds:
+        """Return the answer of the method of this name."""
+        raise NotImplementedError
 
     def regret(self, mu: Array | None = None) -> Bounds:
         """Bracket the regret of reporting mu, as `CertifiedCurve.regret`; of every run of an array."""
@@ -84,21 +97,9 @@ class Between(AccountedCurve):
         self.above = above
         self.below = below
 
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        return rising(self.above.epsilon(delta), *[curve.epsilon(delta) for curve in self.below])
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        return rising(self.above.delta(epsilon), *[curve.delta(epsilon) for curve in self.below])
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        return rising(self.above.mu(failure), *[curve.mu(failure) for curve in self.below])
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        return falling(self.above.tradeoff(alpha), *[curve.tradeoff(alpha) for curve in self.below])
+    def _ask(self, question: str, at: Numbers) -> Bounds:
+        above, *below = [getattr(curve, question)(at) for curve in (self.above, *self.below)]
+        return falling(above, *below) if question == "tradeoff" else rising(above, *below)
 
 
 class Meet(AccountedCurve):
@@ -107,51 +108,13 @@ class Meet(AccountedCurve):
     def __init__(self, *curves: CertifiedCurve) -> None:
         self.curves = curves
 
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        return self._in_all(lambda curve: curve.epsilon(delta))
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        return self._in_all(lambda curve: curve.delta(epsilon))
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        return self._in_all(lambda curve: each(curve.mu, failure))
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        return self._in_all(lambda curve: curve.tradeoff(alpha))
-
-    def _in_all(self, ask: Callable[[CertifiedCurve], Bounds]) -> Bounds:
-        lower, upper = zip(*map(ask, self.curves), strict=True)
+    def _ask(self, question: str, at: Numbers) -> Bounds:
+        lower, upper = zip(*(getattr(curve, question)(at) for curve in self.curves), strict=True)
         return _ordered(functools.reduce(np.maximum, lower), functools.reduce(np.minimum, upper))
 
 
-class ClosedForm(AccountedCurve):
-    """The certified curve of a run that is mu-GDP, in closed form.
-
-    Args:
-        smaller_mu, larger_mu: two numbers with mu in between, but for their rounding.
-    """
-
-    def __init__(self, smaller_mu: float, larger_mu: float) -> None:
-        above = Gaussian(larger_mu * (1.0 + _MU_ROUNDING))
-        below = Gaussian(smaller_mu * (1.0 - _MU_ROUNDING))
-        self.curve = CurveBounds(above, below)
-
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        return self.curve.epsilon(known("delta", delta, OPEN_UNIT))
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        return self.curve.delta(known("epsilon", epsilon, NONNEGATIVE))
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        return each(self.curve.mu, known("failure", failure, OPEN_UNIT))
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        return self.curve.tradeoff(known("alpha", alpha, UNIT))
+def closed_form(smaller_mu: float, larger_mu: float) -> CurveBounds:
+    """Return the certified curve of a run that is mu-GDP for a mu between two numbers, up to their rounding."""
+    above = Gaussian(larger_mu * (1.0 + _MU_ROUNDING))
+    below = Gaussian(smaller_mu * (1.0 - _MU_ROUNDING))
+    return CurveBounds(above, below)

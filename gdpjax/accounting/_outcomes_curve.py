@@ -4,8 +4,8 @@ An epoch of random allocation is two events given by their outcomes (`_compositi
 pair that understates and in one that overstates: `_bounds.events_of_scheme`. Others come from `_outcomes`. They go into
 one `RunDescription` beside the other phases and the events of bounded loss. Of the two runs, below and above, epsilon,
 delta and mu are asked: the lower end comes from the run below and the upper end from the one above. For the trade-off
-curve, which falls where the others rise, it is the reverse. Epsilon and delta of one event of random allocation alone
-are those of `_bounds`, in a narrower bracket. What the run below leaves out is never part of a test, so the errors of
+curve, which falls where the others rise, it is the reverse. Epsilon and delta of one release are sums (`_one_run`);
+those of several are composed by the contour. What the run below leaves out is never part of a test, so the errors of
 its tests are those of tests of the true run.
 
 Nothing is known from the pairs where their rounding is large or the noise is below the smallest that they are made for:
@@ -18,11 +18,12 @@ run is at most E epochs from above, and at least E - 1 from below.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import scipy
 
-from gdpjax._composition import _atoms, _bounded_losses, _directions, _dominating, _tradeoff, _without_contour, prepare
+from gdpjax._composition import _atoms, _bounded_losses, _directions, _tradeoff, _without_contour, prepare
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
@@ -31,7 +32,7 @@ from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.accounting._allocation import _bounds, _one_run
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
-from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, each
+from gdpjax.accounting._combinators import AccountedCurve, Between, Meet
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
 from gdpjax.accounting._overflow import Lost, with_failure
@@ -44,8 +45,9 @@ from gdpjax.ledger import (
     ShuffledEvent,
     TruncatedPoissonEvent,
 )
-from gdpjax.tradeoff import CertifiedCurve, Laplace, NoGuarantee, compose, subsample
+from gdpjax.tradeoff import CertifiedCurve, Laplace, NoGuarantee, compose, each, subsample
 
+_EPSILON_WIDTH = 3e-4
 _SLACK = 1e-9
 _TINY = 2.3e-308
 _SMALLEST_ALPHA = 1e-300
@@ -117,20 +119,10 @@ class OutcomesCurve(AccountedCurve):
             return each(ask, at)
 
     @property
-    def _is_one(self) -> bool:
-        """Return whether there is one event that is given by outcomes, and nothing else."""
-        return len(self.schemes) + len(self.outcomes) == 1 and not self.rest.steps and not self.rest.finite
-
-    @property
-    def _is_one_scheme(self) -> bool:
-        return self._is_one and bool(self.schemes)
-
-    @property
-    def _is_one_release(self) -> bool:
-        if not self._is_one or self.schemes:
-            return False
-        above = self.outcomes[0].above
-        return above is not None and above[0].num_steps == 1
+    def _is_gaussian(self) -> bool:
+        """Return whether an example takes part in every step, so that mu is known."""
+        is_alone = not self.outcomes and not self.rest.steps and not self.rest.finite
+        return is_alone and all(scheme.is_gaussian for scheme in self.schemes)
 
     def _runs_around(self, log_delta: float, num_cells: int | None = None) -> Sides[RunDescription]:
         """Return the runs below and above for a question about a delta of e^log_delta."""
@@ -153,48 +145,43 @@ class OutcomesCurve(AccountedCurve):
         return Sides(below, above)
 
     def _epsilon(self, delta: float) -> Bounds:
-        if self._is_one_scheme:
-            return _bounds.epsilon_of_scheme(self.schemes[0], delta)
-        log_delta = math.log(delta)
         if delta < self.leaked:
             return Bounds(math.inf, math.inf)
 
-        if self._is_one_release:
-            return self._epsilon_of_release(delta)
-
-        # The epsilon of the whole run if it is known when an example takes part.
+        # The epsilon of the whole run if it is known when an example takes part. Near zero delta fixes it absolutely.
         gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(self.gaussian_mu)))
         largest = gaussian * (1.0 + _SLACK) + 1e-12 + self.largest_loss
-        sides = self._runs_around(log_delta)
-        return within(Bounds(0.0, largest), sides, lambda run: _directions.epsilon_of_run(run, log_delta))
+        if self._is_gaussian:
+            return Bounds(max(gaussian * (1.0 - _SLACK) - 1e-12, 0.0), largest)
 
-    def _epsilon_of_release(self, delta: float) -> Bounds:
-        # Beyond the largest finite loss delta is what is lost.
-        below, above = (_bounds.only_pair(side or ()) for side in self.outcomes[0])
-        largest = 1.0 + float(np.max(np.abs(above.log_ratio), initial=0.0)) * (1.0 + _SLACK)
-        lower = _one_run.epsilon(below, delta, largest).lower
-        if _one_run.delta(above, largest).upper > delta:
-            return Bounds(lower, math.inf)
-        return Bounds(lower, _one_run.epsilon(above, delta, largest).upper)
+        def ask(run: RunDescription) -> Any:
+            if _is_one_release(run):
+                return _one_run.epsilon(_bounds.only_pair(run.atoms), delta)
+            return _directions.epsilon_of_run(run, log_delta, _EPSILON_WIDTH)
+
+        log_delta = math.log(delta)
+        return within(Bounds(0.0, largest), self._runs_around(log_delta), ask)
 
     def _delta(self, epsilon: float) -> Bounds:
-        if self._is_one_release:
-            sides = self.outcomes[0]
-            delta = within(
-                Bounds(self.leaked, 1.0), sides, lambda side: _one_run.delta(_bounds.only_pair(side), epsilon)
-            )
-            return Bounds(max(delta.lower - _TINY, 0.0), min(delta.upper + _TINY, 1.0))
-        if self._is_one_scheme:
-            return _bounds.delta_of_scheme(self.schemes[0], epsilon)
-        log_delta = _bounds.guess_log_delta(epsilon, lambda guess: self._runs_around(guess, _bounds.FEWEST_CELLS).above)
-
         # Events of bounded loss shift epsilon by their largest loss at most.
         largest = 1.0
         shifted_epsilon = epsilon - self.largest_loss * (1.0 + _bounds.EXP_ROUNDING)
         if shifted_epsilon >= 0:
-            largest = float(_without_contour.gaussian_delta(shifted_epsilon, self.gaussian_mu).upper)
-        sides = self._runs_around(log_delta)
-        delta = within(Bounds(0.0, largest), sides, lambda run: exp_outward(_directions.log_delta_of_run(run, epsilon)))
+            gaussian = _without_contour.gaussian_delta(shifted_epsilon, self.gaussian_mu)
+            largest = float(gaussian.upper)
+            if self._is_gaussian:
+                return Bounds(max(float(gaussian.lower) - _TINY, 0.0), min(largest + _TINY, 1.0))
+
+        def ask(run: RunDescription) -> Bounds:
+            if _is_one_release(run):
+                return _one_run.delta(_bounds.only_pair(run.atoms), epsilon)
+            return exp_outward(_directions.log_delta_of_run(run, epsilon))
+
+        def coarse(guess: float) -> RunDescription | None:
+            return self._runs_around(guess, _bounds.FEWEST_CELLS).below
+
+        log_delta = _bounds.guess_log_delta(epsilon, coarse) if self.schemes else 0.0
+        delta = within(Bounds(0.0, largest), self._runs_around(log_delta), ask)
         return Bounds(max(delta.lower - _TINY, self.leaked, 0.0), min(delta.upper + _TINY, 1.0))
 
     def _mu(self, failure: float) -> Bounds:
@@ -205,7 +192,7 @@ class OutcomesCurve(AccountedCurve):
         if self.least_noise < _SMALLEST_NOISE_SEARCHED:
             return trivial
         sides = self._runs_around(math.log(failure))
-        mu = within(trivial, sides, lambda run: _dominating.mu_of_run(run, failure))
+        mu = within(trivial, sides, lambda run: _tradeoff.mu_of_run(run, failure))
         return Bounds(min(mu.lower, self.whole_mu), mu.upper)
 
     def _error(self, alpha: float) -> Bounds:
@@ -223,6 +210,11 @@ class OutcomesCurve(AccountedCurve):
 
         # The curve falls, so below the smallest alpha only the lower bound at it holds.
         return Bounds(error.lower, 1.0 if alpha < _SMALLEST_ALPHA else error.upper)
+
+
+def _is_one_release(run: RunDescription) -> bool:
+    """Return whether there is one event that is given by outcomes, once, and nothing to compose."""
+    return len(run.atoms) == 1 and run.atoms[0].num_steps == 1 and not run.steps and not run.finite
 
 
 def curve_of_outcomes(run: Ledger | AnyEvent) -> CertifiedCurve:

@@ -31,7 +31,6 @@ from gdpjax._core.checks import (
     POSITIVE,
     RENYI_ORDER,
     UNIT,
-    Domain,
     check,
     is_traced,
 )
@@ -215,13 +214,8 @@ def _rdp_at_traced_orders(noise_multiplier: Array, sampling_prob: Array, orders:
 
 def column(value: Array) -> Array:
     """value[..., None], in float64 where the value is concrete."""
-    if is_traced(value):
-        return jnp.asarray(value)[..., None]
-    try:
-        check("value", value, Domain("a number", lambda x: x == x))
-        return np.asarray(value, np.float64)[..., None]
-    except ValueError:  # the kernels, which know the argument's name, refuse it
-        return value
+    array = jnp.asarray(value) if is_traced(value) else np.asarray(value, np.float64)
+    return array[..., None]
 
 
 def check_orders(rdp: Array, orders: Array) -> None:

@@ -9,7 +9,8 @@ Other classes stand around such curves or in their place; `_curve_of_ledger` cho
 
 * `Between` lies between the curves of other runs, `Meet` is known in two ways, `WithFailure` pays for a small
   probability of failure or overflow, `Shown` for steps without noise.
-* `ClosedForm` is the curve of a mu-GDP run, `OutcomesCurve` that of random allocation and of what is given by outcomes.
+* `closed_form` makes the curve of a mu-GDP run; `OutcomesCurve` is that of random allocation and of what is given by
+  outcomes.
 
 **Neighbours.** Poisson sampling goes with ADD_OR_REMOVE_ONE, or with REPLACE_SPECIAL, which has the same curve: the
 mixture (1 - p) N(0, s^2) + p N(1, s^2) against N(0, s^2), and the reverse.
@@ -40,7 +41,6 @@ from gdpjax._composition import (
     MU,
     TRADEOFF,
     Family,
-    Question,
     has_closed_form,
     of_phases,
     of_runs,
@@ -49,9 +49,9 @@ from gdpjax._composition import (
 )
 from gdpjax._core.arguments import check_count, check_relation
 from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, check_scalar, known
-from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation, Numbers
+from gdpjax._core.types import Array, Bounds, NeighboringRelation, Numbers
 from gdpjax.accounting import _correlated, _shuffled
-from gdpjax.accounting._combinators import AccountedCurve, Between, ClosedForm, rising
+from gdpjax.accounting._combinators import AccountedCurve, Between, closed_form, rising
 from gdpjax.accounting._ledgers import check_form, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes
 from gdpjax.accounting._outcomes_curve import curve_of_outcomes
@@ -72,6 +72,7 @@ from gdpjax.ledger import (
 )
 from gdpjax.tradeoff import CertifiedCurve
 
+_QUESTIONS = {"epsilon": EPSILON, "delta": DELTA, "mu": MU, "tradeoff": TRADEOFF}
 RTOL = 1e-3
 """The relative width at which the search for an epsilon or a delta stops, if nothing is said."""
 _COARSE = 1e-4
@@ -127,25 +128,9 @@ class RunCurve(AccountedCurve):
         self.columns = columns
         self.in_phases = in_phases
 
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        return self._ask(EPSILON, delta)
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        return self._ask(DELTA, epsilon)
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        return self._ask(MU, failure)
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        return self._ask(TRADEOFF, alpha)
-
-    def _ask(self, question: Question, at: Array) -> Bounds:
+    def _ask(self, question: str, at: Numbers) -> Bounds:
         ask = of_phases if self.in_phases else of_runs
-        return ask(question, self.family)(*self.columns, at)
+        return ask(_QUESTIONS[question], self.family)(*self.columns, at)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
         columns = self.columns if self.in_phases else tuple(np.reshape(column, 1) for column in self.columns)
@@ -183,11 +168,7 @@ def _curve_of_columns(family: Family, columns: tuple[Array, ...], *, in_phases: 
 
 def _is_zero(noise_multiplier: Any) -> bool:
     """Return whether this is the one number 0, known before compiling."""
-    if isinstance(noise_multiplier, bool | np.timedelta64):
-        return False
-    if not isinstance(noise_multiplier, int | float | np.floating | np.integer):
-        return False
-    return bool(noise_multiplier == 0)
+    return isinstance(noise_multiplier, int | float | np.floating | np.integer) and bool(noise_multiplier == 0)
 
 
 def _curve_of_phases(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = RTOL) -> CertifiedCurve:
@@ -216,7 +197,7 @@ def _curve_of_others(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Ce
     reveals_less = _correlated.from_below(run)
     mu = _correlated.mu_of_gaussians(reveals_more)
     if mu is not None and mu > 0 and group_size == 1:
-        return ClosedForm(_correlated.mu_of_gaussians(reveals_less) or 0.0, mu)
+        return closed_form(_correlated.mu_of_gaussians(reveals_less) or 0.0, mu)
     above = _curve_of_ledger(reveals_more, group_size, rtol)
     below = _curve_of_ledger(reveals_less, group_size, rtol)
     return Between(above, below)
@@ -228,7 +209,7 @@ def _curve_of_shuffled(run: Ledger | AnyEvent) -> CertifiedCurve:
     above = _curve_of_ledger(reveals_more)
     mu = _shuffled.mu_from_above(run)
     if mu:
-        above = with_failure(ClosedForm(0.0, mu), describe(reveals_more, 1).lost)
+        above = with_failure(closed_form(0.0, mu), describe(reveals_more, 1).lost)
     below = _curve_of_ledger(_shuffled.from_below(run))
     return _shuffled.ShuffledCurve(above, below, *_shuffled.largest_sums(run))
 

@@ -143,13 +143,7 @@ def _bisection(unknown: str) -> Callable[..., CalibratedValue]:
             run_at_value = {**run, unknown: value}
             return moments_epsilon_kernel(**run_at_value, delta=delta) <= epsilon * _SEARCH_MARGIN
 
-        shape = jnp.broadcast_shapes(
-            epsilon.shape,
-            delta.shape,
-            noise_multiplier.shape,
-            sampling_prob.shape,
-            num_steps.shape,
-        )
+        shape = jnp.broadcast_shapes(epsilon.shape, delta.shape, *(value.shape for value in run.values()))
         root = bisect(
             meets_target,
             jnp.full(shape, axis.safest),
@@ -232,69 +226,36 @@ _TARGETS = {
 """A level is a delta at a given epsilon: the goal there is delta, as advantage and Bayes success ask for."""
 
 
-class _SecantSearch(NamedTuple):
-    """The secant search for one unknown and one kind of target, on the host.
+def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
+    """Return the calibration of ``unknown`` to a target of the certified accountant."""
+    axis = AXES[unknown]
+    domains: dict[str, Any] = {**target.domains, **_RUN}
 
-    Its arguments are columns, one element a search: the goal, the condition (see `_Target`), and the run, which is
-    (noise_multiplier, sampling_prob, num_steps) with a placeholder for the unknown.
-    """
-
-    unknown: str
-    target: _Target
-
-    def begin(self, goal: Array, condition: Array, *run: Array) -> roots.Search:
-        """Return the state of the search that starts at the central limit theorem's value."""
-        log_mu = self.target.coordinate(goal, condition)
-        value, slope = _clt_inverse(np, self.unknown, log_mu, run)
-        return roots.begin(AXES[self.unknown], value, slope)
-
-    def upper_end(self, point: Array, condition: Array, *run: Array) -> Array:
+    def upper_end(point: Array, condition: Array, *run: Array) -> Array:
         """Return the certified upper end of what the target bounds, with the unknown at ``point``."""
-        columns = []
-        for name, column in zip(_RUN, run, strict=True):
-            columns.append(point if name == self.unknown else column)
-        return self.target.bounds(*columns, condition).upper
+        columns = [point if name == unknown else column for name, column in zip(_RUN, run, strict=True)]
+        return target.bounds(*columns, condition).upper
 
-    def advance(
-        self,
-        state: roots.Search,
-        upper: Array,
-        goal: Array,
-        condition: Array,
-    ) -> roots.Search:
-        """Return the next state, once the upper ends at the points of this one are known."""
-        excess = self.target.coordinate(upper, condition) - self.target.coordinate(goal, condition)
-        meets_target = upper <= goal * _SEARCH_MARGIN
-        return roots.advance(AXES[self.unknown], state, excess, meets_target)
-
-    def answer(self, state: roots.Search) -> CalibratedValue:
-        """Return what a finished search says."""
-        is_riskiest = state.holds == AXES[self.unknown].riskiest
-        too_lax = np.logical_and(state.held, is_riskiest)
-        return _calibrated(np, state.holds, ~state.held, too_lax)
-
-    def on_host(self, goal: Array, condition: Array, *run: Array) -> CalibratedValue:
-        """Return the answer for many elements; each round evaluates the unfinished ones."""
+    def on_host(goal: Array, condition: Array, *run: Array) -> CalibratedValue:
+        """Return the answer for columns, one element a search; each round evaluates the unfinished ones."""
         with np.errstate(all="ignore"):
-            state = self.begin(goal, condition, *run)
+            # The search starts at the central limit theorem's value.
+            goal_coordinate = target.coordinate(goal, condition)
+            value, slope = _clt_inverse(np, unknown, goal_coordinate, run)
+            state = roots.begin(axis, value, slope)
             upper = np.zeros_like(goal)
             while not state.done.all():
                 active = ~state.done
-                active_columns = [column[active] for column in (state.point, condition, *run)]
-                upper[active] = self.upper_end(*active_columns)
-                state = self.advance(state, upper, goal, condition)
-            return self.answer(state)
+                upper[active] = upper_end(*[column[active] for column in (state.point, condition, *run)])
+                excess = target.coordinate(upper, condition) - goal_coordinate
+                state = roots.advance(axis, state, excess, upper <= goal * _SEARCH_MARGIN)
+            too_lax = state.held & (state.holds == axis.riskiest)
+            return _calibrated(np, state.holds, ~state.held, too_lax)
 
-    def of_rows(self, rows: list[tuple[float, ...]]) -> Array:
-        """Return the value for each row of arguments."""
-        return self.on_host(*np.array(rows, np.float64).T).value
+    def of_rows(rows: list[tuple[float, ...]]) -> Array:
+        return on_host(*np.array(rows, np.float64).T).value
 
-
-def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
-    """Return the calibration of ``unknown`` to a target of the certified accountant."""
-    secant_search = _SecantSearch(unknown, target)
-    domains: dict[str, Any] = {**target.domains, **_RUN}
-    traced_search = batched(secant_search.of_rows, bounds=False, **domains)
+    traced_search = batched(of_rows, bounds=False, **domains)
 
     def search(**arguments: Array) -> CalibratedValue:
         values = [arguments[name] for name in domains]
@@ -306,7 +267,7 @@ def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
             check(name, arguments[name], domain)
         columns = np.broadcast_arrays(*[np.asarray(value, np.float64) for value in values])
         shape = columns[0].shape
-        answer = secant_search.on_host(*[column.ravel() for column in columns])
+        answer = on_host(*[column.ravel() for column in columns])
         return CalibratedValue(*[part.reshape(shape)[()] for part in answer])
 
     return search
@@ -314,11 +275,4 @@ def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
 
 CLOSED_FORMS = {unknown: _closed_form(unknown) for unknown in AXES}
 BISECTIONS = {unknown: _bisection(unknown) for unknown in AXES}
-SECANTS = {
-    (unknown, kind): _secant(
-        unknown,
-        target,
-    )
-    for unknown in AXES
-    for kind, target in _TARGETS.items()
-}
+SECANTS = {(unknown, kind): _secant(unknown, target) for unknown in AXES for kind, target in _TARGETS.items()}

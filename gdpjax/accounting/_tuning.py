@@ -12,6 +12,7 @@ DP-SGD. They are Theorems 2 and 6 of Papernot and Steinke (arXiv:2110.03620), th
 leaves out. The proofs are docs/theory/tuning.md. All results are raised by 2^-36 of themselves against rounding.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -145,8 +146,8 @@ def _negative_binomial(rdp: Array, orders: Array, eta: Array, gamma: Array) -> A
 
 @float64_function(rounding="up", by_element=False, rdp=EXTENDED_NONNEGATIVE, orders=RENYI_ORDER, mean=_POISSON_MEAN)
 def _poisson(rdp: Array, orders: Array, mean: Array) -> Array:
-    """Return `tuning_rdp` of the Poisson law, with d from rdp."""
-    return _poisson_kernel(rdp, orders, mean, _one_run_delta(rdp, orders))
+    """Return `tuning_rdp` of the Poisson law."""
+    return _poisson_kernel(rdp, orders, mean)
 
 
 _RUN: dict[str, Any] = {
@@ -173,21 +174,7 @@ def _negative_binomial_epsilon(
     gamma: Array,
 ) -> Array:
     """Return `tuning_epsilon` of the truncated negative binomial law."""
-    orders = np.asarray(DEFAULT_ORDERS)
-
-    def kernel(
-        noise_multiplier: Array,
-        sampling_prob: Array,
-        num_steps: Array,
-        delta: Array,
-        eta: Array,
-        gamma: Array,
-    ) -> Array:
-        rdp = run_rdp(noise_multiplier, sampling_prob, num_steps, orders)
-        tuned_rdp = _negative_binomial_kernel(rdp, orders, eta[..., None], gamma[..., None])
-        return convert(tuned_rdp, orders, delta[..., None], "tight").min(axis=-1)
-
-    return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, delta, eta, gamma)
+    return _epsilon(_negative_binomial_kernel, noise_multiplier, sampling_prob, num_steps, delta, eta, gamma)
 
 
 @float64_function(rounding="up", **_RUN, delta=DELTA, mean=_POISSON_MEAN)
@@ -199,21 +186,19 @@ def _poisson_epsilon(
     mean: Array,
 ) -> Array:
     """Return `tuning_epsilon` of the Poisson law."""
+    return _epsilon(_poisson_kernel, noise_multiplier, sampling_prob, num_steps, delta, mean)
+
+
+def _epsilon(tuned: Callable[..., Array], *arguments: Array) -> Array:
+    """Return `tuning_epsilon` of a run at a delta and the parameters of a law, by the kernel of that law."""
     orders = np.asarray(DEFAULT_ORDERS)
 
-    def kernel(
-        noise_multiplier: Array,
-        sampling_prob: Array,
-        num_steps: Array,
-        delta: Array,
-        mean: Array,
-    ) -> Array:
+    def kernel(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, *law: Array) -> Array:
         rdp = run_rdp(noise_multiplier, sampling_prob, num_steps, orders)
-        one_run_delta = _one_run_delta(rdp, jnp.asarray(orders))
-        tuned_rdp = _poisson_kernel(rdp, orders, mean[..., None], one_run_delta)
+        tuned_rdp = tuned(rdp, orders, *(parameter[..., None] for parameter in law))
         return convert(tuned_rdp, orders, delta[..., None], "tight").min(axis=-1)
 
-    return map_chunks(kernel, noise_multiplier, sampling_prob, num_steps, delta, mean)
+    return map_chunks(kernel, *arguments)
 
 
 def _negative_binomial_kernel(
@@ -247,9 +232,9 @@ def _poisson_kernel(
     rdp: Array,
     orders: Array,
     mean: Array,
-    one_run_delta: Array,
 ) -> Array:
-    """Return `tuning_rdp` of the Poisson law, [..., K], unchecked."""
+    """Return `tuning_rdp` of the Poisson law, [..., K], unchecked, with d from rdp."""
+    one_run_delta = _one_run_delta(rdp, jnp.asarray(orders))
     exponent = (orders - 1) * (rdp + mean * one_run_delta)
 
     # e^{-mean} + mean e^x - 1 = (e^{-mean} - 1 + mean) + mean (e^x - 1); mean^2 / 2 bounds the first where it cancels.

@@ -4,10 +4,9 @@ Floating-point noise has the curve of real arithmetic, see `_abstract`; the disc
 are exact as implemented.
 """
 
-from gdpjax.mechanisms._additive import GaussianMechanism, LaplaceMechanism
+from gdpjax.mechanisms._additive import GaussianMechanism, LaplaceMechanism, PoissonSubsampled
 from gdpjax.mechanisms._discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from gdpjax.mechanisms._randomized_response import RandomizedResponse
-from gdpjax.mechanisms._subsampled import PoissonSubsampled
 
 __all__ = [
     "DiscreteGaussianMechanism",

@@ -159,8 +159,7 @@ def report(
 
     For each run: scheme and neighbours, epsilon at several deltas, mu and the regret of reporting it, the membership
     advantage, the true positive rate of the best attack at false positive rates of 1e-2 and 1e-3, the success of a
-    Bayesian attacker with prior 1/2, the moments accountant's epsilon, and the central limit theorem's with the amount
-    by which it understates.
+    Bayesian attacker with prior 1/2, the moments accountant's epsilon, and the central limit theorem's.
 
     Args:
         runs: each a `Plan`, a `Ledger`, an event, a triple (noise_multiplier, sampling_prob, num_steps) of Poisson

@@ -1,6 +1,5 @@
 """Runs of any form: the words that describe each, its certified curve, and its figures, each with its standing."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,14 +31,12 @@ class Figure(NamedTuple):
         value: `Bounds` of two numbers, or one number, or None where it is not known.
         standing: what kind of number it is.
         reason: why there is no value.
-        quoted: the end of the bracket that can be relied on.
     """
 
     label: str
     value: Any
     standing: str
     reason: str = ""
-    quoted: str = "upper"
 
     def in_json(self) -> Any:
         """Return the value for JSON: [lower, upper], one number, or null; infinities are texts."""
@@ -180,14 +177,7 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
 
     # The other accountants, at the first delta.
     delta = deltas[0]
-    epsilon: Any = figures[f"epsilon_at_delta_{delta:g}"].value
-    clt = _asked(
-        run,
-        "CLT estimate of epsilon",
-        "estimate",
-        lambda events: gdp_epsilon(delta, limiting_mu(events)),
-    )
-    figures |= {
+    return figures | {
         "epsilon_moments_accountant": _asked(
             run,
             f"moments epsilon at {delta:g}",
@@ -195,22 +185,13 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
             lambda events: moments_accountant_epsilon(events, delta=delta),
         ),
         "mu_clt": _asked(run, "CLT estimate of mu", "estimate", limiting_mu),
-        "epsilon_clt": clt,
+        "epsilon_clt": _asked(
+            run,
+            "CLT estimate of epsilon",
+            "estimate",
+            lambda events: gdp_epsilon(delta, limiting_mu(events)),
+        ),
     }
-
-    # By how much the truth exceeds the estimate; negative where the estimate overstates.
-    excess = None
-    if clt.value is not None and math.isfinite(clt.value):
-        lower = math.nextafter(epsilon.lower - clt.value, -math.inf)
-        excess = Bounds(lower, math.nextafter(epsilon.upper - clt.value, math.inf))
-    figures["clt_understates_by"] = Figure(
-        "epsilon less the CLT's",
-        excess,
-        CERTIFIED,
-        reason=clt.reason or "the CLT's epsilon is infinite",
-        quoted="lower",
-    )
-    return figures
 
 
 def _asked(run: Described, label: str, standing: str, accountant: Callable[[Any], Any]) -> Figure:

@@ -1,9 +1,8 @@
 """The rows and the sentences of a report, which every form writes in its notation.
 
 Figures are lines and runs are columns. A line has its standing at the end, and is left out where no run of the table
-has it. One run has both ends of every bracket. Several runs have the end that can be relied on: the upper one of what
-privacy costs, and the lower one of how much another accountant understates it. Lower ends are rounded down and upper
-ends up, so that whatever is copied is true.
+has it. One run has both ends of every bracket. Several runs have the end that can be relied on, the upper one. Lower
+ends are rounded down and upper ends up, so that whatever is copied is true.
 """
 
 import re
@@ -39,7 +38,6 @@ _NOTES = {
     "certified": "Certified: proved by computation. The truth is between the two ends, which are rounded outwards. "
     "Quote the upper one.",
     "certified, upper": "Certified, upper: proved by computation. The truth is at most this: quote it.",
-    "certified, lower": "Certified, lower: the truth is at least this.",
     "upper bound": "Upper bound: the truth is at most this. It is proved, too, and usually larger than the certified "
     "one.",
     "estimate": "Estimate: no guarantee. It is often smaller than the truth; never quote it as the epsilon of a run.",
@@ -62,7 +60,7 @@ def table_of(runs: Sequence[Described], is_alone: bool) -> list[Row]:
     for key, figure in runs[0].figures.items():
         standing = figure.standing
         if standing == CERTIFIED and not is_alone:
-            standing = f"{standing}, {figure.quoted}"
+            standing = f"{standing}, upper"
         cells = [_cell(run, run.figures[key], standing) for run in runs]
         if all(run.not_private for run in runs):
             standing = "no guarantee"
@@ -79,9 +77,8 @@ def _cell(run: Described, figure: Figure, standing: str) -> str:
         return "none"
     if not isinstance(figure.value, Bounds):
         return rounded(figure.value, 5, "up")
-    lower = rounded(figure.value.lower, 5, "down")
     upper = rounded(figure.value.upper, 5, "up")
-    return {"certified, upper": upper, "certified, lower": lower}.get(standing, f"[{lower}, {upper}]")
+    return f"[{rounded(figure.value.lower, 5, 'down')}, {upper}]" if standing == CERTIFIED else upper
 
 
 def paragraph(run: Described) -> str:
@@ -90,7 +87,7 @@ def paragraph(run: Described) -> str:
     first, *_ = run.figures.values()
     if run.not_private:
         sentences.insert(0, f"NOT PRIVATE: no guarantee, since {run.not_private}.")
-    elif isinstance(first.value, Bounds) and first.quoted == "upper":
+    elif isinstance(first.value, Bounds):
         sentences.insert(0, f"{first.label} is at most {rounded(first.value.upper, 5, 'up')}, certified.")
     for reason in dict.fromkeys(figure.reason for figure in run.figures.values() if figure.value is None):
         sentences.append(f"Left out: {reason}.")

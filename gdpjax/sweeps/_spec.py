@@ -194,12 +194,6 @@ def _plain(value: Any) -> Any:
     raise UserError(f"a spec has texts, numbers, lists and tables, got {shown(value)}")
 
 
-def spec_of_mapping(content: Mapping[str, Any], task: Task) -> Spec:
-    """Return the sweep that a dictionary describes."""
-    text = json.dumps(content, indent=2, default=_plain)
-    return _spec_of(Source(None, text, json.loads(text)), (), lambda source: task)
-
-
 def _spec_of(
     source: Source,
     fields: Iterable[str],
@@ -292,7 +286,9 @@ def as_spec(task: Task | None, spec: Mapping[str, Any] | str | Path | Spec) -> S
         return read_spec(path, (), lambda source: task)
     if not isinstance(spec, Mapping) or not isinstance(task, Task):
         raise UserError("give a Task with a dictionary or a TOML file, or None with a TOML file that names the task")
-    return spec_of_mapping(spec, task)
+    text = json.dumps(spec, indent=2, default=_plain)
+    source = Source(None, text, json.loads(text))
+    return _spec_of(source, (), lambda source: task)
 
 
 def sgd(learning_rate: float, momentum: float | None = None) -> optax.GradientTransformation:

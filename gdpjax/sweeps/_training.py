@@ -38,7 +38,6 @@ class TrainingResult:
     Attributes:
       out: its folder.
       plan: the plan of the training; publish ``plan.statement()``.
-      epochs: as planned.
       state: the final `gdpjax.training.State`; the parameters may be released.
       history: the record of every epoch, public if ``scored_on`` is.
       cost: of the steps in the ledger.
@@ -49,7 +48,6 @@ class TrainingResult:
 
     out: Path
     plan: Plan
-    epochs: int
     state: State
     history: list[dict[str, Any]]
     cost: Cost
@@ -129,8 +127,8 @@ class Recorder:
         if diagnostics:
             self.logs.append(records.DIAGNOSTICS)
         self.scored_on = PUBLIC if spec.content.hold_out is None else HELD_OUT
-        self.epochs = int(settings["epochs"])
-        self.ends = [epoch_end(settings, examples.num_examples, epoch) for epoch in range(1, self.epochs + 1)]
+        epochs = range(1, int(settings["epochs"]) + 1)
+        self.ends = [epoch_end(settings, examples.num_examples, epoch) for epoch in epochs]
         # For every file that describes the run.
         self.about: dict[str, Any] = {
             "config": self.identity,
@@ -239,7 +237,6 @@ class Recorder:
         result = TrainingResult(
             out=self.out,
             plan=self.plan,
-            epochs=self.epochs,
             state=state,
             history=history,
             cost=cost_of(state.opt_state, self.trial.delta),

@@ -53,9 +53,10 @@ class Line(msgspec.Struct):
     step: Whole
 
 
-OF_A_LINE = ("step", "epoch", "steps_per_second")
-OF_A_RESULT = ("privacy", "config", "test_data", "seeded", "hyperparameters", "fingerprint", "notice")
-NOT_SCORES = frozenset((*OF_A_LINE, *OF_A_RESULT))
+NOT_SCORES = (
+    *("step", "epoch", "steps_per_second"),
+    *("privacy", "config", "test_data", "seeded", "hyperparameters", "fingerprint", "notice"),
+)
 """The fields that stand beside the scores in ``metrics.jsonl`` and ``result.json``, which a score may not replace."""
 
 

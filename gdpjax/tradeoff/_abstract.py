@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +101,8 @@ class Curve:
     """
 
     rounding = "nearest"
+    domains: ClassVar[dict[str, Domain]] = {}
+    """The parameters that broadcast against alpha, and their ranges."""
 
     def __call__(self, alpha: Numbers) -> Floats:
         """Return the least type II error of a test with type I error at most ``alpha`` in [0, 1].
@@ -114,12 +116,18 @@ class Curve:
         return _slope(self, alpha)
 
     def shapes(self) -> dict[str, Any]:
-        """Return the parameters that broadcast against alpha, by name."""
-        return {}
+        """Return the parameters that broadcast against alpha, by name: those of an inner ``curve``, and its own."""
+        inner = getattr(self, "curve", None)
+        parameters = {} if inner is None else inner.shapes()
+        return parameters | {name: getattr(self, name) for name in self.domains}
 
     def valid(self) -> Array:
         """Return whether traced parameters are in range."""
-        return jnp.asarray(True)
+        inner = getattr(self, "curve", None)
+        valid = jnp.asarray(True) if inner is None else inner.valid()
+        for name, domain in self.domains.items():
+            valid = valid & domain.contains(getattr(self, name))
+        return valid
 
     def is_symmetric(self) -> bool:
         """Return whether f equals its inverse; ValueError where that depends on traced numbers."""
@@ -170,6 +178,8 @@ class Curve:
 
     def check(self) -> None:
         """Raise ValueError unless concrete parameters are in range."""
+        for name, domain in self.domains.items():
+            check(name, getattr(self, name), domain)
 
     def replaced(self, **changes: Any) -> Self:
         """Return a copy with other parameters, unchecked."""

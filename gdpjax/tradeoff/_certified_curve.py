@@ -22,6 +22,7 @@ about the symmetric curve, the largest convex one below both orders.
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -186,9 +187,7 @@ class CertifiedCurve(abc.ABC):
         >>> bool(0 <= lower <= upper < 0.01)
         True
         """
-        if mu is None:
-            mu = _one_number(self.mu(FAILURE).upper)
-        mu = check_number("mu", mu, EXTENDED_NONNEGATIVE)
+        mu = check_number("mu", self.mu(FAILURE).upper if mu is None else mu, EXTENDED_NONNEGATIVE)
         return certified_regret(self._deltas, mu)
 
     def reported_mu(self, failure: float = FAILURE) -> Bounds:
@@ -211,8 +210,8 @@ class CertifiedCurve(abc.ABC):
         """
         failure = check_number("failure", failure, OPEN_UNIT)
         mu = self.mu(failure)
-        known = Bounds(_one_number(mu.lower), _one_number(mu.upper))
-        end = _one_number(self.epsilon(failure).upper)
+        known = Bounds(float(mu.lower), float(mu.upper))
+        end = float(self.epsilon(failure).upper)
         return narrowed_mu(self._deltas, known, failure, end)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
@@ -252,11 +251,12 @@ def _anything(at: np.ndarray, largest: Any) -> Bounds:
     return Bounds(np.zeros(at.shape), np.full(at.shape, largest))
 
 
-def _one_number(value: Any) -> float:
-    """Return a concrete scalar as a float; else raise ValueError."""
-    if is_traced(value) or np.ndim(value) != 0:
-        raise ValueError("mu and its regret are of one mechanism at a time, outside compiled code: give one")
-    return float(value)
+def each(ask: Callable[..., Bounds], *values: Any) -> Bounds:
+    """Return the brackets that ``ask`` gives at every element of arrays that broadcast together."""
+    elements = np.broadcast(*values)
+    answers = [ask(*element) for element in elements]
+    ends = np.array(answers, np.float64).reshape(*elements.shape, 2)
+    return Bounds(ends[..., 0][()], ends[..., 1][()])
 
 
 def _as_floats(bounds: Bounds) -> Bounds:

@@ -26,10 +26,8 @@ import numpy as np
 
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve
-from gdpjax.tradeoff._approximate_dp import ApproximateDP
+from gdpjax.tradeoff._closed_forms import ApproximateDP, Gaussian, Identity, Laplace
 from gdpjax.tradeoff._duality import delta, epsilon
-from gdpjax.tradeoff._gaussian import Gaussian, Identity
-from gdpjax.tradeoff._laplace import Laplace
 
 CLOSED = (Gaussian, Identity, Laplace, ApproximateDP)
 RELATIVE = 1e-11

@@ -26,10 +26,9 @@ import scipy
 from gdpjax._core.checks import COUNT, Domain, check_scalar, is_traced
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve, check_curve
-from gdpjax.tradeoff._approximate_dp import ApproximateDP
+from gdpjax.tradeoff._closed_forms import ApproximateDP, Gaussian, Identity
 from gdpjax.tradeoff._curve_bounds import CurveBounds
 from gdpjax.tradeoff._exact_curve import ExactCurve
-from gdpjax.tradeoff._gaussian import Gaussian, Identity
 from gdpjax.tradeoff._grid import UNIT_ROUNDOFF
 from gdpjax.tradeoff._numeric import NUM_CELLS, numerically
 from gdpjax.tradeoff._operators import symmetrize

@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdpjax._core.arguments import check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, known
 from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.tradeoff import _closed_answers
 from gdpjax.tradeoff._abstract import Curve
-from gdpjax.tradeoff._certified_curve import CertifiedCurve, rounded_complement
+from gdpjax.tradeoff._certified_curve import CertifiedCurve, each, rounded_complement
+from gdpjax.tradeoff._closed_forms import Gaussian
 from gdpjax.tradeoff._duality import required_mu, smallest_mu
-from gdpjax.tradeoff._gaussian import Gaussian
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
 
 _SLACK = 1e-15
@@ -65,8 +64,10 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
         return Bounds(lower[()], upper[()])
 
     def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}; one failure at a time."""
-        failure = check_number("failure", failure, HALF_OPEN_UNIT)
+        """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}."""
+        return each(self._mu, known("failure", failure, HALF_OPEN_UNIT))
+
+    def _mu(self, failure: float) -> Bounds:
         # Beyond these epsilon delta is at most the failure, and nothing is asked of mu.
         ends = self.epsilon(failure)
         if np.ndim(ends.lower) or np.ndim(ends.upper):

@@ -22,11 +22,12 @@ gives the derivatives of the implicit function theorem (first derivatives only).
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.checks import UNIT, check
+from gdpjax._core.checks import UNIT
 from gdpjax._core.types import Array, Numbers, pytree_dataclass
 from gdpjax.tradeoff._abstract import Curve, from_positive, last_point
 
@@ -62,12 +63,6 @@ class Inverse(Curve):
     def is_symmetric(self) -> bool:
         return self.curve.is_symmetric()
 
-    def shapes(self) -> dict:
-        return self.curve.shapes()
-
-    def valid(self) -> Array:
-        return self.curve.valid()
-
     def value(self, alpha: Array) -> Array:
         return _solve(self.curve, alpha, jnp.ones(()))
 
@@ -90,20 +85,12 @@ class Inverse(Curve):
 class Mixture(Curve):
     """f_p = p f + (1 - p) Id."""
 
+    domains: ClassVar = {"sampling_prob": UNIT}
     curve: Curve
     sampling_prob: Numbers
 
-    def check(self) -> None:
-        check("sampling_prob", self.sampling_prob, UNIT)
-
     def is_symmetric(self) -> bool:
         return False
-
-    def shapes(self) -> dict:
-        return {**self.curve.shapes(), "sampling_prob": self.sampling_prob}
-
-    def valid(self) -> Array:
-        return self.curve.valid() & UNIT.contains(self.sampling_prob)
 
     def value(self, alpha: Array) -> Array:
         with_person = self.sampling_prob * self.curve.value(alpha)
@@ -158,6 +145,7 @@ class Mixture(Curve):
 class Subsampled(Curve):
     """C_p(f) of a symmetric curve f."""
 
+    domains: ClassVar = {"sampling_prob": UNIT}
     curve: Curve
     sampling_prob: Numbers
 
@@ -166,15 +154,6 @@ class Subsampled(Curve):
         """The curve f_p of the direction in which the person is removed; the other one is its inverse."""
         any_mixture = Mixture(self.curve, 0.5)
         return any_mixture.replaced(sampling_prob=self.sampling_prob)
-
-    def check(self) -> None:
-        check("sampling_prob", self.sampling_prob, UNIT)
-
-    def shapes(self) -> dict:
-        return self.one_direction.shapes()
-
-    def valid(self) -> Array:
-        return self.one_direction.valid()
 
     def value(self, alpha: Array) -> Array:
         # The straight piece runs from left to right.
@@ -225,12 +204,6 @@ class Grouped(Curve):
     curve: Curve
     k: int = dataclasses.field(metadata={"static": True})
 
-    def shapes(self) -> dict:
-        return self.curve.shapes()
-
-    def valid(self) -> Array:
-        return self.curve.valid()
-
     def value(self, alpha: Array) -> Array:
         for _ in range(self.k):
             alpha = 1.0 - self.curve.value(alpha)
@@ -251,12 +224,6 @@ class Symmetrized(Curve):
     """min(f, f^-1)**: the largest trade-off curve below both directions."""
 
     curve: Curve
-
-    def shapes(self) -> dict:
-        return self.curve.shapes()
-
-    def valid(self) -> Array:
-        return self.curve.valid()
 
     def _touching(self, alpha: Array) -> Array:
         """Return the epsilon whose tangent touches the curve at alpha."""

@@ -28,8 +28,8 @@ from gdpjax._core.precision import float64_function
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.tradeoff._abstract import Curve, curve_function, last_point
+from gdpjax.tradeoff._closed_forms import Gaussian
 from gdpjax.tradeoff._derived_curves import Grouped, Inverse, Mixture, Subsampled
-from gdpjax.tradeoff._gaussian import Gaussian
 
 _GROUP_RESOLUTION = 1e-13
 _LARGEST_EPSILON = 700.0

@@ -21,11 +21,10 @@ import numpy as np
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import FAILURE, Bounds, Floats, Numbers, pytree_dataclass
 from gdpjax.tradeoff._abstract import Curve
-from gdpjax.tradeoff._approximate_dp import ApproximateDP
 from gdpjax.tradeoff._certified_curve import CertifiedCurve
 from gdpjax.tradeoff._closed_answers import CLOSED
+from gdpjax.tradeoff._closed_forms import ApproximateDP, Gaussian
 from gdpjax.tradeoff._curve_bounds import CurveBounds
-from gdpjax.tradeoff._gaussian import Gaussian
 from gdpjax.tradeoff._numeric import numerically, polygon
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
 
@@ -87,7 +86,7 @@ class ExactCurve(CertifiedCurve):
         return self._bounds().delta(epsilon)
 
     def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}; one failure at a time."""
+        """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}."""
         return self._bounds().mu(failure)
 
     def tradeoff(self, alpha: Numbers) -> Bounds:

@@ -59,11 +59,10 @@ class LowerCurveGrid(NamedTuple):
         total_of_grid = float(np.sum(grid.mass))
         # The loss of a composition is infinite if one of the two losses is.
         infinite = self.infinite * (total_of_grid + grid.infinite) + grid.infinite * total
-        return LowerCurveGrid(
+        return self._replace(
             first=self.first + grid.first,
             mass=mass,
             infinite=infinite * (1.0 + 1e-9),
-            exponent=self.exponent,
             error=_error_of_products(self, grid),
         )
 
@@ -73,11 +72,10 @@ class LowerCurveGrid(NamedTuple):
         mass = self.mass[low:high].copy()
         mass[0] += np.sum(self.mass[:low])
         upper_tail = float(np.sum(self.mass[high:]))
-        return LowerCurveGrid(
+        return self._replace(
             first=self.first + low,
             mass=mass,
             infinite=self.infinite + upper_tail * (1.0 + 1e-9),
-            exponent=self.exponent,
             error=self.error + (low + 1) * UNIT_ROUNDOFF,
         )
 
@@ -102,10 +100,9 @@ class LowerCurveGrid(NamedTuple):
         to_the_right = odd - to_the_left
         merged = np.append(mass[::2] + to_the_left, 0.0)
         merged[1:] += to_the_right
-        return LowerCurveGrid(
+        return self._replace(
             first=(self.first - num_before) // 2,
             mass=merged,
-            infinite=self.infinite,
             exponent=self.exponent + 1,
             error=self.error + 4 * UNIT_ROUNDOFF,
         )
@@ -135,22 +132,20 @@ class UpperCurveGrid(NamedTuple):
 
     def convolved(self, grid: "UpperCurveGrid") -> "UpperCurveGrid":
         """Return the composition with another grid of the same spacing."""
-        return UpperCurveGrid(
+        return self._replace(
             first=self.first + grid.first,
             null=np.convolve(self.null, grid.null),
             alternative=np.convolve(self.alternative, grid.alternative),
-            exponent=self.exponent,
             error=_error_of_products(self, grid),
         )
 
     def trimmed(self) -> "UpperCurveGrid":
         """Return the grid without tails, which go to the first and the last index that stays."""
         low, high = _without_tails(self.null + self.alternative)
-        return UpperCurveGrid(
+        return self._replace(
             first=self.first + low,
             null=_with_tails_at_ends(self.null, low, high),
             alternative=_with_tails_at_ends(self.alternative, low, high),
-            exponent=self.exponent,
             error=self.error + (self.size + 1) * UNIT_ROUNDOFF,
         )
 
@@ -180,11 +175,7 @@ def below_from(cells: LossCells, exponent: int) -> LowerCurveGrid:
     # A cell that reaches to an infinite loss goes there.
     is_unbounded = np.isposinf(cells.high)
     infinite = cells.infinite + float(np.sum(cells.alternative[is_unbounded]))
-    is_bounded = ~is_unbounded
-    null = cells.null[is_bounded]
-    alternative = cells.alternative[is_bounded]
-    low = cells.low[is_bounded]
-    high = cells.high[is_bounded]
+    null, alternative, low, high, _, _ = cells.taken(~is_unbounded)
     if not alternative.size:
         return LowerCurveGrid(0, np.zeros(1), min(infinite, 1.0), exponent, RELATIVE_ERROR)
 

@@ -16,10 +16,8 @@ import numpy as np
 import scipy
 
 from gdpjax.tradeoff._abstract import Curve
-from gdpjax.tradeoff._approximate_dp import ApproximateDP
+from gdpjax.tradeoff._closed_forms import ApproximateDP, Gaussian, Identity, Laplace
 from gdpjax.tradeoff._derived_curves import Inverse, Mixture, Subsampled
-from gdpjax.tradeoff._gaussian import Gaussian, Identity
-from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, lower_hull
 
 RELATIVE_ERROR = 1e-12
@@ -76,6 +74,11 @@ class LossCells(NamedTuple):
     high: np.ndarray
     infinite: float
     negative: float
+
+    def taken(self, where: np.ndarray) -> "LossCells":
+        """Return some of the pieces, with all of what only one of the two has."""
+        null, alternative, low, high = (column[where] for column in self[:4])
+        return self._replace(null=null, alternative=alternative, low=low, high=high)
 
 
 _ONE_CELL_WITHOUT_LOSS = LossCells(np.ones(1), np.ones(1), np.zeros(1), np.zeros(1), 0.0, 0.0)
@@ -339,15 +342,7 @@ def _reversed(cells: LossCells) -> LossCells:
 def _left_half(cells: LossCells) -> LossCells:
     """Return the cells with a positive loss, by the middles of their intervals."""
     middle = 0.5 * np.maximum(cells.low, -1e9) + 0.5 * np.minimum(cells.high, 1e9)
-    is_left = middle > 0
-    return LossCells(
-        null=cells.null[is_left],
-        alternative=cells.alternative[is_left],
-        low=cells.low[is_left],
-        high=cells.high[is_left],
-        infinite=cells.infinite,
-        negative=0.0,
-    )
+    return cells.taken(middle > 0)._replace(negative=0.0)
 
 
 def _symmetric_cells(left: LossCells, mirrored: LossCells) -> LossCells:

@@ -9,9 +9,8 @@ from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array, Numbers
 from gdpjax.tradeoff._abstract import Curve, check_curve, check_symmetric
+from gdpjax.tradeoff._closed_forms import Gaussian, Laplace
 from gdpjax.tradeoff._derived_curves import Grouped, Mixture, Subsampled, Symmetrized
-from gdpjax.tradeoff._gaussian import Gaussian
-from gdpjax.tradeoff._laplace import Laplace
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 
 

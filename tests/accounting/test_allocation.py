@@ -6,7 +6,7 @@ from scipy.special import ndtr
 
 from gdpjax import Bounds, accounting
 from gdpjax.accounting import delta_bounds, epsilon_bounds
-from gdpjax.accounting._allocation import _average, _law, _lognormal
+from gdpjax.accounting._allocation import _average, _law
 from gdpjax.ledger import AllocationEvent
 
 # noise multiplier, steps, epochs, delta, and the two ends of the package PLD_accounting 2.0
@@ -187,7 +187,7 @@ def test_hard_corners_give_true_brackets():
 
 def test_a_law_and_its_averages_keep_mass_and_mean():
     """Both laws have the mass and the mean of R, but for a stated loss; the upper one has the larger spread."""
-    step, grid = _lognormal.one_step(1.0, 400, -60.0)
+    step, grid = _law.one_step(1.0, 400, -60.0)
     for num_steps in (1, 2, 3, 5, 12, 100):
         laws, finest = _average.average_of_steps(step, grid, num_steps, True, -60.0)
         values = np.exp(finest.log_values())

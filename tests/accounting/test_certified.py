@@ -37,10 +37,6 @@ def test_different_phases_lie_between_their_extremes():
     assert (bounds.upper < epsilon_bounds(1.0, 0.02, 1000, np.array([1e-6, 1e-4])).upper).all()
 
 
-def test_an_empty_ledger_costs_nothing():
-    assert epsilon_bounds(Ledger(), delta=1e-5) == (0.0, 0.0)
-
-
 def test_overflow_is_paid_and_the_bracket_contains_both_extremes():
     free, paid = epsilon_bounds(ledger(), delta=1e-5), epsilon_bounds(ledger(9e-6), delta=1e-5)
     assert paid.lower < free.lower < free.upper < paid.upper

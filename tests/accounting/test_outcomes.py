@@ -75,6 +75,11 @@ def test_one_sampled_step_is_the_curve_of_the_mechanism():
     assert delta_bounds(mechanism.event(), epsilon=np.log(1 + 0.3 * np.expm1(1.5)) + 1e-9).lower == 0
 
 
+def test_outcomes_that_tell_everything():
+    bounds = delta_bounds(OutcomesEvent([1.0, 0.0], [0.0, 1.0]), epsilon=1.0)
+    assert 1 - 1e-8 < bounds.lower <= bounds.upper == 1
+
+
 def test_outcomes_with_a_certain_answer_are_leaks():
     """What only one data set can show has an infinite loss: 1 - 0.99^2 of the releases show it."""
     event = OutcomesEvent([0.5, 0.5, 0.0], [0.49, 0.5, 0.01], 2)

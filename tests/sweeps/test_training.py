@@ -110,7 +110,7 @@ def test_no_score_may_be_called_like_a_field_of_the_records(whole):
     written = json.loads((result.out / records.RESULT).read_text())
     for record in (written, *result.history):
         others = {name for name in record.keys() - result.scores.keys() if not name.startswith(("mu_", "epsilon_"))}
-        assert others <= records.NOT_SCORES
+        assert others <= set(records.NOT_SCORES)
 
 
 def test_private_diagnostics_are_apart_and_marked(whole):

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from gdpjax.training import _in_place, _run
+from tests.transforms.conftest import simple_normals
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -34,3 +35,11 @@ def programs_are_described_once():
 def keys_are_fresh(monkeypatch):
     """Let each test use its keys as if the process were new: many take the same one, in a loop and step by step."""
     monkeypatch.setattr(_run, "_KEYS_USED", {})
+
+
+@pytest.fixture(scope="module")
+def cheap_noise():
+    """Draw other noise in a whole module, which compiles at once; what is done with it is as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gdpjax.transforms._noise.standard_normals", simple_normals)
+        yield

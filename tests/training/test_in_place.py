@@ -11,6 +11,7 @@ from gdpjax.training import private_training, start_run
 from tests.compilations import Compilations
 from tests.training.interrupted import committed
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 KEY = jax.random.key(5)
 NUM_STEPS = 4
 # Shapes that nothing else has, to be found among all arrays of the process.

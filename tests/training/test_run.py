@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.training import CheckpointError, _checkpoint, _files, _journal, _run, resume_run, start_run
+from gdpjax.training import CheckpointError, _checkpoint, _journal, _run, resume_run, start_run
 from tests.training import interrupted as runs
 from tests.training import killed
 from tests.training.interrupted import committed
@@ -286,7 +286,7 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert same(finished(resume_run(copy, *small, scan=False)).state, whole.state), "had it been killed then"
     run.save()
-    monkeypatch.setattr(_journal, "append_line", full)
+    monkeypatch.setattr(_journal, "_append_line", full)
     with pytest.raises(CheckpointError, match="They were not run"):
         run.advance(7)
     assert run.step == 14
@@ -297,12 +297,12 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
 def test_part_of_a_line_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
     """A line that may not be on the disk is removed from the file, so that it can be written once more."""
     path = tmp_path / "journal.jsonl"
-    size = _files.append_line(path, "first", 0)
-    monkeypatch.setattr(_files.os, "fsync", full)
+    size = _journal._append_line(path, "first", 0)
+    monkeypatch.setattr(_journal.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        _files.append_line(path, "second", size)
+        _journal._append_line(path, "second", size)
     monkeypatch.undo()
-    _files.append_line(path, "second", size)
+    _journal._append_line(path, "second", size)
     assert path.read_text() == "first\nsecond\n"
 
 

@@ -12,6 +12,7 @@ import gdpjax
 from gdpjax.training import adam_scale, make_plan, private_training
 from gdpjax.transforms import PrivatizeState
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 N, D = 40, 3
 PLAN = {
     "clip": 1.0,

@@ -9,6 +9,7 @@ import pytest
 import gdpjax
 from gdpjax.training import batch_source, make_plan, private_training, start_run
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 KEY = jax.random.key(5)
 PLAN = make_plan(
     clip=1.0,

@@ -1,7 +1,7 @@
 """Certified accounting of random allocation: each example takes part in a fixed number of steps of an epoch.
 
-The method, in the order in which it is derived: `_law` (the law of a likelihood ratio from both sides), `_lognormal`
-(one step), `_average` (the steps of an epoch), `_one_run` (one epoch's delta and epsilon), `_bounds` (epochs and
+The method, in the order in which it is derived: `_law` (the law of a likelihood ratio from both sides, and
+that of one step), `_average` (the steps of an epoch), `_one_run` (one epoch's delta and epsilon), `_bounds` (epochs and
 blocks). Any question, beside other events: `gdpjax.accounting._outcomes_curve`.
 """
 

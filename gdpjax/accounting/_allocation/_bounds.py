@@ -1,15 +1,14 @@
-"""Certified epsilon and delta of random allocation, alone.
+"""Random allocation as events of the contour, from both sides.
 
-    epsilon_of_scheme(make_scheme(noise_multiplier, steps_per_epoch, num_epochs, num_selected, fixed), delta)
+    events_of_scheme(make_scheme(noise_multiplier, steps_per_epoch, num_epochs, num_selected, fixed), log_tail)
 
 In each epoch of t steps an example takes part in exactly one, chosen uniformly. With noise multiplier s, the outputs of
 an epoch have under P the mixture (1/t) sum_i N(e_i, s^2 I), and under Q the law N(0, s^2 I), so
 
     R = dP/dQ = (Y_1 + ... + Y_t) / t,      Y_i = e^{g_i / s - 1 / (2 s^2)},  g_i independent standard normal under Q.
 
-`_lognormal` brackets the law of Y, `_average` that of R. For one epoch `_one_run` reads epsilon and delta off; several
-epochs, and several blocks of steps, are composed by the contour of `_composition`, once with the pair that
-understates and once with the one that overstates. The derivation is docs/theory/allocation.md.
+`_law` brackets the law of Y, `_average` that of R, once by a pair that understates and once by one that overstates. The
+derivation is docs/theory/allocation.md.
 """
 
 import functools
@@ -19,17 +18,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from gdpjax._composition import _contour_choice, _directions, _without_contour
+from gdpjax._composition import _contour_choice
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._run_description import RunDescription
-from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import Bounds
-from gdpjax.accounting._allocation import _average, _lognormal, _one_run
-from gdpjax.accounting._allocation._law import UNIT_ROUNDOFF, Pair, lower_pair, upper_pair
+from gdpjax.accounting._allocation import _average
+from gdpjax.accounting._allocation._law import SMALLEST_NOISE, UNIT_ROUNDOFF, Pair, lower_pair, one_step, upper_pair
 
 Side = TypeVar("Side")
-_EPSILON_WIDTH = 3e-4
-_DELTA_WIDTH = 3e-3
 FEWEST_CELLS = 512
 _MOST_CELLS = 2560
 _LOST_SHARE = 1e-5
@@ -39,8 +35,6 @@ _KEPT_EVENTS = 128
 _LARGEST_ROUNDING = 0.01
 _FIRST_LOG_DELTA = -25.0
 _GUESSES = 2
-_SLACK = 1e-9
-_TINY = 2.3e-308
 EXP_ROUNDING = 1e-12
 
 
@@ -70,14 +64,9 @@ class Scheme(NamedTuple):
         return self.block == 1 and self.counts[1] == 0
 
     @property
-    def is_single(self) -> bool:
-        """Return whether there is one block altogether, and nothing to compose."""
-        return self.num_blocks == 1
-
-    @property
     def has_small_noise(self) -> bool:
         """Return whether the noise is too small for the grid, so that nothing is known from above."""
-        return self.noise_multiplier < _lognormal.SMALLEST_NOISE
+        return self.noise_multiplier < SMALLEST_NOISE
 
     @property
     def num_cells(self) -> int:
@@ -150,8 +139,8 @@ def events_of_scheme(
     # The relative error of a mass doubles with the number of steps.
     if scheme.block * 100.0 * UNIT_ROUNDOFF >= _LARGEST_ROUNDING:
         return Sides(None, None)
-    noise_multiplier = max(scheme.noise_multiplier, _lognormal.SMALLEST_NOISE)
-    step, grid = _lognormal.one_step(noise_multiplier, num_cells or scheme.num_cells, log_tail)
+    noise_multiplier = max(scheme.noise_multiplier, SMALLEST_NOISE)
+    step, grid = one_step(noise_multiplier, num_cells or scheme.num_cells, log_tail)
     also_next = scheme.counts[1] > 0
     laws, grid = _average.average_of_steps(step, grid, scheme.block, also_next, log_tail)
 
@@ -217,45 +206,3 @@ def only_pair(events: tuple[OutcomeEvents, ...]) -> Pair:
     """Return the pair of the only event."""
     fields = [getattr(events[0], name) for name in Pair._fields]
     return Pair(*fields)
-
-
-def epsilon_of_scheme(scheme: Scheme, delta: float) -> Bounds:
-    """Bracket epsilon, the larger of the two directions."""
-    mu = math.sqrt(scheme.squared_mu)
-    gaussian = float(epsilon_kernel(np, np.asarray(delta), np.asarray(1.0 - delta), np.asarray(mu)))
-    # Where epsilon is close to zero delta fixes it absolutely.
-    largest = gaussian * (1.0 + _SLACK) + 1e-12
-    if scheme.is_gaussian:
-        return Bounds(max(gaussian * (1.0 - _SLACK) - 1e-12, 0.0), largest)
-
-    def ask(events: tuple[OutcomeEvents, ...]) -> Any:
-        if scheme.is_single:
-            return _one_run.epsilon(only_pair(events), delta, largest)
-        return _directions.epsilon_of_run(RunDescription((), (), events), log_delta, _EPSILON_WIDTH)
-
-    log_delta = math.log(delta)
-    sides = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
-    return within(Bounds(0.0, largest), sides, ask)
-
-
-def delta_of_scheme(scheme: Scheme, epsilon: float) -> Bounds:
-    """Bracket delta, the larger of the two directions."""
-    gaussian = _without_contour.gaussian_delta(epsilon, math.sqrt(scheme.squared_mu))
-    largest = min(float(gaussian.upper) + _TINY, 1.0)
-    if scheme.is_gaussian:
-        return Bounds(max(float(gaussian.lower) - _TINY, 0.0), largest)
-
-    def coarse_run(log_delta: float) -> RunDescription | None:
-        log_tail = log_tail_of([scheme], log_delta)
-        below = events_of_scheme(scheme, log_tail, FEWEST_CELLS).below
-        return None if below is None else RunDescription((), (), below)
-
-    def ask(events: tuple[OutcomeEvents, ...]) -> Bounds:
-        if scheme.is_single:
-            return _one_run.delta(only_pair(events), epsilon)
-        return exp_outward(_directions.log_delta_of_run(RunDescription((), (), events), epsilon, _DELTA_WIDTH))
-
-    log_delta = guess_log_delta(epsilon, coarse_run)
-    sides = events_of_scheme(scheme, log_tail_of([scheme], log_delta))
-    lower, upper = within(Bounds(0.0, largest), sides, ask)
-    return Bounds(max(lower - _TINY, 0.0), upper)

@@ -45,13 +45,13 @@ class PairBound:
         # Each direction sums that many terms.
         sum_rounding = UNIT_ROUNDOFF * (2.0 * pair.log_ratio.size + 64.0)
         self._factor = 1.0 + side * (2.0 * pair.rounding + sum_rounding)
-        self._largest_loss = float(np.max(np.abs(pair.log_ratio)))
+        self.largest_loss = float(np.max(np.abs(pair.log_ratio), initial=0.0))
         self._displacement = pair.displacement
         self._side = side
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         """Return the larger of the two directions, and about its rate of decrease in epsilon."""
-        loss_error = self._displacement + 8.0 * UNIT_ROUNDOFF * (self._largest_loss + epsilon)
+        loss_error = self._displacement + 8.0 * UNIT_ROUNDOFF * (self.largest_loss + epsilon)
         moved_epsilon = epsilon - self._side * loss_error
         value, rate = max(self._remove.delta(moved_epsilon), self._add.delta(moved_epsilon))
         return value * self._factor, rate
@@ -64,13 +64,18 @@ def delta(pair: Pair, epsilon: float) -> Bounds:
     return Bounds(max(lower, 0.0), min(upper, 1.0))
 
 
-def epsilon(pair: Pair, delta: float, largest: float) -> Bounds:
-    """Return bounds on epsilon <= ``largest``: from a pair that understates a lower, else an upper one."""
-    lower = _crossing(PairBound(pair, -1.0), delta, largest, above=True)
+def epsilon(pair: Pair, delta: float) -> Bounds:
+    """Return bounds on epsilon: from a pair that understates a lower, else an upper one."""
     above = PairBound(pair, 1.0)
+    # Beyond the largest finite loss delta is what is lost.
+    largest = 1.0 + above.largest_loss * (1.0 + 1e-9)
+    lower = _crossing(PairBound(pair, -1.0), delta, largest, above=True)
     delta_at_zero, _ = above.delta(0.0)
+    delta_at_largest, _ = above.delta(largest)
     if delta_at_zero <= delta:
         return Bounds(lower, 0.0)
+    if delta_at_largest > delta:
+        return Bounds(lower, np.inf)
     return Bounds(lower, _crossing(above, delta, largest, above=False))
 
 

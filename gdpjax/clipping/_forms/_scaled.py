@@ -147,7 +147,19 @@ class RowWeights(NamedTuple):
         return power, jnp.clip(rest, -largest, largest)
 
     def multiplied(self, x: Array) -> Array:
-        """Return rows times their weights, rounded once; exact zeros for a weight of zero, even if x holds a NaN."""
+        """Return rows times their weights, rounded once."""
         power, rest = self.factors(x.dtype)
-        scaled = jnp.where(per_row(rest, x) != 0, x * per_row(power, x), jnp.zeros((), x.dtype))
-        return scaled * per_row(rest, x)
+        return weighted(x, power, rest)
+
+
+def weighted(x: Array, power: Array, rest: Array) -> Array:
+    """Return rows times their weights; rows with a weight of zero become exact zeros, even if they hold a NaN.
+
+    Args:
+      x: [N, ...].
+      power: [N], powers of two.
+      rest: [N]; the weights are power * rest.
+    """
+    has_weight = per_row(rest, x) != 0
+    scaled = jnp.where(has_weight, x * per_row(power, x), jnp.zeros((), x.dtype))
+    return scaled * per_row(rest, x)
