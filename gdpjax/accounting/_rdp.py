@@ -74,10 +74,11 @@ def rdp_subsampled_gaussian(
         sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement).
 
     Returns:
-        rdp >= 0 in nats per step, of shape [..., K] ([...] for a single order); upper bound. With "poisson" exact to
-        2e-11 except for large fractional orders (16 and more) and noise multipliers below about 0.3, where it can be
-        1e-3 high, and orders above 1024. With "uniform" 1e-3 above its formula, the worst case over pairs that obey
-        the amplification theorem; some real pair of data sets reaches that of "poisson".
+        rdp >= 0 in nats per step, of shape [..., K] ([...] for a single order); upper bound. For noise multipliers of 1
+        and more "poisson" is exact to 2e-9, orders above 1024 apart, and "uniform" at most 2e-3 above its formula; from
+        0.3 on they are at most 2e-3 and 1e-2 high. With less noise the bound of a fractional order may be that of a
+        step without sampling. Some real pair of data sets reaches "poisson"; "uniform" is the worst case over pairs
+        that obey the amplification theorem.
 
     Raises:
         ValueError: an argument outside its range, an unknown sampling, or shapes that do not broadcast.
