@@ -42,7 +42,7 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.experiments ## train privately on embedded data, print the certified epsilon, save a figure
+demo: $(VENV)/.experiments ## train privately on embedded data, print the privacy table, save a figure
 	$(BIN)/python -m experiments demo
 
 test: $(VENV)/.test ## the default suite, five minutes on two idle cores

@@ -66,7 +66,7 @@ COMMANDS = {
         "language.cost_table:run",
         "Predict what a private step of a language model costs.",
     ),
-    "demo": Command(config.DemoConfig(), "demo:run", "Train on digits, print epsilon, save a figure."),
+    "demo": Command(config.DemoConfig(), "demo:run", "Train on digits, print the privacy table, save a figure."),
     "figures": Command(config.FiguresConfig(), "figures.fdp:run", "Draw the figures of docs/fdp.md and correlated.md."),
 }
 

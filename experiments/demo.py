@@ -1,4 +1,4 @@
-"""``demo``: the whole path on digits, ending in epsilon and a figure."""
+"""``demo``: the whole path on digits, ending in a report card and a figure."""
 
 import dataclasses
 
@@ -8,6 +8,7 @@ from experiments.config import PRESETS, DemoConfig
 from experiments.train.command import run_quietly
 from gdpjax.plotting import plot_score
 from gdpjax.plotting.style import save_figure
+from gdpjax.reporting import report
 from gdpjax.sweeps import print_training
 
 FIGURE = "accuracy_and_epsilon.png"
@@ -18,5 +19,6 @@ def run(config: DemoConfig) -> None:
     console = Console()
     result = run_quietly(dataclasses.replace(PRESETS["digits"], run=config.run), console, "demo")
     print_training(console, result)
+    print(report(result.out))
     save_figure(plot_score(result), result.out / FIGURE)
     console.print(f"Figure: {result.out / FIGURE}", soft_wrap=True)

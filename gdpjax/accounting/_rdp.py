@@ -213,8 +213,8 @@ def _rdp_at_traced_orders(noise_multiplier: Array, sampling_prob: Array, orders:
 
 
 def column(value: Array) -> Array:
-    """value[..., None], in float64 where the value is concrete."""
-    array = jnp.asarray(value) if is_traced(value) else np.asarray(value, np.float64)
+    """value[..., None], of a concrete value in NumPy, so that nothing is rounded to float32."""
+    array = jnp.asarray(value) if is_traced(value) else np.asarray(value)
     return array[..., None]
 
 

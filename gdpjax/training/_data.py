@@ -214,7 +214,7 @@ def group_by_user(
       order of their ids; the loss of a user is usually the mean over the rows that are not padding.
 
     Raises:
-      ValueError: unequal lengths, masked or empty ids, max_per_user < 1, what is no key.
+      ValueError: unequal lengths, masked, empty or missing ids, max_per_user < 1, what is no key.
 
     >>> (x,), is_padding = group_by_user([7, 9, 7], np.array([1.0, 2.0, 3.0]), max_per_user=2, key=jax.random.key(0))
     >>> x.shape, is_padding.tolist()
@@ -229,8 +229,10 @@ def group_by_user(
         raise ValueError(
             f"user_ids must be whole numbers or texts, none masked, one for each of {num_rows} rows, got {shown(ids)}"
         )
-    if ids.dtype.kind in "US" and (np.char.str_len(ids) == 0).any():
-        raise ValueError("user_ids must name the owner of each row, got an empty text; leave such rows out")
+    # NumPy, and `str`, write a missing id among texts as one of these.
+    missing = np.array(["", "nan", "None", "NaT", "<NA>"])
+    if ids.dtype.kind in "US" and np.isin(np.char.strip(ids), missing.astype(ids.dtype.kind)).any():
+        raise ValueError("user_ids must name the owner of each row, got an empty or missing one; leave such rows out")
     max_per_user = arguments.check_count("max_per_user", max_per_user)
 
     # The rows of each user stand together in this order.

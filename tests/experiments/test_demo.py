@@ -1,4 +1,4 @@
-"""The demo ends with the score, the certified epsilon and every caveat, and a figure."""
+"""The demo ends with the score, the privacy table and every caveat, and a figure."""
 
 import dataclasses
 
@@ -13,7 +13,14 @@ def test_demo(tmp_path, capsys, monkeypatch, small_config, small_digits):
     out = tmp_path / "demo"
     assert cli.main(["demo", "--out", str(out), "--seed", "1"]) == 0
     text = capsys.readouterr().out
-    for words in ("test accuracy", "epsilon, certified", "gdpjax report"):
+    for words in (
+        "test accuracy",
+        "epsilon, certified",
+        "moments epsilon",
+        "CLT estimate of mu",
+        "upper bound",
+        "estimate",
+    ):
         assert words in text
     assert "NOT private" in text
     assert "NOT_FOR_RELEASE" in text
