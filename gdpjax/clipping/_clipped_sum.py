@@ -13,6 +13,8 @@ every batch, but its time tells how many chunks held an example.
 """
 
 import functools
+import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -22,10 +24,13 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM, is_traced
 from gdpjax._core.trees import wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._forms import RowGradients, RowWeights, RunningSum, stacked
+from gdpjax.clipping._forms import Full, RowGradients, RowWeights, RunningSum, formed_rows, stacked, wide
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
+
+_SMALL_PARAMETER = 2**14
+"""Entries up to which the formed gradients of a parameter are put together with those of others."""
 
 
 class ClippedSum(NamedTuple):
@@ -44,6 +49,50 @@ class ClippedSum(NamedTuple):
     extra: Any
 
 
+class Pack(NamedTuple):
+    """One or several parameters whose gradients are clipped and added up together.
+
+    Attributes:
+      leaves: the numbers of the parameters; the entries of several ones lie one after the other in one row.
+      group: the clip rule's group of these parameters.
+      is_compensated: whether the errors of adding up are kept.
+    """
+
+    leaves: tuple[int, ...]
+    group: int
+    is_compensated: bool
+
+    def zero(self, params: list[Any]) -> RunningSum:
+        """Return the empty sum."""
+        members = [params[leaf] for leaf in self.leaves]
+        if len(members) == 1:
+            return RunningSum.zero(members[0], self.is_compensated)
+        num_entries = sum(math.prod(member.shape) for member in members)
+        flat = jax.ShapeDtypeStruct((num_entries,), norm_dtype(members))
+        return RunningSum.zero(flat, self.is_compensated)
+
+    def gradients(self, gradients: list[RowGradients]) -> RowGradients:
+        """Return the gradients of these parameters as those of one."""
+        if len(self.leaves) == 1:
+            return gradients[self.leaves[0]]
+        flat = []
+        for leaf in self.leaves:
+            factor = gradients[leaf].factor
+            assert isinstance(factor, Full)
+            rows = wide(factor.gradient)
+            flat.append(rows.reshape(rows.shape[0], -1))
+        return formed_rows(jnp.concatenate(flat, axis=1))
+
+    def split(self, total: Array, params: list[Any]) -> list[Array]:
+        """Return the sum of each of these parameters."""
+        if len(self.leaves) == 1:
+            return [total]
+        shapes = [params[leaf].shape for leaf in self.leaves]
+        ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+        parts = jnp.split(total, ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 class RowScales(NamedTuple):
     """The weights of the rows of a chunk.
 
@@ -60,7 +109,36 @@ class RowScales(NamedTuple):
     is_dropped: Array
 
 
+def packs_of(params: list[Any], is_formed: list[bool], is_compensated: list[bool], groups: Groups) -> list[Pack]:
+    """Put the small parameters of one group whose gradients are formed together.
+
+    A model has many of them, biases and scales of layers. One row of all their entries needs one norm and one sum,
+    where each by itself would need its own small programs, which take long to compile. The sum stays one array until
+    all rows are in it: a compiler that meets its parts within the loop computes the sum anew for each of them.
+
+    Args:
+      params: the trained parameters.
+      is_formed: whether their gradients are formed.
+      is_compensated: whether the errors of adding them up are kept.
+      groups: the clip rule's groups.
+    """
+    # Sort out the small ones, by group, dtype and kind of running sum.
+    packs = []
+    small: dict[Any, list[int]] = {}
+    for leaf, param in enumerate(params):
+        group, compensated = groups.of_leaf[leaf], is_compensated[leaf]
+        if is_formed[leaf] and math.prod(param.shape) <= _SMALL_PARAMETER:
+            small.setdefault((group, wide_dtype(param), compensated), []).append(leaf)
+        else:
+            packs.append(Pack((leaf,), group, compensated))
+
+    for (group, _, compensated), leaves in small.items():
+        packs.append(Pack(tuple(leaves), group, compensated))
+    return packs
+
+
 def row_scales(
+    packs: list[Pack],
     gradients: list[RowGradients],
     rule: AbstractClipRule,
     groups: Groups,
@@ -68,7 +146,7 @@ def row_scales(
     is_padding: Array | None,
     dtype: Any,
 ) -> RowScales:
-    """Return the weights that a rule gives the rows of these gradients for their norms, in ``dtype``."""
+    """Return the weights that a rule gives the rows of packed gradients for their norms, in ``dtype``."""
     squares = [each.squared_norms(dtype) for each in gradients]
     whole = stacked(squares).total()
 
@@ -82,7 +160,7 @@ def row_scales(
     for number, group_bound in enumerate(groups.bounds):
         # The norm of the row's gradients in this group.
         norm = whole
-        members = [square for square, group in zip(squares, groups.of_leaf, strict=True) if group == number]
+        members = [square for square, pack in zip(squares, packs, strict=True) if pack.group == number]
         if members and len(groups.bounds) > 1:
             norm = stacked(members).total()
 
@@ -110,6 +188,7 @@ def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
 
 
 def add_clipped(
+    packs: list[Pack],
     totals: list[RunningSum],
     gradients: list[RowGradients],
     rule: AbstractClipRule,
@@ -117,15 +196,16 @@ def add_clipped(
     budget: RoundingBudget,
     is_padding: Array | None,
 ) -> tuple[list[RunningSum], RowScales]:
-    """Clip rows and add them to the running sums of the parameters."""
+    """Clip rows and add them to the running sums of the packs."""
     # The compiler is not to compute the gradients anew for the norm or the sum.
-    gradients = jax.lax.optimization_barrier(gradients)
+    packed = jax.lax.optimization_barrier([pack.gradients(gradients) for pack in packs])
     dtype = norm_dtype([total.high for total in totals])
-    scales = row_scales(gradients, rule, groups, budget.slack, is_padding, dtype)
+    scales = row_scales(packs, packed, rule, groups, budget.slack, is_padding, dtype)
 
     new_totals = []
-    for group, total, each in zip(groups.of_leaf, totals, gradients, strict=True):
-        new_totals.append(each.add_to(total, scales.weights[group], scales.bounds[group], budget))
+    for pack, total, each in zip(packs, totals, packed, strict=True):
+        weights, bound = scales.weights[pack.group], scales.bounds[pack.group]
+        new_totals.append(each.add_to(total, weights, bound, budget))
     return new_totals, scales
 
 
@@ -138,27 +218,31 @@ def sum_of_rows(
     is_padding: Array | None,
 ) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
-    pairs = zip(leaves, gradients, strict=True)
-    totals = [RunningSum.zero(leaf, each.needs_compensation(budget)) for leaf, each in pairs]
-    totals, scales = add_clipped(totals, gradients, rule, groups, budget, is_padding)
-    return rounded_sums(totals, groups), scales
+    is_formed = [isinstance(each.factor, Full) for each in gradients]
+    is_compensated = [each.needs_compensation(budget) for each in gradients]
+    packs = packs_of(leaves, is_formed, is_compensated, groups)
+    totals = [pack.zero(leaves) for pack in packs]
+    totals, scales = add_clipped(packs, totals, gradients, rule, groups, budget, is_padding)
+    return rounded_sums(packs, totals, leaves, groups), scales
 
 
-def rounded_sums(totals: list[RunningSum], groups: Groups) -> list[Array]:
+def rounded_sums(packs: list[Pack], totals: list[RunningSum], leaves: list[Any], groups: Groups) -> list[Array]:
     """Return the sum of each parameter, rounded once; NaN in the groups whose traced bound is no clip norm.
 
     A batch of padding alone, whose chunks are all skipped, would else give zeros for such a bound, and every other
     batch NaN. A batch of no rows at all, which is known before anything is traced, does not come here: its sum is zero,
     whatever the bound.
     """
-    dtype = norm_dtype([total.high for total in totals])
-    sums = []
-    for group, total in zip(groups.of_leaf, totals, strict=True):
-        rounded, bound = total.rounded(), groups.bounds[group]
+    dtype = norm_dtype(leaves)
+    sums = {}
+    for pack, total in zip(packs, totals, strict=True):
+        rounded = total.rounded()
+        bound = groups.bounds[pack.group]
         if is_traced(bound):
-            rounded = jnp.where(jnp.isnan(_checked_bound(bound, groups, dtype)), jnp.nan, rounded)
-        sums.append(rounded)
-    return sums
+            is_invalid = jnp.isnan(_checked_bound(bound, groups, dtype))
+            rounded = jnp.where(is_invalid, jnp.nan, rounded)
+        sums.update(zip(pack.leaves, pack.split(rounded, leaves), strict=True))
+    return [sums[leaf] for leaf in range(len(leaves))]
 
 
 def clipped_sum(
@@ -196,7 +280,7 @@ def clipped_sum(
     def add_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         rows, positions, padding = chunk
         gradients, extra = engine.gradients(rows, positions)
-        totals, scales = add_clipped(totals, gradients, rule, groups, budget, padding)
+        totals, scales = add_clipped(packs, totals, gradients, rule, groups, budget, padding)
         return totals, (scales.norms, scales.is_dropped, extra)
 
     def skip_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
@@ -217,9 +301,11 @@ def clipped_sum(
     chunks = (jax.tree.map(split, batch), split(positions), padding)
 
     # Add up the chunks. Unless the caller names padding, every chunk has rows.
-    totals = []
-    for number, leaf in enumerate(leaves):
-        totals.append(RunningSum.zero(leaf, engine.needs_compensation(number, budget, num_chunks)))
+    numbers = range(len(leaves))
+    is_formed = [isinstance(form, Full) for form in engine.forms]
+    is_compensated = [engine.needs_compensation(number, budget, num_chunks) for number in numbers]
+    packs = packs_of(leaves, is_formed, is_compensated, groups)
+    totals = [pack.zero(leaves) for pack in packs]
     skips = is_padding is not None and not engine.constant_work
     step = add_unless_padding if skips else add_chunk
     totals, outputs = jax.lax.scan(step, totals, chunks)
@@ -229,7 +315,8 @@ def clipped_sum(
         return x.reshape(-1, *x.shape[2:])[:num_rows]
 
     norms, is_dropped, extra = jax.tree.map(joined, outputs)
-    return ClippedSum(rounded_sums(totals, groups), norms, is_dropped, extra)
+    sums = rounded_sums(packs, totals, leaves, groups)
+    return ClippedSum(sums, norms, is_dropped, extra)
 
 
 def _split(rows: Array, num_chunks: int, size: int) -> Array:
