@@ -45,7 +45,7 @@ REASONS = {
     "weight_norm": ("v", "mul"),
     "l2_in_the_loss": ("a", "integer_pow"),
     "rules_that_are_left_to_jax": ("w", "custom_vjp_call"),
-    "branch_on_parameters": ("s", "passed on by a branch"),
+    "branch_on_parameters": ("s", "mul"),
     "carried_parameter": ("w", "carried by a scan"),
     "tied_embedding": ("e", "gather, dot_general"),
 }
