@@ -228,6 +228,15 @@ def test_discrete_noise_has_its_law_and_curve(mechanism, log_weight):
         assert curve(alpha) == pytest.approx(beta, rel=1e-9)
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_lies_are_uniform_where_the_categories_do_not_divide_32_bits(transform):
+    """32 random bits modulo 3 * 2^29 are below 2^30 with probability 3/4, and half as likely above as below."""
+    num_categories = 3 * 2**29
+    mechanism = RandomizedResponse(0.1, num_categories)
+    lies = transform(mechanism.sample)(jax.random.key(5), jnp.full(NUM, num_categories - 1))
+    assert np.mean(np.asarray(lies) < 2**30) == pytest.approx(2 / 3, abs=5 * 0.5 / np.sqrt(NUM))
+
+
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 16.0, 17.5, 40.0])
 def test_randomized_response_tells_the_truth_no_more_often_in_compiled_code(epsilon):
     mechanism = RandomizedResponse(epsilon)
