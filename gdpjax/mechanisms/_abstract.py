@@ -99,6 +99,14 @@ def floating(leaf: Any) -> Array:
     return jnp.where(is_exact, array.astype(wide), jnp.nan)
 
 
+def scale_in(dtype: Any, scale: Any, sensitivity: Any) -> Array:
+    """Return the scale of noise in the dtype of a leaf; NaN where noise for a sensitivity > 0 would vanish there."""
+    rounded = jnp.asarray(scale).astype(dtype)
+    # Devices flush what is below the normal numbers to zero.
+    is_usable = (rounded >= 100 * float(jnp.finfo(dtype).tiny)) | (sensitivity == 0)
+    return jnp.where(is_usable, rounded, jnp.nan)
+
+
 def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:
     """Draw booleans that are true with probability floor(2^32 p) / 2^32, exactly (for uniform bits)."""
     # Floating-point numbers hold p 2^32 as exactly as p; p = 1 does not fit 32 bits.

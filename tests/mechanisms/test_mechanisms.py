@@ -228,6 +228,20 @@ def test_discrete_noise_has_its_law_and_curve(mechanism, log_weight):
         assert curve(alpha) == pytest.approx(beta, rel=1e-9)
 
 
+def test_traced_gaussian_mechanism_claims_no_smaller_mu():
+    for dtype in (jnp.bfloat16, jnp.float32):
+        noise_multipliers = jnp.array([0.7, 1.1, 3.3], dtype)
+        mu = jax.jit(lambda multiplier: GaussianMechanism(multiplier).mu)(noise_multipliers)
+        exact = 1 / np.asarray(noise_multipliers, np.float64)
+        assert np.all((exact <= mu) & (mu <= exact * (1 + 2e-7)))
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0), LaplaceMechanism(1.0)])
+def test_noise_that_float32_flushes_to_zero_is_nan(mechanism):
+    assert np.isnan(mechanism.sample(jax.random.key(0), jnp.float32(1.2e-38), 1e-40))
+    assert mechanism.sample(jax.random.key(0), jnp.float32(1.5), 0.0) == 1.5
+
+
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_lies_are_uniform_where_the_categories_do_not_divide_32_bits(transform):
     """32 random bits modulo 3 * 2^29 are below 2^30 with probability 3/4, and half as likely above as below."""
