@@ -19,7 +19,7 @@ from gdpjax._core.precision import float64_function
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar, pytree_dataclass
 from gdpjax.ledger import Event, GaussianEvent, LaplaceEvent
-from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, scale_in
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, own_key, scale_in
 from gdpjax.tradeoff import Curve, Gaussian, Laplace, subsample
 
 
@@ -80,11 +80,12 @@ class GaussianMechanism(Additive):
         stddev = noise_multiplier * check_sensitivity(sensitivity)
 
         leaves, structure = jax.tree.flatten(jax.tree.map(floating, value))
+        key, is_own = own_key(key, leaves, stddev)
         keys = jax.tree.leaves(leaf_keys(key, value))
         noise = standard_normals(keys, [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
         released = []
         for leaf, draw in zip(leaves, noise, strict=True):
-            released.append(leaf + scale_in(leaf.dtype, stddev, sensitivity) * draw)
+            released.append(leaf + scale_in(leaf.dtype, stddev, sensitivity) * is_own.astype(leaf.dtype) * draw)
         return jax.tree.unflatten(structure, released)
 
 
@@ -143,12 +144,14 @@ class LaplaceMechanism(Additive):
         """
         scale = check_sensitivity(sensitivity) / checked_scalar("epsilon", self.privacy_loss, POSITIVE)
 
-        def add_noise(leaf: Any, leaf_key: Array) -> Array:
-            array = floating(leaf)
-            noise = standard_laplace(leaf_key, array.shape, array.dtype)
-            return array + scale_in(array.dtype, scale, sensitivity) * noise
+        arrays = jax.tree.map(floating, value)
+        key, is_own = own_key(key, arrays, scale)
 
-        return jax.tree.map(add_noise, value, leaf_keys(key, value))
+        def add_noise(array: Array, leaf_key: Array) -> Array:
+            noise = standard_laplace(leaf_key, array.shape, array.dtype)
+            return array + scale_in(array.dtype, scale, sensitivity) * is_own.astype(array.dtype) * noise
+
+        return jax.tree.map(add_noise, arrays, leaf_keys(key, value))
 
 
 def standard_laplace(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:

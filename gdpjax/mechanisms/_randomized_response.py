@@ -25,7 +25,7 @@ from gdpjax._core.keys import bits, split
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, pytree_dataclass
 from gdpjax.ledger import RandomizedResponseEvent
-from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin
+from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin, own_key
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 
 
@@ -130,9 +130,10 @@ class RandomizedResponse(Mechanism):
             if known.min() < 0 or known.max() >= self.num_categories:
                 raise ValueError(f"value must hold categories from 0 to {self.num_categories - 1}")
 
+        key, is_own = own_key(key, answers, self.privacy_loss)
         keep_key, category_key = split(key)
         keep_prob = _keep_probability(self.privacy_loss, self.num_categories)
-        is_kept = coin(keep_key, keep_prob, answers.shape)
+        is_kept = coin(keep_key, keep_prob, answers.shape) & (is_own > 0)
         own = jnp.mod(answers.astype(jnp.int32), self.num_categories)
         return jnp.where(is_kept, own, _uniform_categories(category_key, answers.shape, self.num_categories))
 

@@ -228,6 +228,43 @@ def test_discrete_noise_has_its_law_and_curve(mechanism, log_weight):
         assert curve(alpha) == pytest.approx(beta, rel=1e-9)
 
 
+SAMPLERS = {
+    "gaussian": lambda key, value, size: GaussianMechanism(1.0).sample(key, value, size),
+    "laplace": lambda key, value, size: LaplaceMechanism(1.0).sample(key, value, size),
+    "subsampled": lambda key, value, size: PoissonSubsampled(GaussianMechanism(1.0), 0.5).sample(key, value, size),
+    "response": lambda key, value, size: RandomizedResponse(size).sample(key, value.astype(int)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_configurations_under_vmap_do_not_share_one_key(name):
+    """The difference of two results with the same noise would be that of the values."""
+    key, values, sizes = jax.random.key(0), jnp.array([[0.0, 1.0], [1.0, 1.0]]), jnp.array([1.0, 2.0])
+    sample = SAMPLERS[name]
+    for axes in ((None, 0, None), (None, None, 0)):
+        value, size = (values, 1.0) if axes[1] == 0 else (values[0], sizes)
+        with pytest.raises(ValueError, match="share one noise key"):
+            jax.vmap(sample, in_axes=axes)(key, value, size)
+    assert jax.vmap(sample)(jax.random.split(key, 2), values, sizes).shape[0] == 2
+    jax.vmap(lambda _: sample(key, values[0], 1.0))(sizes)
+
+
+def test_equal_keys_of_configurations_under_vmap_release_nothing():
+    keys = jnp.broadcast_to(jax.random.key(0), (2,))
+    values = jnp.arange(2 * 40).reshape(2, 40) % 2
+    noisy = jax.vmap(lambda key, value: GaussianMechanism(1.0).sample(key, value, 1.0))(keys, values)
+    assert np.all(np.isnan(noisy))
+    answers = jax.vmap(RandomizedResponse(20.0).sample)(keys, values)
+    assert np.any(answers != values)
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0), LaplaceMechanism(1.0)])
+def test_samples_have_derivatives(mechanism):
+    for of in (jax.grad, jax.jacfwd, jax.jacrev):
+        rate = jax.jit(of(lambda value: mechanism.sample(jax.random.key(0), value, 1.0)))(0.3)
+        assert rate == 1.0
+
+
 def test_traced_gaussian_mechanism_claims_no_smaller_mu():
     for dtype in (jnp.bfloat16, jnp.float32):
         noise_multipliers = jnp.array([0.7, 1.1, 3.3], dtype)
