@@ -144,6 +144,7 @@ def refuse_key_of_a_loop(key: Any, *folded: Any) -> None:
     """ValueError if ``key`` (or its data) is a constant of a compiled loop, and so the same in every iteration.
 
     With ``folded``, the numbers that it will be folded with, they must be constants of that loop as well.
+    It must be the key as it was given: `as_key` of a legacy one is made in the loop.
     """
     # The programs in which all of them are constants: those of the one that the fewest have as a constant.
     programs = min((programs_around(value) for value in (key, *folded)), key=len)
@@ -171,6 +172,63 @@ def refuse_constant_key(key: Any, *hyperparameters: Any) -> None:
         )
 
 
+@jax.custom_batching.custom_vmap
+def _witnessed(key_data: Array, witnesses: list[Array]) -> tuple[Array, Array]:
+    """Return ``key_data``, and 1, or NaN where vmap shows that several configurations share it."""
+    del witnesses
+    return key_data, jnp.ones((), jnp.float32)
+
+
+@_witnessed.def_vmap
+def _refuse_shared_key(axis_size: int, in_batched: Any, key_data: Array, witnesses: list[Array]) -> Any:
+    """Return `_witnessed` under vmap, and which of its results are batched; ValueError for a key that is not."""
+    key_is_batched, batched_witnesses = in_batched
+    differs = any(jax.tree.leaves(batched_witnesses))
+    if not key_is_batched and differs:
+        raise ValueError(
+            f"{axis_size} configurations under vmap share one noise key; subtracting their results would cancel the "
+            "noise. Give each its own: jax.random.split(key, n) mapped over, or fold in the configuration's index"
+        )
+    if not key_is_batched:
+        return _witnessed(key_data, witnesses), (False, False)
+
+    # A cond with a batched predicate broadcasts its operands, a shared key among them: compare the values.
+    rows = key_data.reshape(-1, key_data.shape[-1])
+    ordered = rows[jnp.lexsort(rows.T)]
+    is_equal = jnp.all(ordered[1:] == ordered[:-1], axis=1)
+    is_shared = jnp.any(is_equal) & differs
+
+    keys, valid = _witnessed(key_data, witnesses)
+    valid = jnp.where(is_shared, jnp.nan, valid)
+    return (keys, jnp.broadcast_to(valid, (axis_size,))), (True, True)
+
+
+def unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
+    """Return ``key_data`` and a factor for the noise; refuse a key that configurations under vmap share.
+
+    A key is shared if it is the same for configurations that differ in any of ``values``. The factor is 1, or NaN where
+    the sharing shows only in the values of the keys.
+    """
+    refuse_key_of_a_loop(key_data)
+    leaves = jax.tree.leaves(values)
+
+    # In a shard_map the key must vary over all axes that anything else varies over.
+    axes = set()
+    for leaf in leaves:
+        axes |= varying_axes(leaf)
+    shared_axes = axes - varying_axes(key_data)
+    if shared_axes:
+        raise ValueError(
+            f"what varies over the mesh axes {sorted(shared_axes)} of a shard_map would share one noise key; "
+            "subtracting the results of two devices would cancel the noise. Add gradients up over the devices before "
+            "(jax.lax.psum), or give each configuration its own key: pass an array of keys over the same axes"
+        )
+
+    # Under vmap the rule of `_witnessed` looks at what is batched.
+    witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
+    return _witnessed(jnp.asarray(key_data), witnesses)
+
+
 def is_threefry(key: Array) -> bool:
     """Whether a typed key is of JAX's default implementation, whose bits are each key's own under vmap."""
     return str(jax.random.key_impl(key)) == _THREEFRY
@@ -196,8 +254,8 @@ def one_key_at_a_time(draw: Callable[P, R], *, sound: frozenset[str] = frozenset
 
 def bits(key: Any, shape: tuple[int, ...]) -> Array:
     """Random words, uint32 of this shape; ValueError for what is no key, or a key that a loop uses again and again."""
-    key = as_key(key)
     refuse_key_of_a_loop(key)
+    key = as_key(key)
     if is_threefry(key) and FEWEST_ENTRIES <= math.prod(shape) <= MOST_ENTRIES:
         return threefry_words(jax.random.key_data(key), shape)
     return one_key_at_a_time(lambda key: jax.random.bits(key, shape, jnp.uint32))(key)
@@ -205,8 +263,8 @@ def bits(key: Any, shape: tuple[int, ...]) -> Array:
 
 def split(key: Any, num: int = 2) -> Array:
     """`jax.random.split` of one key into an array of ``num`` keys; ValueError as for `bits`."""
-    key = as_key(key)
     refuse_key_of_a_loop(key)
+    key = as_key(key)
     return one_key_at_a_time(lambda key: jax.random.split(key, num), sound=_DERIVE_SOUNDLY)(key)
 
 

@@ -85,8 +85,8 @@ def keys_of_leaves(key: Array, names: list[str]) -> list[Array]:
     They are derived together: a derivation is a loop in the compiled program, which a model of many leaves would hold
     many times.
     """
-    key = as_key(key)
     refuse_key_of_a_loop(key)
+    key = as_key(key)
     if not names:
         return []
     digests = np.array([_two_words(name) for name in names], np.uint32)

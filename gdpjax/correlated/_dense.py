@@ -25,6 +25,7 @@ from jaxtyping import Real
 from gdpjax._core.arguments import check_array, check_count
 from gdpjax._core.checks import REAL, check, is_traced
 from gdpjax._core.shown import shown
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, PyTree, Whole, pytree_dataclass
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._minimize import Loss, minimize
@@ -71,6 +72,7 @@ class Dense(CoefficientStrategy):
         if num_rows != num_columns or num_rows == 0:
             raise ValueError(f"matrix must be square, one row and one column per step, got {shown(self.matrix)}")
         if is_traced(array):
+            object.__setattr__(self, "matrix", array.astype(wide_dtype(array)))
             return
         array = np.array(array, np.float64)
         above_diagonal = np.triu(array, 1)

@@ -32,6 +32,7 @@ from jaxtyping import Float
 from gdpjax._core.arguments import check_array, check_choice, check_count
 from gdpjax._core.checks import REAL, check, is_traced
 from gdpjax._core.precision import narrow_on_host
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, PyTree, Scalar, Whole
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
 from gdpjax.correlated._sensitivity import toeplitz_attained, toeplitz_sensitivity
@@ -188,8 +189,12 @@ class CoefficientStrategy(AbstractNoiseStrategy):
             return compute(dataclasses.replace(self))  # pyright: ignore[reportArgumentType]
         leaves, structure = jax.tree.flatten(self)
 
-        def on_host(*leaves: Any) -> np.ndarray:
-            wide = [np.asarray(leaf, np.float64) for leaf in leaves]
+        # What is known stays as it is: sent through the program it would be rounded to float32, and its noise is not.
+        traced = [i for i, leaf in enumerate(leaves) if is_traced(leaf)]
+
+        def on_host(*arrays: Any) -> np.ndarray:
+            mixed = dict(enumerate(leaves)) | dict(zip(traced, arrays, strict=True))
+            wide = [np.asarray(leaf, np.float64) for leaf in mixed.values()]
             unchecked = jax.tree.unflatten(structure, wide)
             try:
                 with np.errstate(all="ignore"):
@@ -199,7 +204,7 @@ class CoefficientStrategy(AbstractNoiseStrategy):
             return narrow_on_host(np.asarray(value), rounding)
 
         result_type = jax.ShapeDtypeStruct((), jnp.float32)
-        return jax.pure_callback(on_host, result_type, *leaves, vmap_method="sequential")
+        return jax.pure_callback(on_host, result_type, *[leaves[i] for i in traced], vmap_method="sequential")
 
 
 class ToeplitzStrategy(CoefficientStrategy):
@@ -247,11 +252,11 @@ def length_of(name: str, array: Any) -> int:
 
 
 def checked_coefficients(name: str, value: Any) -> Any:
-    """Return coefficients as float64, or as they are if traced; the first one must be positive."""
+    """Return coefficients as float64, or float32 and wider if traced; the first one must be positive."""
     array = check_array(name, value, ndim=1)
     check(name, array, REAL)
     if is_traced(array):
-        return array
+        return array.astype(wide_dtype(array))
     array = np.array(array, np.float64)
     if not (array[:1] > 0).any():
         raise ValueError(f"{name} must begin with a number > 0, so that C can be inverted; got {array[:1]}")

@@ -14,12 +14,13 @@ sensitivity, by 1.2e-7 of their size. Large whole numbers, where that is 1 and m
 import abc
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.checks import NONNEGATIVE, checked_scalar, is_traced
-from gdpjax._core.keys import bits
+from gdpjax._core.keys import as_key, bits, refuse_key_of_a_loop, unshared
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar
 from gdpjax.ledger import AnyEvent
 from gdpjax.tradeoff import Curve
@@ -97,6 +98,25 @@ def floating(leaf: Any) -> Array:
             )
     is_exact = (array <= largest) & (array >= -largest)
     return jnp.where(is_exact, array.astype(wide), jnp.nan)
+
+
+def own_key(key: Any, *values: Any) -> tuple[Array, Array]:
+    """Return a key, and 1, or NaN where configurations under vmap that differ in ``values`` have the same key.
+
+    Their noise would cancel. A key that vmap shares is refused with a ValueError.
+    """
+    refuse_key_of_a_loop(key)
+    key = as_key(key)
+    data, valid = unshared(jax.random.key_data(key), *values)
+    return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(key))), valid
+
+
+def scale_in(dtype: Any, scale: Any, sensitivity: Any) -> Array:
+    """Return the scale of noise in the dtype of a leaf; NaN where noise for a sensitivity > 0 would vanish there."""
+    rounded = jnp.asarray(scale).astype(dtype)
+    # Devices flush what is below the normal numbers to zero.
+    is_usable = (rounded >= 100 * float(jnp.finfo(dtype).tiny)) | (sensitivity == 0)
+    return jnp.where(is_usable, rounded, jnp.nan)
 
 
 def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:

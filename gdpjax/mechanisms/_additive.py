@@ -15,10 +15,11 @@ from gdpjax._core.arguments import check_choice, check_instance
 from gdpjax._core.checks import POSITIVE, UNIT, check, checked_scalar, is_traced
 from gdpjax._core.keys import bits, split
 from gdpjax._core.noise import standard_normals
+from gdpjax._core.precision import float64_function
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar, pytree_dataclass
 from gdpjax.ledger import Event, GaussianEvent, LaplaceEvent
-from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, own_key, scale_in
 from gdpjax.tradeoff import Curve, Gaussian, Laplace, subsample
 
 
@@ -50,11 +51,8 @@ class GaussianMechanism(Additive):
 
     @property
     def mu(self) -> Floats:
-        """The Gaussian privacy parameter, 1 / noise_multiplier; exact."""
-        if is_traced(self):
-            return 1.0 / self.noise_multiplier
-        noise_multiplier = np.asarray(self.noise_multiplier, np.float64)
-        return 1.0 / noise_multiplier[()]
+        """The Gaussian privacy parameter, 1 / noise_multiplier; exact, and rounded up where it is float32."""
+        return _mu(self.noise_multiplier)
 
     def tradeoff(self) -> Curve:
         """Return G_mu with mu = 1 / noise_multiplier; exact."""
@@ -82,12 +80,18 @@ class GaussianMechanism(Additive):
         stddev = noise_multiplier * check_sensitivity(sensitivity)
 
         leaves, structure = jax.tree.flatten(jax.tree.map(floating, value))
+        key, is_own = own_key(key, leaves, stddev)
         keys = jax.tree.leaves(leaf_keys(key, value))
         noise = standard_normals(keys, [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
         released = []
         for leaf, draw in zip(leaves, noise, strict=True):
-            released.append(leaf + jnp.asarray(stddev).astype(leaf.dtype) * draw)
+            released.append(leaf + scale_in(leaf.dtype, stddev, sensitivity) * is_own.astype(leaf.dtype) * draw)
         return jax.tree.unflatten(structure, released)
+
+
+@float64_function(rounding="up", noise_multiplier=POSITIVE)
+def _mu(noise_multiplier: Array) -> Array:
+    return 1.0 / noise_multiplier
 
 
 @pytree_dataclass
@@ -140,12 +144,14 @@ class LaplaceMechanism(Additive):
         """
         scale = check_sensitivity(sensitivity) / checked_scalar("epsilon", self.privacy_loss, POSITIVE)
 
-        def add_noise(leaf: Any, leaf_key: Array) -> Array:
-            array = floating(leaf)
-            noise = standard_laplace(leaf_key, array.shape, array.dtype)
-            return array + jnp.asarray(scale).astype(array.dtype) * noise
+        arrays = jax.tree.map(floating, value)
+        key, is_own = own_key(key, arrays, scale)
 
-        return jax.tree.map(add_noise, value, leaf_keys(key, value))
+        def add_noise(array: Array, leaf_key: Array) -> Array:
+            noise = standard_laplace(leaf_key, array.shape, array.dtype)
+            return array + scale_in(array.dtype, scale, sensitivity) * is_own.astype(array.dtype) * noise
+
+        return jax.tree.map(add_noise, arrays, leaf_keys(key, value))
 
 
 def standard_laplace(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -5,8 +5,10 @@ k - 1), an answer i is observed with probability lambda_i = q + (t - q) pi_i, pi
 (lambda_i - q) / (t - q) is an unbiased estimate of pi_i. For people drawn at random with frequencies pi its variance is
 lambda_i (1 - lambda_i) / (n (t - q)^2), which the plug-in standard error estimates.
 
-The coin compares 32 random bits with floor(2^32 t), so t is rounded down, by 2.4e-10 at most (6e-8 in compiled code
-that holds t in float32), and is never 1: the curve below holds.
+The sampler keeps an answer with probability r = t - q, and else draws any of the k categories, the true one included.
+Its coin compares 32 random bits with floor(2^32 r), so r is rounded down, by 2.4e-10 at most (6e-8 in compiled code
+that holds r in float32), and is never 1. A smaller r is more private whatever k is: the curve below holds. The category
+is a 64-bit number modulo k, uniform to a relative k / 2^64.
 """
 
 import dataclasses
@@ -19,11 +21,11 @@ from jaxtyping import Float, Int, PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import check_array, check_count, check_number
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_traced
-from gdpjax._core.keys import one_key_at_a_time, split
+from gdpjax._core.keys import bits, split
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, pytree_dataclass
 from gdpjax.ledger import RandomizedResponseEvent
-from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin
+from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin, own_key
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 
 
@@ -84,7 +86,7 @@ class RandomizedResponse(Mechanism):
 
     @property
     def truth_probability(self) -> Floats:
-        """e^epsilon / (e^epsilon + k - 1), at most 1 - 2^-32, and rounded down where it is float32."""
+        """e^epsilon / (e^epsilon + k - 1), below 1 and rounded down where it is float32."""
         return _truth_probability(self.privacy_loss, self.num_categories)
 
     def tradeoff(self) -> Curve:
@@ -128,15 +130,12 @@ class RandomizedResponse(Mechanism):
             if known.min() < 0 or known.max() >= self.num_categories:
                 raise ValueError(f"value must hold categories from 0 to {self.num_categories - 1}")
 
-        def draw_shift(key: Array) -> Array:
-            return jax.random.randint(key, answers.shape, 1, self.num_categories)
-
-        # A lie is the truth shifted by 1, ..., k - 1 categories, all equally likely.
-        truth_key, lie_key = split(key)
-        is_truthful = coin(truth_key, self.truth_probability, answers.shape)
-        shift = one_key_at_a_time(draw_shift)(lie_key)
-        perturbed = answers.astype(jnp.int32) + jnp.where(is_truthful, 0, shift)
-        return jnp.mod(perturbed, self.num_categories)
+        key, is_own = own_key(key, answers, self.privacy_loss)
+        keep_key, category_key = split(key)
+        keep_prob = _keep_probability(self.privacy_loss, self.num_categories)
+        is_kept = coin(keep_key, keep_prob, answers.shape) & (is_own > 0)
+        own = jnp.mod(answers.astype(jnp.int32), self.num_categories)
+        return jnp.where(is_kept, own, _uniform_categories(category_key, answers.shape, self.num_categories))
 
     def estimate(self, counts: Real[Array, "*counts categories"]) -> FrequencyEstimate:
         """Estimate the frequencies of the true categories without bias, from counts of the perturbed ones.
@@ -170,11 +169,35 @@ class RandomizedResponse(Mechanism):
         return FrequencyEstimate(frequencies, standard_errors)
 
 
+def _uniform_categories(key: Array, shape: tuple[int, ...], num_categories: int) -> Array:
+    """Return uniform categories, int32 of this shape, from 64 random bits each."""
+    high, low = bits(key, (2, *shape))
+
+    def with_next_bit(i: Array, remainder: Array) -> Array:
+        bit = (low >> (31 - i).astype(jnp.uint32)) & 1
+        return (2 * remainder + bit) % num_categories
+
+    # (2^32 high + low) modulo k, one bit of low at a time: twice a remainder fits 32 bits, and a product may not.
+    remainder = jax.lax.fori_loop(0, 32, with_next_bit, high % num_categories)
+    return remainder.astype(jnp.int32)
+
+
+def _gap(epsilon: Array, num_categories: int) -> Array:
+    """Return r = t - q = (1 - e^-epsilon) / (1 + (k - 1) e^-epsilon), without cancellation and overflow."""
+    return -jnp.expm1(-epsilon) / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
+
+
+@float64_function(rounding="down", epsilon=POSITIVE)
+def _keep_probability(epsilon: Array, num_categories: int) -> Array:
+    """Return r, or less where it is close to 1: with r = 1 nobody would ever lie."""
+    return jnp.minimum(_gap(epsilon, num_categories), 1.0 - 2.0**-32)
+
+
 @float64_function(rounding="down", epsilon=POSITIVE)
 def _truth_probability(epsilon: Array, num_categories: int) -> Array:
-    """Return t = 1 / (1 + (k - 1) e^-epsilon), which cannot overflow, or less: with t = 1 nobody would ever lie."""
-    truth_prob = 1.0 / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
-    return jnp.minimum(truth_prob, 1.0 - 2.0**-32)
+    """Return t = r + (1 - r) / k of the r that the sampler has."""
+    keep_prob = jnp.minimum(_gap(epsilon, num_categories), 1.0 - 2.0**-32)
+    return keep_prob + (1.0 - keep_prob) / num_categories
 
 
 @float64_function(broadcast=False, counts=NONNEGATIVE, epsilon=POSITIVE)
@@ -183,10 +206,8 @@ def _estimate(counts: Array, epsilon: Array, num_categories: int) -> tuple[Array
     total = jnp.sum(counts, axis=-1, keepdims=True)
     observed = counts / total
 
-    # q = 1 / (e^epsilon + k - 1), and t - q = (1 - e^-epsilon) / (1 + (k - 1) e^-epsilon) without cancellation.
     lie_prob = 1.0 / (jnp.exp(epsilon) + num_categories - 1)
-    gap = -jnp.expm1(-epsilon) / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
-
+    gap = _gap(epsilon, num_categories)
     frequencies = (observed - lie_prob) / gap
     standard_errors = jnp.sqrt(observed * (1.0 - observed) / total) / gap
     return frequencies, standard_errors

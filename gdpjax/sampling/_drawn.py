@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_count, check_expected_batch_size, keyword_checked
-from gdpjax._core.keys import as_key, refuse_key_of_a_loop
+from gdpjax._core.keys import refuse_key_of_a_loop
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, Whole
 from gdpjax.sampling._abstract import AbstractBatches
@@ -135,7 +135,7 @@ class DrawnBatches(AbstractBatches):
 
     def sample(self, key: PRNGKeyArray, step: Whole, *, num_valid: Whole | None = None) -> Batch:
         """Draw the batch of one step on the device, as `AbstractBatches.sample` says."""
-        refuse_key_of_a_loop(as_key(key), step)
+        refuse_key_of_a_loop(key, step)
         step, is_valid_step = whole_number("step", step)
         included, is_valid_count = real_rows(self._included(key, step), num_valid)
         return self._batch_of(included, key, step, is_valid_step & is_valid_count)

@@ -275,9 +275,9 @@ def private_training(
         refuse_statistics(params, jax.tree.leaves(marks))
 
         # The key is looked at here: the keys that are made of it belong to the loop or the shard_map around.
-        key = as_key(key)
         sensitivity = grad_fn.sensitivity(release.relation)
         refuse_constant_key(key, plan.noise_multiplier, plan.expected_batch_size, sensitivity)
+        key = as_key(key)
         sampling_key, noise_key = split(one_key_for_all(key))
 
         _refuse_private(optimizer, params)

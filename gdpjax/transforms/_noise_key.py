@@ -21,9 +21,8 @@ import weakref
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from gdpjax._core.keys import check_key, program_around, refuse_constant_key, refuse_key_of_a_loop, varying_axes
+from gdpjax._core.keys import check_key, program_around, refuse_constant_key, unshared
 from gdpjax._core.types import Array, PyTree
 
 
@@ -48,70 +47,13 @@ class NoiseKey:
                 "gdpjax.privatize in the chain and leave its state alone, or begin another run with a key of its own"
             )
         refuse_constant_key(self._key, hyperparameters)
-        data, _ = _unshared(self._data, hyperparameters, params)
+        data, _ = unshared(self._data, hyperparameters, params)
         return data
 
     def of(self, state: Any, *values: Any) -> tuple[Array, Array]:
-        """Return the key in ``state`` for the noise on ``values``, and a factor for the noise, as `_unshared` does."""
+        """Return the key in ``state`` for the noise on ``values``, and a factor for the noise, as `unshared` does."""
         program = program_around()
         if program is not None:
             self._programs.add(program)
-        data, valid = _unshared(state.key_data, *values)
+        data, valid = unshared(state.key_data, *values)
         return jax.random.wrap_key_data(data, impl=self._impl), valid
-
-
-@jax.custom_batching.custom_vmap
-def _witnessed(key_data: Array, witnesses: list[Array]) -> tuple[Array, Array]:
-    """Return ``key_data``, and 1, or NaN where vmap shows that several configurations share it."""
-    del witnesses
-    return key_data, jnp.ones((), jnp.float32)
-
-
-@_witnessed.def_vmap
-def _refuse_shared_key(axis_size: int, in_batched: Any, key_data: Array, witnesses: list[Array]) -> Any:
-    """Return `_witnessed` under vmap, and which of its results are batched; ValueError for a key that is not."""
-    key_is_batched, batched_witnesses = in_batched
-    differs = any(jax.tree.leaves(batched_witnesses))
-    if not key_is_batched and differs:
-        raise ValueError(
-            f"{axis_size} configurations under vmap share one noise key; subtracting their results would cancel the "
-            "noise. Give each its own: jax.random.split(key, n) mapped over, or fold in the configuration's index"
-        )
-    if not key_is_batched:
-        return _witnessed(key_data, witnesses), (False, False)
-
-    # A cond with a batched predicate broadcasts its operands, a shared key among them: compare the values.
-    rows = key_data.reshape(-1, key_data.shape[-1])
-    ordered = rows[jnp.lexsort(rows.T)]
-    is_equal = jnp.all(ordered[1:] == ordered[:-1], axis=1)
-    is_shared = jnp.any(is_equal) & differs
-
-    keys, valid = _witnessed(key_data, witnesses)
-    valid = jnp.where(is_shared, jnp.nan, valid)
-    return (keys, jnp.broadcast_to(valid, (axis_size,))), (True, True)
-
-
-def _unshared(key_data: Array, *values: Any) -> tuple[Array, Array]:
-    """Return ``key_data`` and a factor for the noise; refuse a key that configurations under vmap share.
-
-    A key is shared if it is the same for configurations that differ in any of ``values``. The factor is 1, or NaN where
-    the sharing shows only in the values of the keys.
-    """
-    refuse_key_of_a_loop(key_data)
-    leaves = jax.tree.leaves(values)
-
-    # In a shard_map the key must vary over all axes that anything else varies over.
-    axes = set()
-    for leaf in leaves:
-        axes |= varying_axes(leaf)
-    shared_axes = axes - varying_axes(key_data)
-    if shared_axes:
-        raise ValueError(
-            f"what varies over the mesh axes {sorted(shared_axes)} of a shard_map would share one noise key; "
-            "subtracting the results of two devices would cancel the noise. Add gradients up over the devices before "
-            "(jax.lax.psum), or give each configuration its own key: pass an array of keys over the same axes"
-        )
-
-    # Under vmap the rule of `_witnessed` looks at what is batched.
-    witnesses = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
-    return _witnessed(jnp.asarray(key_data), witnesses)

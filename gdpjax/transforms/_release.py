@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_instance
@@ -91,8 +92,7 @@ def release_of(
     else:
         strategy = noise
         promise, step = batches.correlated_event(strategy, neighboring_relation)
-        _refuse_unstable(strategy, batches.num_steps)
-        sensitivity = strategy.sensitivity(batches.num_steps, promise)
+        sensitivity = _one_if_stable(strategy, batches.num_steps) * strategy.sensitivity(batches.num_steps, promise)
 
     # Whatever the event cannot hold would not be accounted for. Correlated noise assumes nothing of the draws, or under
     # ADD_OR_REMOVE_ONE a secret order: that it is not uniform is far less likely than what noise of floats may show.
@@ -118,21 +118,23 @@ def release_of(
     )
 
 
-def _refuse_unstable(strategy: AbstractNoiseStrategy, num_steps: int) -> None:
-    """Raise ValueError where the noise of late steps leaves float32 no digits for the fresh draw in it.
+def _one_if_stable(strategy: AbstractNoiseStrategy, num_steps: int) -> Any:
+    """Return 1, or where the noise of late steps leaves float32 no digits for the fresh draw in it NaN or ValueError.
 
     The noise of step t has the variance sum_s C^-1[t, s]^2. Its last draw alone is what hides the step's own sum.
     """
-    if is_traced(strategy):
-        return
     largest = strategy.error(num_steps, "max", workload=_NOISE)
     first = strategy.error(1, "max", workload=_NOISE)
-    if not largest <= _LARGEST_GROWTH**2 * first:
+    is_stable = largest / first <= _LARGEST_GROWTH**2
+    if is_traced(is_stable):
+        return jnp.where(is_stable, 1.0, jnp.nan)
+    if not is_stable:
         raise ValueError(
             f"the noise of {shown(strategy)} grows more than {_LARGEST_GROWTH:g} times in {num_steps} steps, since its "
             "inverse is unstable: in float32 nothing would be left of the newest draw. Choose a strategy by its "
             "`error`, or with the optimize_ functions of gdpjax.correlated"
         )
+    return 1.0
 
 
 class _NoiseItself(AbstractWorkload):

@@ -122,6 +122,31 @@ def test_traced_coefficients_are_certified_on_the_host(transform):
     assert float(traced_error) == pytest.approx(known.error(3))
 
 
+def test_known_coefficients_beside_traced_ones_are_not_rounded():
+    """A decay that float32 rounds down would lower the sensitivity by 3e-4, while the noise has the decay as it is."""
+    decay = np.array([1 - 2**-14 + 2**-25.2])
+    participation = MinSep(20, 5000)
+
+    def sensitivity(scale):
+        return BufferedToeplitz(decay, scale).sensitivity(100_000, participation)
+
+    known = sensitivity(np.array([0.5]))
+    assert known <= float(jax.jit(sensitivity)(jnp.array([0.5]))) <= known * (1 + 2e-7)
+
+
+@pytest.mark.parametrize("family", [BandedToeplitz, lambda c: Dense(jnp.tril(jnp.outer(c, jnp.ones(2, c.dtype))))])
+def test_noise_of_coefficients_in_half_precision_is_that_of_the_same_numbers(family):
+    """Computed in bfloat16, the inverse of the first coefficient would be 3e-4 too small, and all noise with it."""
+
+    def first_noise(coefficients):
+        strategy = family(coefficients)
+        return strategy.next(0, lambda _: jnp.ones(1), strategy.init(jnp.zeros(1)))[0]
+
+    coefficients = jnp.array([0.7, 0.3], jnp.bfloat16)
+    expected = 1 / np.float32(coefficients[0])
+    np.testing.assert_allclose(jax.jit(first_noise)(coefficients), expected, rtol=1e-6)
+
+
 def test_several_strategies_in_one_are_refused():
     """Strategies that jax.vmap made together are used under jax.vmap only."""
     swept = jax.vmap(lambda_cgd)(jnp.array([0.1, 0.5, 0.9]))

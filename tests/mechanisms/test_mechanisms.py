@@ -228,6 +228,66 @@ def test_discrete_noise_has_its_law_and_curve(mechanism, log_weight):
         assert curve(alpha) == pytest.approx(beta, rel=1e-9)
 
 
+SAMPLERS = {
+    "gaussian": lambda key, value, size: GaussianMechanism(1.0).sample(key, value, size),
+    "laplace": lambda key, value, size: LaplaceMechanism(1.0).sample(key, value, size),
+    "subsampled": lambda key, value, size: PoissonSubsampled(GaussianMechanism(1.0), 0.5).sample(key, value, size),
+    "response": lambda key, value, size: RandomizedResponse(size).sample(key, value.astype(int)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_configurations_under_vmap_do_not_share_one_key(name):
+    """The difference of two results with the same noise would be that of the values."""
+    key, values, sizes = jax.random.key(0), jnp.array([[0.0, 1.0], [1.0, 1.0]]), jnp.array([1.0, 2.0])
+    sample = SAMPLERS[name]
+    for axes in ((None, 0, None), (None, None, 0)):
+        value, size = (values, 1.0) if axes[1] == 0 else (values[0], sizes)
+        with pytest.raises(ValueError, match="share one noise key"):
+            jax.vmap(sample, in_axes=axes)(key, value, size)
+    assert jax.vmap(sample)(jax.random.split(key, 2), values, sizes).shape[0] == 2
+    jax.vmap(lambda _: sample(key, values[0], 1.0))(sizes)
+
+
+def test_equal_keys_of_configurations_under_vmap_release_nothing():
+    keys = jnp.broadcast_to(jax.random.key(0), (2,))
+    values = jnp.arange(2 * 40).reshape(2, 40) % 2
+    noisy = jax.vmap(lambda key, value: GaussianMechanism(1.0).sample(key, value, 1.0))(keys, values)
+    assert np.all(np.isnan(noisy))
+    answers = jax.vmap(RandomizedResponse(20.0).sample)(keys, values)
+    assert np.any(answers != values)
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0), LaplaceMechanism(1.0)])
+def test_samples_have_derivatives(mechanism):
+    for of in (jax.grad, jax.jacfwd, jax.jacrev):
+        rate = jax.jit(of(lambda value: mechanism.sample(jax.random.key(0), value, 1.0)))(0.3)
+        assert rate == 1.0
+
+
+def test_traced_gaussian_mechanism_claims_no_smaller_mu():
+    for dtype in (jnp.bfloat16, jnp.float32):
+        noise_multipliers = jnp.array([0.7, 1.1, 3.3], dtype)
+        mu = jax.jit(lambda multiplier: GaussianMechanism(multiplier).mu)(noise_multipliers)
+        exact = 1 / np.asarray(noise_multipliers, np.float64)
+        assert np.all((exact <= mu) & (mu <= exact * (1 + 2e-7)))
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0), LaplaceMechanism(1.0)])
+def test_noise_that_float32_flushes_to_zero_is_nan(mechanism):
+    assert np.isnan(mechanism.sample(jax.random.key(0), jnp.float32(1.2e-38), 1e-40))
+    assert mechanism.sample(jax.random.key(0), jnp.float32(1.5), 0.0) == 1.5
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_lies_are_uniform_where_the_categories_do_not_divide_32_bits(transform):
+    """32 random bits modulo 3 * 2^29 are below 2^30 with probability 3/4, and half as likely above as below."""
+    num_categories = 3 * 2**29
+    mechanism = RandomizedResponse(0.1, num_categories)
+    lies = transform(mechanism.sample)(jax.random.key(5), jnp.full(NUM, num_categories - 1))
+    assert np.mean(np.asarray(lies) < 2**30) == pytest.approx(2 / 3, abs=5 * 0.5 / np.sqrt(NUM))
+
+
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 16.0, 17.5, 40.0])
 def test_randomized_response_tells_the_truth_no_more_often_in_compiled_code(epsilon):
     mechanism = RandomizedResponse(epsilon)

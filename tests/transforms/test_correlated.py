@@ -192,6 +192,16 @@ def test_noise_that_outgrows_its_newest_draw_is_refused(strategy):
         make(strategy, num_steps=40)
 
 
+@pytest.mark.parametrize(("num_steps", "is_noised"), [(10, True), (40, False)])
+def test_traced_noise_that_outgrows_its_newest_draw_is_nan(num_steps, is_noised):
+    @jax.jit
+    def first_release(coefficients):
+        tx = make(correlated.BandedToeplitz(coefficients), num_steps=num_steps)
+        return tx.update(ZEROS, tx.init(ZEROS), ZEROS)[0]
+
+    assert np.all(np.isfinite(first_release(jnp.array([1.0, 2.0]))) == is_noised)
+
+
 def test_several_noise_multipliers_are_recorded_by_the_least():
     def optimizer(noise_multiplier):
         return make(STRATEGIES["regenerate"], noise_multiplier=noise_multiplier)

@@ -244,6 +244,7 @@ def test_one_key_for_the_configurations_of_a_loop_is_refused(loop):
 
 
 STATE = make().init(PARAMS)
+LEGACY = jax.random.PRNGKey(0)  # two words, of which a typed key is made in the loop
 SHARED = {
     "noise": lambda s: release_bare(KEY),
     "adaptive": lambda s: release_adaptive(KEY),
@@ -252,6 +253,12 @@ SHARED = {
     "uniform batch": lambda s: WithoutReplacement(100, 10, 2).sample(KEY, 0).indices,
     "laplace": lambda s: LaplaceMechanism(1.0).sample(KEY, s, 1.0),
     "training": lambda s: make_training(s).init(jnp.zeros(3), KEY).status,
+    "legacy bits": lambda s: bits(LEGACY, SHAPE),
+    "legacy split": lambda s: jax.random.key_data(split(LEGACY)),
+    "legacy batch": lambda s: poisson_sample(LEGACY, 100, 0.1, 30).count,
+    "legacy uniform batch": lambda s: WithoutReplacement(100, 10, 2).sample(LEGACY, 0).indices,
+    "legacy laplace": lambda s: LaplaceMechanism(1.0).sample(LEGACY, s, 1.0),
+    "legacy training": lambda s: make_training(s).init(jnp.zeros(3), LEGACY).status,
 }
 
 
