@@ -251,7 +251,8 @@ def _delta(run: RunDescription, epsilon: float, rtol: float) -> Bounds:
     if run.finite:
         lower = max(lower, _bounded_losses.delta_from_atom(run.finite, epsilon))
     upper = np.fmin(upper, _run_description.chance_of_leaking(run))
-    return Bounds(max(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
+    # A lower end that is not known, next to no noise, is 0.
+    return Bounds(np.fmax(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
 
 
 def _tradeoff_at(run: RunDescription, alpha: float, _rtol: float) -> Bounds:

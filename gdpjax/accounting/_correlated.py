@@ -85,6 +85,7 @@ def mu_of_gaussians(run: Ledger) -> float | None:
     for event in run.events:
         if not isinstance(event, GaussianEvent) or not event.noise_multiplier > 0:
             return None
-        squares.append(event.num_steps * (1.0 / event.noise_multiplier) ** 2)
-    total = math.fsum(squares)
-    return math.sqrt(total) if math.isfinite(total) else None
+        mu = 1.0 / event.noise_multiplier
+        squares.append(event.num_steps * mu * mu)
+    total = sum(squares)
+    return math.sqrt(math.fsum(squares)) if math.isfinite(total) else None

@@ -73,7 +73,10 @@ class OutcomesCurve(AccountedCurve):
         self.rest = rest
         self.outcomes = outcomes
         self.least_noise = min((part.noise_multiplier for part in (*schemes, *rest.steps)), default=math.inf)
-        if self.least_noise == 0:
+        above = [event for side in outcomes for event in side.above or ()]
+        # Nothing is hidden without noise, or by two laws without an outcome in common.
+        self.hides_nothing = self.least_noise == 0 or any(event.log_ratio.size == 0 for event in above)
+        if self.hides_nothing:
             return
 
         # The mu of all Gaussian steps if it were known in which an example takes part is the largest possible.
@@ -81,12 +84,11 @@ class OutcomesCurve(AccountedCurve):
         self.gaussian_mu = math.sqrt(gaussian_mu(rest) ** 2 + squared_of_schemes)
 
         # The others have bounded losses, or losses without a bound.
-        above = [event for side in outcomes for event in side.above or ()]
         is_bounded = all(side.above for side in outcomes) and all(event.mu < math.inf for event in above)
         directions = [[dataclasses.replace(event, sign=sign) for event in above] for sign in (1.0, -1.0)]
         with np.errstate(all="ignore"):
             of_outcomes = max(_atoms.largest_loss(events) for events in directions)
-            leaked = max(1.0 - math.exp(_atoms.log_lost(events)) for events in directions)
+            leaked = max(0.0, *(-math.expm1(_atoms.log_lost(events)) for events in directions))
         self.leaked = leaked * (1.0 - 4.0 * _SLACK)
         self.largest_loss = _bounded_losses.largest_loss(rest.finite) + (of_outcomes if is_bounded else math.inf)
         squared_of_others = _bounded_losses.squared_mu(rest.finite) + sum(
@@ -111,10 +113,10 @@ class OutcomesCurve(AccountedCurve):
         """Bracket the trade-off curve."""
         return self._each(self._error, known("alpha", alpha, UNIT), 0.0)
 
-    def _each(self, ask: Callable[[float], Bounds], at: np.ndarray, without_noise: float) -> Bounds:
+    def _each(self, ask: Callable[[float], Bounds], at: np.ndarray, if_not_hidden: float) -> Bounds:
         """Return the answers at every number of an array."""
-        if self.least_noise == 0:
-            return each(lambda _: Bounds(without_noise, without_noise), at)
+        if self.hides_nothing:
+            return each(lambda _: Bounds(if_not_hidden, if_not_hidden), at)
         with np.errstate(all="ignore"):
             return each(ask, at)
 
@@ -197,8 +199,12 @@ class OutcomesCurve(AccountedCurve):
 
     def _error(self, alpha: float) -> Bounds:
         """Bracket the trade-off curve; it falls, so the run above gives the lower end."""
-        if alpha in (0.0, 1.0):
+        if alpha == 1.0 or (alpha == 0.0 and not self.leaked):
             return Bounds(1.0 - alpha, 1.0 - alpha)
+        if alpha == 0.0:
+            # The test that rejects only what leaks has no other error.
+            lowest = 1.0 - self.leaked * (1.0 + 8.0 * _SLACK)
+            return Bounds(max(np.nextafter(lowest, 0.0), 0.0), np.nextafter(1.0 - self.leaked, 1.0))
         inner_alpha = min(max(alpha, _SMALLEST_ALPHA), 1.0 - 1e-16)
         gaussian = float(scipy.special.ndtr(-scipy.special.ndtri(inner_alpha) - self.whole_mu))
         trivial = gaussian * (1.0 - _SLACK) - 1e-15

@@ -170,6 +170,26 @@ def test_masses_below_the_rounding_of_one():
         assert tradeoff_bounds(event, alpha=1e-25).lower <= 0.7
 
 
+@pytest.mark.parametrize("mass", [0.5, 1e-6, 1.96e-15, 1.7e-16])
+def test_what_an_outcome_of_one_law_alone_gives_away(mass):
+    """It has no type I error, so that f(0) = 1 - mass, and it is delta at every larger epsilon."""
+    event = OutcomesEvent([0.5, 0.5, 0.0], [0.5, 0.5 - mass, mass])
+    at_zero = tradeoff_bounds(event, alpha=0.0)
+    assert at_zero.lower <= 1 - mass <= at_zero.upper
+    assert at_zero.upper - at_zero.lower < 1e-8
+    lower, upper = delta_bounds(event, epsilon=5.0)
+    assert lower <= mass <= upper
+
+
+@pytest.mark.parametrize("others", [[], [AllocationEvent(1.0, 10)]], ids=["alone", "composed"])
+def test_laws_without_an_outcome_in_common(others):
+    curve = certified(Ledger([OutcomesEvent([1.0, 0.0], [0.0, 1.0], 3), *others]))
+    assert curve.epsilon(1e-5) == (np.inf, np.inf)
+    assert curve.delta(2.0) == (1, 1)
+    assert curve.mu() == (np.inf, np.inf)
+    np.testing.assert_array_equal(curve.tradeoff([0.0, 0.3, 1.0]), 0)
+
+
 def test_several_releases_by_enumeration():
     rng = np.random.default_rng(8)
     null, alternative = rng.dirichlet(np.ones(3) * 0.3, 2)

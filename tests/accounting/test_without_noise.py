@@ -6,13 +6,14 @@ import pytest
 from gdpjax import Event, Ledger
 from gdpjax.accounting import (
     calibrate_noise_multiplier,
+    certified,
     delta_bounds,
     epsilon_bounds,
     gdp_delta,
     mu_bounds,
     tradeoff_bounds,
 )
-from gdpjax.ledger import GaussianEvent
+from gdpjax.ledger import AllocationEvent, CorrelatedGaussianEvent, GaussianEvent
 
 SHOWN = 1 - 0.9**3
 """Probability that an example is in one of three batches of probability 0.1."""
@@ -69,3 +70,15 @@ def test_beside_noise_the_example_is_shown_or_missed(prob):
     assert mu_bounds(ledger, failure=0.9 * prob) == (np.inf, np.inf)
     curve = tradeoff_bounds(ledger, alpha=0.1)
     assert curve.lower <= 1 - prob - 0.1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Event(1e-200, 0.1, 10), AllocationEvent(1e-200, 10, 3), CorrelatedGaussianEvent(1e-200, 10)],
+    ids=["poisson", "allocation", "correlated"],
+)
+def test_noise_whose_square_underflows(event):
+    curve = certified(event)
+    assert curve.epsilon(1e-5).upper == curve.mu().upper == np.inf
+    lower, upper = curve.delta([0.0, 1.0])
+    assert np.all((lower >= 0) & (upper >= 1 - 0.9**10))

@@ -56,7 +56,8 @@ class Scheme(NamedTuple):
     @property
     def squared_mu(self) -> float:
         """Return mu^2 of the run if it were known in which steps an example takes part."""
-        return self.num_blocks / self.noise_multiplier**2
+        mu = 1.0 / self.noise_multiplier
+        return self.num_blocks * mu * mu
 
     @property
     def is_gaussian(self) -> bool:
