@@ -397,7 +397,8 @@ def private_training(
 
 def own_copy(leaf: Any) -> Any:
     """Return a leaf, or a copy of it on the device if it is an array of NumPy."""
-    return jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+    # NumPy copies now. `jnp.array` reads a large array later, when its owner may have written into it.
+    return jnp.asarray(leaf.copy()) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _as_before(new: Array, old: Array) -> Array:

@@ -58,6 +58,31 @@ def test_a_batch_is_copied_before_the_step_is_computed():
     assert (np.asarray(norms)[:, :5] > 0).all()
 
 
+def test_a_large_batch_is_copied_before_the_call_returns():
+    """JAX's own copy of a large array of NumPy is made later, from whatever is in its memory then."""
+    size = 2**23 // PLAN.capacity
+    batch = np.empty((PLAN.capacity, size), np.float32)
+    is_padding = np.zeros(PLAN.capacity, bool)
+    state = TRAINING.init(np.ones(size, np.float32), jax.random.key(0))
+    norms = []
+    for _ in range(4):  # the first call takes long: it compiles
+        batch[:] = 1
+        _, info = TRAINING.step_on(state, batch, is_padding=is_padding)
+        batch[:] = 0
+        norms.append(np.asarray(info.norms))
+    np.testing.assert_allclose(norms, np.sqrt(size), rtol=1e-3)
+
+
+def test_large_parameters_are_copied_before_the_call_returns():
+    """The same of parameters, which a step would otherwise begin with in a state that nobody gave it."""
+    weights = np.empty(2**23, np.float32)
+    for key in range(4):
+        weights[:] = 1
+        state = TRAINING.init(weights, jax.random.key(key))
+        weights[:] = 0
+        assert float(state.params.min()) == 1
+
+
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
