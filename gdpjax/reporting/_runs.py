@@ -12,7 +12,7 @@ from gdpjax.accounting import certified, gdp_epsilon, moments_accountant_epsilon
 from gdpjax.ledger import AnyEvent, Event, Ledger
 from gdpjax.plotting import limiting_mu
 from gdpjax.tradeoff import CertifiedCurve
-from gdpjax.training import Plan, num_steps_kept
+from gdpjax.training import Plan, num_steps_on_record
 
 PLAN_FILE = "plan.json"
 CERTIFIED = "certified"
@@ -134,7 +134,7 @@ def _of_events(events: Ledger, curve: CertifiedCurve, name: str, unit: str | Non
 
 
 def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> Described:
-    """Return the description of a plan, with the steps of the folder's checkpoint if there are fewer than planned."""
+    """Return the description of a plan, with the steps on record in the folder if there are fewer than planned."""
     if unit not in (None, plan.unit):
         raise ValueError(f"expected the unit of the plan, {plan.unit}, got {shown(unit)}: leave it out")
     unit, unasked = plan.unit, plan.without_privacy() or ""
@@ -144,7 +144,7 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
     size = f"{plan.max_examples}" if plan.num_examples_is_public else f"at most {plan.max_examples}"
     facts = described.facts | {"size of the data": size}
     scheme = f"{described.scheme}. Tuned: {plan.tuned}. Released: {plan.released}"
-    steps_made = None if folder is None else num_steps_kept(folder)
+    steps_made = None if folder is None else num_steps_on_record(folder)
     if steps_made is not None and steps_made < plan.num_steps:
         facts["steps made"] = f"{steps_made} of {plan.num_steps}"
         scheme = f"{scheme}. {plan.on_steps_made(steps_made)}".removesuffix(".")
