@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdpjax._core.documents import read_bytes
-from gdpjax._core.figures import plain
+from gdpjax._core.figures import plain, rounded
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation, neighbours_differ
 from gdpjax.accounting import certified, gdp_epsilon, moments_accountant_epsilon
@@ -165,7 +165,12 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
     mu = curve.mu(FAILURE)
     figures = {}
     for delta in deltas:
-        figures[f"epsilon_at_delta_{delta:g}"] = Figure(f"epsilon at delta {delta:g}", curve.epsilon(delta), CERTIFIED)
+        shown_delta = rounded(delta, 6, "up")
+        figures[f"epsilon_at_delta_{shown_delta}"] = Figure(
+            f"epsilon at delta {shown_delta}",
+            curve.epsilon(delta),
+            CERTIFIED,
+        )
     figures |= {
         "mu": Figure(f"mu, failure {FAILURE:g}", mu, CERTIFIED),
         "regret": Figure("regret of reporting mu", curve.regret(float(mu.upper)), CERTIFIED),
@@ -180,7 +185,7 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
     return figures | {
         "epsilon_moments_accountant": _asked(
             run,
-            f"moments epsilon at {delta:g}",
+            f"moments epsilon at {rounded(delta, 6, 'up')}",
             "upper bound",
             lambda events: moments_accountant_epsilon(events, delta=delta),
         ),

@@ -347,3 +347,16 @@ def test_the_range_of_the_noise_counts_all_coordinates(shift):
             share = shift / mpmath.sqrt(int(num_coordinates))
             beyond = mpmath.ncdf(share - largest) - mpmath.ncdf(-largest)
             assert int(num_coordinates) * beyond <= bound
+
+
+@pytest.mark.parametrize("num_examples", [30_000, 70_000])
+def test_no_delta_is_printed_that_is_below_the_plans(num_examples):
+    """At 3.33333e-05 the epsilon of delta = 1 / 30000 is not certified."""
+    sizes = dict(max_examples=num_examples, expected_batch_size=100, num_steps=10)
+    plan = make_plan(**sizes, clip=1.0, delta=1 / num_examples, noise_multiplier=2.0)
+    statement = plan.statement()
+    (delta,) = re.findall(r"with delta = (\S+) and", statement)
+    (overflow,) = re.findall(r"this includes (\S+) for the event", statement)
+    (label, *_) = re.findall(r"epsilon at delta (\S+)", gdpjax.report(plan).to_text())
+    assert min(float(delta), float(label)) >= plan.delta
+    assert float(overflow) >= plan.overflow
