@@ -121,6 +121,21 @@ def test_batches_that_were_edited_are_refused(mnist, name, value):
         Plan.from_json(json.dumps(content))
 
 
+@pytest.mark.parametrize(
+    ("batches", "name"),
+    [
+        (RandomAllocation(1000, 100, epochs=5, bins="fixed"), "bins"),
+        (Shuffled(1000, 100, epochs=5, order="fixed"), "order"),
+    ],
+)
+def test_a_field_of_batches_that_was_lost_has_no_default(batches, name):
+    """Bins that are drawn anew cost half as much as those that were drawn once."""
+    content = json.loads(make_plan(batches, **OTHER, noise_multiplier=2.0).to_json())
+    del content["batches"][name]
+    with pytest.raises(ValueError, match=f"expected all fields of {content['batches']['type']}, got none for {name}"):
+        Plan.from_json(json.dumps(content))
+
+
 def test_statement_has_every_item(mnist):
     """Mechanism, sampling, neighbours, numbers and what was tuned; its interval holds the plan's."""
     text = mnist.replace(tuned="the learning rate, on public data", released="the last parameters").statement()
