@@ -184,9 +184,9 @@ class AbstractBatches(abc.ABC):
                 f"the type of batches must be one of {', '.join(_CLASSES)}, got {shown(name)}; import the module that "
                 "defines it before loading"
             )
-        missing = sorted({field.name for field in dataclasses.fields(_CLASSES[name])} - fields.keys())
+        missing = [field.name for field in dataclasses.fields(_CLASSES[name]) if field.name not in fields]
         if missing:
-            raise ValueError(f"expected all fields of {name}, got none for {', '.join(missing)}; give what to_dict made")
+            raise ValueError(f"expected all fields of {name}, got none for {', '.join(missing)}: give those of to_dict")
         return _CLASSES[name](**fields)
 
     def limits(self) -> AbstractParticipation | None:
