@@ -258,6 +258,8 @@ def test_statements_of_unusual_ledgers():
     stated = {"unit": "example", "delta": 1e-5}
     assert Ledger().statement(**stated) == "Released: nothing."
     assert "THIS IS NOT PRIVATE" in Ledger([Event(0.0, 0.1, 3)]).statement(**stated)
+    twice = Ledger([GaussianEvent(5.0), GaussianEvent(5.0), GaussianEvent(9.0)]).describe()
+    assert twice == "2 times: Gaussian release, noise multiplier 5; Gaussian release, noise multiplier 9"
     many = Ledger([Event(2.0 + step, 0.01, 1) for step in range(20)])
     assert many.statement(**stated).startswith("Released: 20 events of 20 steps (Event). All of it")
     with pytest.raises(ValueError, match="share one neighboring relation"):

@@ -166,10 +166,16 @@ def _only_here(output: pathlib.Path) -> Iterator[None]:
     except FolderIsLocked as holder:
         raise ValueError(f"another process{holder} is writing {output}; wait for it, or end it") from None
     try:
+        # A file that another process has removed since keeps nobody out.
+        if not lock.is_in_place():
+            raise ValueError(f"another process has just written {output}; try again")
         yield
     finally:
+        # While it is locked: it might be somebody else's lock later. Windows removes no open file.
+        with contextlib.suppress(PermissionError):
+            if lock.is_in_place():
+                path.unlink()
         lock.close()
-        path.unlink(missing_ok=True)
 
 
 def _make_grid(arguments: argparse.Namespace) -> Grid:

@@ -13,6 +13,7 @@ import numpy as np
 
 from gdpjax._core.arguments import check_choice, check_count, check_flag, check_keywords, check_number, check_relation
 from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check
+from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
@@ -112,7 +113,7 @@ class _Steps:
             facts.append(("sampling probability", f"{self.sampling_prob:.6g}"))
         facts.append(("steps", f"{self.num_steps:.0f}"))
         if getattr(self, "overflow", 0.0):
-            facts.append(("overflow", f"{self.overflow:.2g}"))
+            facts.append(("overflow", rounded(self.overflow, 2, "up")))
         return facts
 
     def _numbers(self) -> str:
@@ -123,7 +124,7 @@ class _Steps:
     def _lost(self) -> str:
         kind = "announced overflow" if getattr(self, "announced", False) else "overflow"
         overflow = getattr(self, "overflow", 0.0)
-        return f", {kind} {overflow:.2g}" if overflow else ""
+        return f", {kind} {rounded(overflow, 2, 'up')}" if overflow else ""
 
 
 class _Epochs(_Steps):
@@ -442,7 +443,7 @@ class ShuffledEvent(_Epochs):
         )
 
     def _lost(self) -> str:
-        return f", permutations uniform but for {self.overflow:.2g}" if self.overflow else ""
+        return f", permutations uniform but for {rounded(self.overflow, 2, 'up')}" if self.overflow else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The `Ledger`: a sequence of events, its JSON form, and its forms in other libraries. No privacy mathematics."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -153,9 +154,11 @@ class Ledger(Sequence[AnyEvent]):
         return sum(event.num_steps for event in self._events)
 
     def describe(self) -> str:
-        """Return what was run as a clause of a report: every kind of event, or of many how many they are."""
+        """Return what was run as a clause of a report: every event, or of many how many they are."""
         if len(self) <= _MOST_DESCRIBED:
-            return "; ".join(dict.fromkeys(event.describe() for event in self)) or "nothing"
+            times = collections.Counter(event.describe() for event in self)
+            clauses = [f"{number} times: {clause}" if number > 1 else clause for clause, number in times.items()]
+            return "; ".join(clauses) or "nothing"
         kinds = ", ".join(sorted({type(event).__name__ for event in self}))
         return f"{len(self)} events of {self.num_steps} steps ({kinds})"
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdpjax._core.documents import read_bytes
-from gdpjax._core.figures import plain
+from gdpjax._core.figures import plain, rounded
 from gdpjax._core.shown import shown
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation, neighbours_differ
 from gdpjax.accounting import certified, gdp_epsilon, moments_accountant_epsilon
 from gdpjax.ledger import AnyEvent, Event, Ledger
 from gdpjax.plotting import limiting_mu
 from gdpjax.tradeoff import CertifiedCurve
-from gdpjax.training import Plan, num_steps_kept
+from gdpjax.training import Plan, num_steps_on_record
 
 PLAN_FILE = "plan.json"
 CERTIFIED = "certified"
@@ -134,7 +134,7 @@ def _of_events(events: Ledger, curve: CertifiedCurve, name: str, unit: str | Non
 
 
 def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> Described:
-    """Return the description of a plan, with the steps of the folder's checkpoint if there are fewer than planned."""
+    """Return the description of a plan, with the steps on record in the folder if there are fewer than planned."""
     if unit not in (None, plan.unit):
         raise ValueError(f"expected the unit of the plan, {plan.unit}, got {shown(unit)}: leave it out")
     unit, unasked = plan.unit, plan.without_privacy() or ""
@@ -144,7 +144,7 @@ def _of_plan(plan: Plan, name: str, unit: str | None, folder: Path | None) -> De
     size = f"{plan.max_examples}" if plan.num_examples_is_public else f"at most {plan.max_examples}"
     facts = described.facts | {"size of the data": size}
     scheme = f"{described.scheme}. Tuned: {plan.tuned}. Released: {plan.released}"
-    steps_made = None if folder is None else num_steps_kept(folder)
+    steps_made = None if folder is None else num_steps_on_record(folder)
     if steps_made is not None and steps_made < plan.num_steps:
         facts["steps made"] = f"{steps_made} of {plan.num_steps}"
         scheme = f"{scheme}. {plan.on_steps_made(steps_made)}".removesuffix(".")
@@ -165,7 +165,12 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
     mu = curve.mu(FAILURE)
     figures = {}
     for delta in deltas:
-        figures[f"epsilon_at_delta_{delta:g}"] = Figure(f"epsilon at delta {delta:g}", curve.epsilon(delta), CERTIFIED)
+        shown_delta = rounded(delta, 6, "up")
+        figures[f"epsilon_at_delta_{shown_delta}"] = Figure(
+            f"epsilon at delta {shown_delta}",
+            curve.epsilon(delta),
+            CERTIFIED,
+        )
     figures |= {
         "mu": Figure(f"mu, failure {FAILURE:g}", mu, CERTIFIED),
         "regret": Figure("regret of reporting mu", curve.regret(float(mu.upper)), CERTIFIED),
@@ -180,7 +185,7 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
     return figures | {
         "epsilon_moments_accountant": _asked(
             run,
-            f"moments epsilon at {delta:g}",
+            f"moments epsilon at {rounded(delta, 6, 'up')}",
             "upper bound",
             lambda events: moments_accountant_epsilon(events, delta=delta),
         ),

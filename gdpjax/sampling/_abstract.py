@@ -172,7 +172,11 @@ class AbstractBatches(abc.ABC):
 
     @staticmethod
     def from_dict(saved: dict[str, Any]) -> "AbstractBatches":
-        """Return the batches that `to_dict` made ``saved`` of; ValueError where no class of that name is defined."""
+        """Return the batches that `to_dict` made ``saved`` of.
+
+        Raises:
+          ValueError: no class of that name is defined, or a field is missing, whose default might cost less.
+        """
         fields = dict(saved)
         name = fields.pop("type", None)
         if not isinstance(name, str) or name not in _CLASSES:
@@ -180,6 +184,9 @@ class AbstractBatches(abc.ABC):
                 f"the type of batches must be one of {', '.join(_CLASSES)}, got {shown(name)}; import the module that "
                 "defines it before loading"
             )
+        missing = [field.name for field in dataclasses.fields(_CLASSES[name]) if field.name not in fields]
+        if missing:
+            raise ValueError(f"expected all fields of {name}, got none for {', '.join(missing)}: give those of to_dict")
         return _CLASSES[name](**fields)
 
     def limits(self) -> AbstractParticipation | None:

@@ -90,7 +90,8 @@ class SweepResult:
         settings = ", ".join(f"{layout.label(name)} {layout.text(name, first[name])}" for name in names)
         sentence = (
             f"The best{within}: {layout.label(layout.score)} {layout.spread(found)}{seeds}, at epsilon "
-            f"{rounded(found.epsilon_upper, 4, 'up')} and delta {first['delta']:g} for ONE training, with {settings}."
+            f"{rounded(found.epsilon_upper, 4, 'up')} and delta {rounded(first['delta'], 6, 'up')} for ONE training, "
+            f"with {settings}."
         )
         return f"{sentence} {PRIVATE_SCORES}" if layout.private else sentence
 

@@ -20,7 +20,7 @@ from gdpjax.training._plan import Plan
 from gdpjax.training._processes import CheckpointError
 from gdpjax.training._run import Run as Run
 from gdpjax.training._run import has_run as has_run
-from gdpjax.training._run import num_steps_kept as num_steps_kept
+from gdpjax.training._run import num_steps_on_record as num_steps_on_record
 from gdpjax.training._run import resume_run, start_run
 from gdpjax.training._scale import adam_scale
 

@@ -69,6 +69,8 @@ def environment() -> dict[str, Any]:
         **versions,
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
+        # The versions of CUDA, or of the TPU's compiler, which are packages of their own.
+        "platform_version": devices[0].client.platform_version,
         "device_count": len(devices),
         "process_count": jax.process_count(),
         "machine": platform.machine(),

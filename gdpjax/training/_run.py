@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from gdpjax._core.arguments import check_count, check_flag, check_instance, keyword_checked
+from gdpjax._core.arguments import MOST_INDEX, check_count, check_flag, check_instance, keyword_checked
 from gdpjax._core.documents import DocumentError, read_document
 from gdpjax._core.files import FolderIsLocked, FolderLock, lock_folder, write_atomically
 from gdpjax._core.keys import check_key, fresh_key
@@ -422,7 +422,8 @@ class Run:
             )
         if self._pending or self.step == self._records.end:
             return
-        if self._training.plan.release.strategy is not None:
+        # A run that stopped at a batch above its capacity makes no more steps.
+        if self._training.plan.release.strategy is not None and not self.state.overflowed:
             raise ValueError(
                 "run.state was set to an earlier state, from which a run with correlated noise cannot go on: the noise "
                 "of later steps takes back that of the steps that were made since"
@@ -707,16 +708,22 @@ def has_run(folder: str | Path) -> bool:
         return _checkpoint.exists(folder) or (folder / _checkpoint.FOLDER / JOURNAL).exists()
 
 
-def num_steps_kept(folder: str | Path) -> int | None:
-    """Return how many steps the folder's checkpoint has; None without one that can be read.
+def num_steps_on_record(folder: str | Path) -> int | None:
+    """Return how many steps the folder's journal pays for; None without a run that can be read.
 
-    >>> num_steps_kept("a folder that is not there") is None
+    They may be more than the checkpoint has: what was scored or shown of a chunk that was interrupted is covered, too.
+
+    >>> num_steps_on_record("a folder that is not there") is None
     True
     """
+    folder = _path(folder)
     try:
-        return _checkpoint.read_index(_path(folder)).step
+        step = _checkpoint.read_index(folder).step
+        records = Journal(folder / _checkpoint.FOLDER / JOURNAL)
+        records.read(MOST_INDEX)
     except (CheckpointError, OSError):
         return None
+    return max(step, records.end)
 
 
 def _check_plan_file(path: Path, training: Training) -> None:

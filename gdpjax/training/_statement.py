@@ -100,9 +100,10 @@ def _guarantee(plan: Any) -> str:
     lost = ""
     if plan.announces_overflow and plan.overflow:
         batch = f"a batch exceeds {plan.capacity} {plan.unit}s, in which case training stops"
-        lost = f"; this includes {plan.overflow:.2g} for the event that {batch}"
+        lost = f"; this includes {rounded(plan.overflow, 2, 'up')} for the event that {batch}"
+    delta = rounded(plan.delta, 6, "up")
     return (
-        f"Guarantee: (epsilon, delta)-DP with delta = {plan.delta:g} and epsilon <= {upper} (the best epsilon of this "
+        f"Guarantee: (epsilon, delta)-DP with delta = {delta} and epsilon <= {upper} (the best epsilon of this "
         f"mechanism lies in [{lower}, {upper}]{lost}). Except with probability 1e-10 it is mu-GDP with "
         f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}]).{caution_on_delta(plan)}"
     )

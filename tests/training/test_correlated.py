@@ -11,7 +11,7 @@ import pytest
 from gdpjax import correlated
 from gdpjax.accounting import certified, gdp_epsilon
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, Ledger, ledger_of
-from gdpjax.sampling import CyclicPoisson, Poisson, Shuffled, WithoutReplacement
+from gdpjax.sampling import BatchOverflowError, CyclicPoisson, Poisson, Shuffled, WithoutReplacement
 from gdpjax.training import (
     CheckpointError,
     Plan,
@@ -268,3 +268,17 @@ def test_other_data_are_refused(tmp_path):
     moved = training.place(ROWS[::-1], np.zeros(N))
     with pytest.raises(ValueError, match="row for row"):
         resume_run(tmp_path / "run", training, PARAMS, moved, scan=False)
+
+
+def test_a_batch_above_its_capacity_ends_the_run_and_its_steps_are_kept(tmp_path):
+    """The chunk is charged for as a whole, and what was done before that batch is the checkpoint."""
+    batches = CyclicPoisson(N, 6, epochs=3, num_groups=5, capacity=10)
+    training = private_training(make_plan(batches, **COMMON | {"delta": 0.9}, noise=BANDED), loss, optax.sgd(0.1))
+    data = training.place(ROWS, np.zeros(N))
+    run = start_run(tmp_path / "run", training, PARAMS, data, key=jax.random.key(7))
+    with pytest.raises(BatchOverflowError):
+        run.advance(30)
+    kept = resume_run(run.folder, training, PARAMS, data)
+    assert kept.state.overflowed
+    assert kept.step == 30
+    assert any(kept.state.params["w"])

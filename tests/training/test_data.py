@@ -1,5 +1,7 @@
 """A run has its own copy or record of all that it depends on: data, parameters, and the compiler's settings."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,3 +123,13 @@ def test_the_processors_of_a_process_are_in_its_environment(monkeypatch):
     assert _run.environment() == before | {"cpu_count": 1}
     monkeypatch.setenv("PJRT_NPROC", "1")
     assert _run.environment() == before | {"cpu_count": 1, "pjrt_nproc": "1"}
+
+
+def test_the_compiler_of_the_devices_is_in_the_environment(monkeypatch):
+    """That of a TPU, or CUDA, may change while jaxlib does not; a lost step then has other bits."""
+    client = SimpleNamespace(platform_version="first")
+    device = SimpleNamespace(platform="tpu", device_kind="TPU", client=client)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    before = _run.environment()
+    client.platform_version = "second"
+    assert _run.environment() != before

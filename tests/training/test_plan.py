@@ -121,6 +121,21 @@ def test_batches_that_were_edited_are_refused(mnist, name, value):
         Plan.from_json(json.dumps(content))
 
 
+@pytest.mark.parametrize(
+    ("batches", "name"),
+    [
+        (RandomAllocation(1000, 100, epochs=5, bins="fixed"), "bins"),
+        (Shuffled(1000, 100, epochs=5, order="fixed"), "order"),
+    ],
+)
+def test_a_field_of_batches_that_was_lost_has_no_default(batches, name):
+    """Bins that are drawn anew cost half as much as those that were drawn once."""
+    content = json.loads(make_plan(batches, **OTHER, noise_multiplier=2.0).to_json())
+    del content["batches"][name]
+    with pytest.raises(ValueError, match=f"expected all fields of {content['batches']['type']}, got none for {name}"):
+        Plan.from_json(json.dumps(content))
+
+
 def test_statement_has_every_item(mnist):
     """Mechanism, sampling, neighbours, numbers and what was tuned; its interval holds the plan's."""
     text = mnist.replace(tuned="the learning rate, on public data", released="the last parameters").statement()
@@ -347,3 +362,16 @@ def test_the_range_of_the_noise_counts_all_coordinates(shift):
             share = shift / mpmath.sqrt(int(num_coordinates))
             beyond = mpmath.ncdf(share - largest) - mpmath.ncdf(-largest)
             assert int(num_coordinates) * beyond <= bound
+
+
+@pytest.mark.parametrize("num_examples", [30_000, 70_000])
+def test_no_delta_is_printed_that_is_below_the_plans(num_examples):
+    """At 3.33333e-05 the epsilon of delta = 1 / 30000 is not certified."""
+    sizes = dict(max_examples=num_examples, expected_batch_size=100, num_steps=10)
+    plan = make_plan(**sizes, clip=1.0, delta=1 / num_examples, noise_multiplier=2.0)
+    statement = plan.statement()
+    (delta,) = re.findall(r"with delta = (\S+) and", statement)
+    (overflow,) = re.findall(r"this includes (\S+) for the event", statement)
+    (label, *_) = re.findall(r"epsilon at delta (\S+)", gdpjax.report(plan).to_text())
+    assert min(float(delta), float(label)) >= plan.delta
+    assert float(overflow) >= plan.overflow

@@ -18,7 +18,7 @@ import gdpjax
 from gdpjax.training import CheckpointError, _checkpoint, _journal, _run, resume_run, start_run
 from tests.training import interrupted as runs
 from tests.training import killed
-from tests.training.interrupted import committed
+from tests.training.interrupted import Killed, committed
 
 KEY = jax.random.key(11)
 CHECKPOINTS = "checkpoints.NOT_FOR_RELEASE"
@@ -81,6 +81,19 @@ def test_a_run_that_stopped_states_what_was_planned_and_what_was_made(small, who
     assert "steps made & 7 of 20" in card.to_latex()
     assert card.figure("epsilon_at_delta_1e-05") == tuple(run.training.plan.curve.epsilon(1e-5))
     assert "steps made" not in gdpjax.report(whole.folder, deltas=[1e-5]).to_latex()
+
+
+def test_a_report_counts_steps_that_were_scored_before_the_run_was_killed(small, tmp_path):
+    """What is written of a chunk may be seen before its checkpoint; the journal has paid for it."""
+    run = begun(small, tmp_path / "run")
+    run.advance(4)
+
+    def killed_after_scoring(infos):
+        raise Killed
+
+    with pytest.raises(Killed):
+        run.advance(7, before_checkpoint=killed_after_scoring)
+    assert "steps made & 11 of 20" in gdpjax.report(run.folder, deltas=[1e-5]).to_latex()
 
 
 def test_what_is_not_marked_holds_nothing_of_the_data(whole):
