@@ -115,8 +115,9 @@ def _mixing(frame: Frame, depends_on_rows: Sequence[bool], place: Place = ()) ->
         if scan is not None:
             consts, carried, scanned = scan.split(inputs)
             inside = [*consts, *[any(inputs)] * len(carried), *scanned]
+        # Where an example chooses the branch, vmap gives every input of the branches an axis of rows.
         if name == "cond":
-            inside = inputs[1:]
+            inside = [inputs[0] or depends for depends in inputs[1:]]
 
         bodies = frame.children.get(index, ())
         for number, body in enumerate(bodies):

@@ -66,6 +66,18 @@ def of_two_data(scale, x):
     return jnp.sum(y**2)
 
 
+def in_a_branch(params, x):
+    """The example chooses the branch, so that vmap gives the kernel, which all examples share, an axis of rows."""
+    scale, kernel = params[:4], params[4:].reshape(2, 1, 8)
+
+    def branch(factor, x, kernel):
+        numbers = ("NWC", "WIO", "NWC")
+        return factor * lax.conv_general_dilated(x, kernel, (1,), "SAME", None, None, numbers, feature_group_count=4)
+
+    y = lax.cond(x[0, 0, 0] > 0, functools.partial(branch, 1), functools.partial(branch, 2), x * scale, kernel)
+    return jnp.sum(y**2)
+
+
 def of_batch_groups(kernel, x):
     return jnp.sum(convolve(jnp.stack([x, 2 * x]), kernel, batch_groups=2) ** 2)
 
@@ -76,6 +88,7 @@ LOSSES = {
     "in_a_derivative_rule": (in_a_derivative_rule, (2, 2, 1, 8)),
     "of_an_image": (of_an_image, (5, 5, 4)),
     "of_two_data": (of_two_data, (4,)),
+    "in_a_branch": (in_a_branch, (20,)),
     "of_batch_groups": (of_batch_groups, (2, 2, 4, 4)),
 }
 
@@ -87,6 +100,7 @@ DTYPES_LOSSES_STRATEGIES = [
     (np.float64, "plain", "microbatch"),
     (np.float64, "of_an_image", "vmap"),
     (np.float64, "of_batch_groups", "microbatch"),
+    (np.float64, "in_a_branch", "vmap"),
     # The strategy that is chosen by itself, and a convolution within other operations.
     (np.float32, "plain", "auto"),
     (np.float32, "of_batch_groups", "auto"),
