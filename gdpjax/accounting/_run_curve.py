@@ -52,7 +52,7 @@ from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, chec
 from gdpjax._core.types import Array, Bounds, NeighboringRelation, Numbers
 from gdpjax.accounting import _correlated, _shuffled
 from gdpjax.accounting._combinators import AccountedCurve, Between, closed_form, rising
-from gdpjax.accounting._ledgers import check_form, describe, events_of
+from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes
 from gdpjax.accounting._outcomes_curve import curve_of_outcomes
 from gdpjax.accounting._overflow import with_failure
@@ -193,6 +193,10 @@ def _curve_of_steps(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Cer
 
 def _curve_of_others(run: Ledger | AnyEvent, group_size: int, rtol: float) -> CertifiedCurve:
     """Return the curve of correlated noise, or of events that are not exact: between those of two Ledgers without."""
+    events = events_of(run)
+    check_relations(events)
+    if group_size > 1 and any(isinstance(event, CyclicPoissonEvent) for event in events):
+        raise ValueError("leave group_size out: the rows of a group may be in several groups of cyclic Poisson batches")
     reveals_more = _correlated.from_above(run)
     reveals_less = _correlated.from_below(run)
     mu = _correlated.mu_of_gaussians(reveals_more)

@@ -178,7 +178,7 @@ def best_within(
 
     The page, the tables, the progress and `SweepResult.best` all name this one.
     """
-    affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= epsilon * (1 + 1e-9)]
+    affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= epsilon]
     front = pareto_front(affordable, layout)
     return front[-1] if front else None
 
