@@ -129,8 +129,9 @@ class RunCurve(AccountedCurve):
         self.in_phases = in_phases
 
     def _ask(self, question: str, at: Numbers) -> Bounds:
-        ask = of_phases if self.in_phases else of_runs
-        return ask(_QUESTIONS[question], self.family)(*self.columns, at)
+        if self.in_phases:
+            return of_phases(_QUESTIONS[question], self.family, self.columns)(at)
+        return of_runs(_QUESTIONS[question], self.family)(*self.columns, at)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
         columns = self.columns if self.in_phases else tuple(np.reshape(column, 1) for column in self.columns)
