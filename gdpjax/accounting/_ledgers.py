@@ -120,9 +120,8 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     largest = math.fsum(count * bound for count, bound, _ in others)
     if any(prob > 0 for _, prob, _ in phases):
         largest = math.inf
-    is_symmetric = all(prob in (0.0, 1.0) for _, prob, _ in phases)
     largest *= 1.0 + 1e-12
-    lost = Lost(failure, min(silent, 1.0), exact, largest, min(announced, 1.0), shown, is_symmetric)
+    lost = Lost(failure, min(silent, 1.0), exact, largest, min(announced, 1.0), shown)
     return Described(family, columns, lost)
 
 

@@ -279,7 +279,6 @@ def lost_of(allocations: Sequence[AllocationEvent], rest: Described) -> Lost:
         silent=min(rest.lost.silent + silent, 1.0),
         announced=min(rest.lost.announced + announced, 1.0),
         largest_loss=math.inf,
-        is_symmetric=False,
     )
 
 

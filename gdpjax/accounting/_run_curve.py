@@ -8,7 +8,7 @@ A run is described once; each question is then one call of `_composition`, which
 Other classes stand around such curves or in their place; `_curve_of_ledger` chooses among them:
 
 * `Between` lies between the curves of other runs, `Meet` is known in two ways, `WithFailure` pays for a small
-  probability of failure or overflow, `Shown` for steps without noise.
+  probability of failure or overflow.
 * `closed_form` makes the curve of a mu-GDP run; `OutcomesCurve` is that of random allocation and of what is given by
   outcomes.
 
