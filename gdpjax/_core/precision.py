@@ -256,7 +256,7 @@ def _by_platform(
 
     @jax.custom_jvp
     def value(*arrays: Array) -> Any:
-        tpu = on_tpu or functools.partial(_from_host, function, shape)
+        tpu = on_tpu or functools.partial(_from_host, function)
         return jax.lax.platform_dependent(*arrays, tpu=tpu, default=function)
 
     @functools.partial(value.defjvp, symbolic_zeros=True)
@@ -304,11 +304,10 @@ def _times(rate: Array, tangent: Array, by_element: bool) -> Array:
     return rate * tangent if by_element else jnp.tensordot(rate, tangent, tangent.ndim)
 
 
-def _from_host(function: Callable[..., Any], shape: tuple[int, ...] | None, *arguments: Array) -> Any:
-    """Return function(*arguments) of arrays by a callback to the CPU of the host; ``shape`` is as in `_by_platform`."""
+def _from_host(function: Callable[..., Any], *arguments: Array) -> Any:
+    """Return function(*arguments) of arrays by a callback to the CPU of the host."""
     shapes = jax.eval_shape(function, *arguments)
     num_axes = arguments[0].ndim
-    by_element = _is_by_element(shape, shapes)
 
     @functools.cache
     def compiled(num_batches: int) -> Callable[..., Any]:
@@ -318,16 +317,10 @@ def _from_host(function: Callable[..., Any], shape: tuple[int, ...] | None, *arg
         return jax.jit(mapped)
 
     def answer(*arguments: Any) -> Any:
-        # vmap puts its axes in front of those of each array. What broadcasts takes them as axes of its own, in chunks.
-        arrays = [np.asarray(argument) for argument in arguments]
-        num_batches = arrays[0].ndim - num_axes
-        if by_element:
-            num_all = num_batches + len(shape or ())
-            missing = [tuple(range(num_batches, num_batches + num_all - array.ndim)) for array in arrays]
-            arrays = [np.expand_dims(array, axes) for array, axes in zip(arrays, missing, strict=True)]
-            num_batches = 0
+        # vmap puts its axes in front of those of each array.
+        num_batches = np.ndim(arguments[0]) - num_axes
         with jax.enable_x64(True), jax.default_device(_cpu_of_host()):
-            result = compiled(num_batches)(*arrays)
+            result = compiled(num_batches)(*map(np.asarray, arguments))
         return jax.tree.map(np.asarray, result)
 
     return jax.pure_callback(answer, shapes, *arguments, vmap_method="broadcast_all")

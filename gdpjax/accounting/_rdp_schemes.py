@@ -34,7 +34,7 @@ import numpy as np
 
 from gdpjax.accounting._ledgers import check_relations, replaces_in_poisson
 from gdpjax.accounting._rdp import rdp_subsampled_gaussian
-from gdpjax.accounting._renyi import log_moments
+from gdpjax.accounting._renyi import log_expm1, log_moments
 from gdpjax.accounting._truncated import overflow_of_a_step
 from gdpjax.ledger import (
     AllocationEvent,
@@ -104,16 +104,11 @@ def _log_moments_truncated(event: TruncatedPoissonEvent, orders: np.ndarray) -> 
 
     # A - 1 is a mean of the two A - 1: in logarithms, nothing overflows and small moments keep their digits.
     with np.errstate(divide="ignore"):
-        excess = np.log1p(-overflow) + _log_expm1(fitting)
-        excess_displacing = np.log(overflow) + _log_expm1(displacing)
+        excess = np.log1p(-overflow) + log_expm1(np, fitting)
+        excess_displacing = np.log(overflow) + log_expm1(np, displacing)
         mean = np.logaddexp(0.0, np.logaddexp(excess, excess_displacing))
     # The largest moments have no excess that is a number: fmin leaves it out.
     return np.fmin(mean * _MEAN_ROUNDING, displacing)
-
-
-def _log_expm1(x: np.ndarray) -> np.ndarray:
-    """log(e^x - 1) at x >= 0, inf included."""
-    return x + np.log(-np.expm1(-x))
 
 
 def _bounded(event: LaplaceEvent | RandomizedResponseEvent | ApproximateDPEvent, orders: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ All results are raised by 2^-36 of themselves, which covers the rounding of floa
 docs/theory/subsampled_renyi.md.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -144,10 +145,10 @@ def _at_whole_orders(
     for size in np.unique(sizes[orders > 1]):
         members = orders[(sizes == size) & (orders > 1)]
         k = np.arange(2, int(members[-1]) + 1)
-        log_binomial = _log_binomials(members, k)
+        log_binomial = _log_binomials(tuple(members.tolist()))
 
         # The terms C(a,k) p^k (1-p)^{a-k} (exp(k(k-1) h^2/2) - 1), as logarithms.
-        log_gain = _log_expm1(xp, log_moments_without_sampling(inverse_noise, k))
+        log_gain = log_expm1(xp, log_moments_without_sampling(inverse_noise, k))
         log_terms = k * log_odds + log_gain
         log_excess = logsumexp(log_terms[..., None, :] + log_binomial, axis=-1)
         log_excess = log_excess + members * xp.log1p(-sampling_prob)
@@ -155,17 +156,17 @@ def _at_whole_orders(
     return xp.concatenate(columns, axis=-1)
 
 
-def _log_binomials(orders: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Return log C(a, k) for each of the orders [K] and each k [J], shape [K, J]; -inf where k > a."""
-    table = np.full((len(orders), len(k)), -np.inf)
+@functools.lru_cache(maxsize=16)
+def _log_binomials(orders: tuple[int, ...]) -> np.ndarray:
+    """Return log C(a, k) for each of the sorted orders [K] and each k from 2 to the last one; -inf where k > a."""
+    table = np.full((len(orders), orders[-1] - 1), -np.inf)
     for row, order in enumerate(orders):
-        for column, number in enumerate(k):
-            if number <= order:
-                table[row, column] = math.log(math.comb(order, int(number)))
+        for k in range(2, order + 1):
+            table[row, k - 2] = math.log(math.comb(order, k))
     return table
 
 
-def _log_expm1(xp: Any, x: Array) -> Array:
+def log_expm1(xp: Any, x: Array) -> Array:
     """Return log(e^x - 1) without overflow."""
     return x + xp.log(-xp.expm1(-x))
 
@@ -177,7 +178,7 @@ def _by_jensen(
     orders: np.ndarray,
 ) -> Array:
     """Return log(1 + p (exp(a(a-1) h^2/2) - 1)), an upper bound on log A(a)."""
-    log_gain = _log_expm1(xp, log_moments_without_sampling(inverse_noise, orders))
+    log_gain = log_expm1(xp, log_moments_without_sampling(inverse_noise, orders))
     return xp.logaddexp(0.0, xp.log(sampling_prob) + log_gain)
 
 

@@ -235,7 +235,6 @@ def scan_of_deltas(mu):
 
 COMPILED = {
     "vmap over arrays of several ranks": (jax.vmap(lambda mu, e: accounting.gdp_delta(e, mu)), NOISE, np.ones((2, 3))),
-    "vmap over noises": (jax.vmap(rdp("poisson")), NOISE, ALPHA),
     "vmap of points": (jax.vmap(QUESTIONS["points"][0]), ALPHA, ALPHA),
     "hessian": (jax.hessian(lambda mu: accounting.gdp_delta(1.0, mu)), MU),
     "derivative of a scan": (jax.grad(scan_of_deltas), MU),
