@@ -17,7 +17,7 @@ run is at most E epochs from above, and at least E - 1 from below.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,11 @@ from gdpjax._composition import _atoms, _bounded_losses, _directions, _tradeoff,
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
-from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
 from gdpjax._core.gdp import epsilon_kernel
-from gdpjax._core.types import FAILURE, Bounds, Numbers
+from gdpjax._core.types import Bounds, Numbers
 from gdpjax.accounting._allocation import _bounds, _one_run
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
-from gdpjax.accounting._combinators import AccountedCurve, Between, Meet
+from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, asked_at
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
 from gdpjax.accounting._overflow import Lost, with_failure
@@ -97,28 +96,17 @@ class OutcomesCurve(AccountedCurve):
         squared = self.gaussian_mu**2 + squared_of_others
         self.whole_mu = math.sqrt(squared) * (1.0 + _SLACK) if is_bounded else math.inf
 
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        return self._each(self._epsilon, known("delta", delta, OPEN_UNIT), math.inf)
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        return self._each(self._delta, known("epsilon", epsilon, NONNEGATIVE), 1.0)
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        return self._each(self._mu, known("failure", failure, OPEN_UNIT), math.inf)
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        return self._each(self._error, known("alpha", alpha, UNIT), 0.0)
-
-    def _each(self, ask: Callable[[float], Bounds], at: np.ndarray, if_not_hidden: float) -> Bounds:
-        """Return the answers at every number of an array."""
+    def _ask(self, question: str, at: Numbers) -> Bounds:
+        ask, if_not_hidden = {
+            "epsilon": (self._epsilon, math.inf),
+            "delta": (self._delta, 1.0),
+            "mu": (self._mu, math.inf),
+            "tradeoff": (self._error, 0.0),
+        }[question]
         if self.hides_nothing:
-            return each(lambda _: Bounds(if_not_hidden, if_not_hidden), at)
+            return each(lambda _: Bounds(if_not_hidden, if_not_hidden), asked_at(question, at))
         with np.errstate(all="ignore"):
-            return each(ask, at)
+            return each(ask, asked_at(question, at))
 
     @property
     def _is_gaussian(self) -> bool:

@@ -36,10 +36,6 @@ from typing import Any
 import numpy as np
 
 from gdpjax._composition import (
-    DELTA,
-    EPSILON,
-    MU,
-    TRADEOFF,
     Family,
     has_closed_form,
     of_phases,
@@ -51,7 +47,7 @@ from gdpjax._core.arguments import check_count, check_relation
 from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, check_scalar, known
 from gdpjax._core.types import Array, Bounds, NeighboringRelation, Numbers
 from gdpjax.accounting import _correlated, _shuffled
-from gdpjax.accounting._combinators import AccountedCurve, Between, closed_form, rising
+from gdpjax.accounting._combinators import QUESTIONS, AccountedCurve, Between, between, closed_form
 from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes
 from gdpjax.accounting._outcomes_curve import curve_of_outcomes
@@ -72,7 +68,6 @@ from gdpjax.ledger import (
 )
 from gdpjax.tradeoff import CertifiedCurve
 
-_QUESTIONS = {"epsilon": EPSILON, "delta": DELTA, "mu": MU, "tradeoff": TRADEOFF}
 RTOL = 1e-3
 """The relative width at which the search for an epsilon or a delta stops, if nothing is said."""
 _COARSE = 1e-4
@@ -130,8 +125,8 @@ class RunCurve(AccountedCurve):
 
     def _ask(self, question: str, at: Numbers) -> Bounds:
         if self.in_phases:
-            return of_phases(_QUESTIONS[question], self.family, self.columns)(at)
-        return of_runs(_QUESTIONS[question], self.family)(*self.columns, at)
+            return of_phases(QUESTIONS[question], self.family, self.columns)(at)
+        return of_runs(QUESTIONS[question], self.family)(*self.columns, at)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
         columns = self.columns if self.in_phases else tuple(np.reshape(column, 1) for column in self.columns)
@@ -151,7 +146,7 @@ class UniformCurve(Between):
     """The certified curve of a run with uniform sampling, whose two ends come from two pairs of laws."""
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
-        return rising(self.above._deltas(epsilon, width), *[curve._deltas(epsilon, width) for curve in self.below])
+        return between("delta", *(curve._deltas(epsilon, width) for curve in (self.above, *self.below)))
 
     def _runs(self) -> np.ndarray:
         parts: list[Any] = [curve._runs() for curve in (self.above, *self.below)]  # pyright: ignore
