@@ -35,13 +35,6 @@ from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.precision import batched
 from gdpjax._core.types import Array, Bounds
 
-# The arguments that describe a run, and their domains.
-_RUN = {
-    "noise_multiplier": checks.POSITIVE,
-    "sampling_prob": checks.UNIT,
-    "num_steps": checks.COUNT,
-}
-
 _TINY = 2.3e-308  # what underflows to zero is positive
 SMALLEST_PROB = 1e-30
 """A smaller sampling probability is replaced by this one."""
@@ -323,7 +316,7 @@ def of_runs(question: Question, family: Family = POISSON) -> Callable[..., Bound
         a function of noise_multiplier, sampling_prob, num_steps, group_size if the family has groups, and what the
         question is asked at.
     """
-    domains = dict(_RUN)
+    domains = dict(checks.RUN)
     if family.groups:
         domains["group_size"] = checks.COUNT
     domains[question.argument] = question.domain

@@ -4,8 +4,8 @@ An epoch of random allocation is two events given by their outcomes (`_compositi
 pair that understates and in one that overstates: `_bounds.events_of_scheme`. Others come from `_outcomes`. They go into
 one `RunDescription` beside the other phases and the events of bounded loss. Of the two runs, below and above, epsilon,
 delta and mu are asked: the lower end comes from the run below and the upper end from the one above. For the trade-off
-curve, which falls where the others rise, it is the reverse. Epsilon and delta of one release are sums (`_one_run`);
-those of several are composed by the contour. What the run below leaves out is never part of a test, so the errors of
+curve, which falls where the others rise, it is the reverse. Epsilon and delta of one release are sums (`_law`); those
+of several are composed by the contour. What the run below leaves out is never part of a test, so the errors of
 its tests are those of tests of the true run.
 
 Nothing is known from the pairs where their rounding is large or the noise is below the smallest that they are made for:
@@ -29,8 +29,9 @@ from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import Bounds, Numbers
-from gdpjax.accounting._allocation import _bounds, _one_run
+from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
+from gdpjax.accounting._allocation._law import delta_of_pair, epsilon_of_pair
 from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, asked_at
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
@@ -146,7 +147,7 @@ class OutcomesCurve(AccountedCurve):
 
         def ask(run: RunDescription) -> Any:
             if _is_one_release(run):
-                return _one_run.epsilon(_bounds.only_pair(run.atoms), delta)
+                return epsilon_of_pair(_bounds.only_pair(run.atoms), delta)
             return _directions.epsilon_of_run(run, log_delta, _EPSILON_WIDTH)
 
         log_delta = math.log(delta)
@@ -164,7 +165,7 @@ class OutcomesCurve(AccountedCurve):
 
         def ask(run: RunDescription) -> Bounds:
             if _is_one_release(run):
-                return _one_run.delta(_bounds.only_pair(run.atoms), epsilon)
+                return delta_of_pair(_bounds.only_pair(run.atoms), epsilon)
             return exp_outward(_directions.log_delta_of_run(run, epsilon))
 
         def coarse(guess: float) -> RunDescription | None:

@@ -14,8 +14,8 @@ Solved for delta, "tight" reads delta = min_a e^{(a-1)(rdp(a) - epsilon)} (1 - 1
 the total variation distance (`convert_to_delta`).
 
 The per-step moments of the Poisson-subsampled Gaussian are bounded in `gdpjax.accounting._renyi`, those with batches of
-a fixed size in `gdpjax.accounting._renyi_uniform`. The events of a Ledger are in `gdpjax.accounting._rdp_schemes`; the
-accountant's epsilon is in `gdpjax.accounting._moments_accountant`.
+a fixed size in `gdpjax.accounting._renyi_uniform`. The events of a Ledger and the
+accountant's epsilon are in `gdpjax.accounting._moments_accountant`.
 """
 
 from typing import Any

@@ -44,7 +44,7 @@ from gdpjax._composition import (
     profile_of_phases,
 )
 from gdpjax._core.arguments import check_count, check_relation
-from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, check_scalar, known
+from gdpjax._core.checks import REAL, RUN, Domain, check, check_scalar, known
 from gdpjax._core.types import Array, Bounds, NeighboringRelation, Numbers
 from gdpjax.accounting import _correlated, _shuffled
 from gdpjax.accounting._combinators import QUESTIONS, AccountedCurve, Between, between, closed_form
@@ -324,9 +324,8 @@ def certified(
     """
     is_ledger = check_form(noise_multiplier, sampling_prob, num_steps)
     if not is_ledger and not _is_zero(noise_multiplier):
-        check("noise_multiplier", noise_multiplier, POSITIVE)
-        check("sampling_prob", sampling_prob, UNIT)
-        check("num_steps", num_steps, COUNT)
+        for (name, domain), value in zip(RUN.items(), (noise_multiplier, sampling_prob, num_steps), strict=True):
+            check(name, value, domain)
     return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol)
 
 

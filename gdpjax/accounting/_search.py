@@ -31,7 +31,7 @@ import scipy
 
 from gdpjax._composition import _questions, of_runs
 from gdpjax._core import roots
-from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, Domain, check, is_traced
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, RUN, Domain, check, is_traced
 from gdpjax._core.precision import batched, float64_function
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array, Bounds
@@ -47,7 +47,6 @@ AXES = {
     "num_steps": Axis(1.0, 2.0**40, whole=True),
 }
 _ROUNDING = {"noise_multiplier": "up", "num_steps": "down"}
-_RUN: dict[str, Any] = {"noise_multiplier": POSITIVE, "sampling_prob": UNIT, "num_steps": COUNT}
 
 
 class CalibratedValue(NamedTuple):
@@ -100,7 +99,7 @@ def _closed_form(unknown: str) -> Callable[..., CalibratedValue]:
     """Return the calibration of ``unknown`` to a limiting mu."""
     axis = AXES[unknown]
 
-    @float64_function(rounding=_ROUNDING[unknown], mu=POSITIVE, **_RUN)
+    @float64_function(rounding=_ROUNDING[unknown], mu=POSITIVE, **RUN)
     def closed_form(
         mu: Array,
         noise_multiplier: Array,
@@ -125,7 +124,7 @@ def _bisection(unknown: str) -> Callable[..., CalibratedValue]:
     midpoint = whole_midpoint if axis.whole else geometric_midpoint
     num_iterations = 41 if axis.whole else 42
 
-    @float64_function(rounding=_ROUNDING[unknown], epsilon=POSITIVE, delta=DELTA, **_RUN)
+    @float64_function(rounding=_ROUNDING[unknown], epsilon=POSITIVE, delta=DELTA, **RUN)
     def search(
         epsilon: Array,
         delta: Array,
@@ -229,11 +228,11 @@ _TARGETS = {
 def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
     """Return the calibration of ``unknown`` to a target of the certified accountant."""
     axis = AXES[unknown]
-    domains: dict[str, Any] = {**target.domains, **_RUN}
+    domains: dict[str, Any] = {**target.domains, **RUN}
 
     def upper_end(point: Array, condition: Array, *run: Array) -> Array:
         """Return the certified upper end of what the target bounds, with the unknown at ``point``."""
-        columns = [point if name == unknown else column for name, column in zip(_RUN, run, strict=True)]
+        columns = [point if name == unknown else column for name, column in zip(RUN, run, strict=True)]
         return target.bounds(*columns, condition).upper
 
     def on_host(goal: Array, condition: Array, *run: Array) -> CalibratedValue:
