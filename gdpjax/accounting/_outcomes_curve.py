@@ -33,7 +33,7 @@ from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
 from gdpjax.accounting._allocation._law import delta_of_pair, epsilon_of_pair
 from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, asked_at
-from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
+from gdpjax.accounting._ledgers import Described, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
 from gdpjax.accounting._overflow import Lost, with_failure
 from gdpjax.ledger import (
@@ -224,7 +224,6 @@ def curve_of_outcomes(run: Ledger | AnyEvent) -> CertifiedCurve:
         if isinstance(event, TruncatedPoissonEvent | ShuffledEvent):
             first = type((*allocations, *given)[0]).__name__
             raise ValueError(f"no bound is known for a Ledger with both {type(event).__name__} and {first}")
-    check_relations(events)
     described = describe(Ledger(others), 1)
     rest = prepare(described.family, described.columns).run
 

@@ -189,9 +189,7 @@ def _curve_of_steps(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Cer
 
 def _curve_of_others(run: Ledger | AnyEvent, group_size: int, rtol: float) -> CertifiedCurve:
     """Return the curve of correlated noise, or of events that are not exact: between those of two Ledgers without."""
-    events = events_of(run)
-    check_relations(events)
-    if group_size > 1 and any(isinstance(event, CyclicPoissonEvent) for event in events):
+    if group_size > 1 and any(isinstance(event, CyclicPoissonEvent) for event in events_of(run)):
         raise ValueError("leave group_size out: the rows of a group may be in several groups of cyclic Poisson batches")
     reveals_more = _correlated.from_above(run)
     reveals_less = _correlated.from_below(run)
@@ -206,10 +204,8 @@ def _curve_of_others(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Ce
 def _curve_of_shuffled(run: Ledger | AnyEvent) -> CertifiedCurve:
     """Return the curve of a run with shuffled batches: between those of Ledgers without."""
     reveals_more = _shuffled.from_above(run)
-    above = _curve_of_ledger(reveals_more)
-    mu = _shuffled.mu_from_above(run)
-    if mu:
-        above = with_failure(closed_form(0.0, mu), describe(reveals_more, 1).lost)
+    mu = _correlated.mu_of_gaussians(reveals_more)
+    above = closed_form(0.0, mu) if mu else _curve_of_ledger(reveals_more)
     below = _curve_of_ledger(_shuffled.from_below(run))
     return _shuffled.ShuffledCurve(above, below, *_shuffled.largest_sums(run))
 
@@ -236,6 +232,7 @@ def _of_one_example(events: Sequence[AnyEvent]) -> tuple[str, Callable[..., Cert
 def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = RTOL) -> CertifiedCurve:
     """Return the curve of a Ledger or event."""
     events = events_of(run)
+    check_relations(events)
     kinds = {type(event) for event in events}
     is_exact = all(getattr(event, "is_exact", True) for event in events)
     if not is_exact or kinds & {CorrelatedGaussianEvent, CyclicPoissonEvent}:
