@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 CHUNK = 64
 """Configurations that `map_chunks` evaluates together."""
-AT_ONCE = 256
+AT_ONCE = 512
 """Configurations that are given to the function of `batched` together."""
 
 

@@ -44,9 +44,16 @@ from gdpjax._core.arguments import check_choice
 from gdpjax._core.checks import RUN, is_traced, known
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array, Floats, Numbers
-from gdpjax.accounting import _correlated, _truncated
+from gdpjax.accounting import _truncated
 from gdpjax.accounting._gdp import DELTA
-from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of, replaces_in_poisson
+from gdpjax.accounting._ledgers import (
+    check_form,
+    check_relations,
+    describe,
+    events_of,
+    exact_from_above,
+    replaces_in_poisson,
+)
 from gdpjax.accounting._overflow import Lost, upper_end
 from gdpjax.accounting._rdp import (
     CONVERSIONS,
@@ -178,7 +185,7 @@ def _rdp_of_steps(steps: np.ndarray, orders: np.ndarray) -> np.ndarray:
 def _epsilon_of_ledger(run: Ledger | AnyEvent, delta: Array, conversion: str) -> np.ndarray:
     """The epsilon of a Ledger, at deltas of any shape."""
     delta = known("delta", delta, DELTA)
-    run = _correlated.from_above(run)
+    run = exact_from_above(run)
     bound = _epsilon_of_events(events_of(run), delta, conversion)
     if _truncated.has_truncated(run) and delta.size:
         for scale in (np.min(delta), 100.0 * np.min(delta)):

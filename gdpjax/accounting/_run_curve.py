@@ -46,9 +46,19 @@ from gdpjax._composition import (
 from gdpjax._core.arguments import check_count, check_relation
 from gdpjax._core.checks import REAL, RUN, Domain, check, check_scalar, known
 from gdpjax._core.types import Array, Bounds, NeighboringRelation, Numbers
-from gdpjax.accounting import _correlated, _shuffled
+from gdpjax.accounting import _shuffled
 from gdpjax.accounting._combinators import QUESTIONS, AccountedCurve, Between, between, closed_form
-from gdpjax.accounting._ledgers import check_form, check_relations, describe, events_of
+from gdpjax.accounting._ledgers import (
+    before_rounding,
+    check_form,
+    check_relations,
+    describe,
+    events_of,
+    exact_from_above,
+    exact_from_below,
+    may_be_rounded,
+    mu_of_gaussians,
+)
 from gdpjax.accounting._outcomes import is_given_by_outcomes
 from gdpjax.accounting._outcomes_curve import curve_of_outcomes
 from gdpjax.accounting._overflow import with_failure
@@ -73,11 +83,6 @@ RTOL = 1e-3
 _COARSE = 1e-4
 """At this relative width and above, brackets without a closed form are far wider than the rounding of a record."""
 _RTOL = Domain("a number from 1e-6 to 1e-2", lambda x: (x >= 1e-6) & (x <= 1e-2))
-
-
-def checked_group_size(group_size: int) -> int:
-    """Return the group size as an int, or raise ValueError."""
-    return check_count("group_size", group_size)
 
 
 def family_of_runs(
@@ -181,21 +186,21 @@ def _curve_of_steps(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Cer
     described = describe(run, group_size)
     prepared = prepare(described.family, described.columns)
     is_narrow = rtol < _COARSE or has_closed_form(prepared.run)
-    if not is_narrow or not _correlated.may_be_rounded(run):
+    if not is_narrow or not may_be_rounded(run):
         return curve
-    before_rounding = Ledger(_correlated.before_rounding(event) for event in events_of(run))
-    return Between(curve, _curve_of_phases(before_rounding, group_size, rtol))
+    reveals_less = Ledger(before_rounding(event) for event in events_of(run))
+    return Between(curve, _curve_of_phases(reveals_less, group_size, rtol))
 
 
 def _curve_of_others(run: Ledger | AnyEvent, group_size: int, rtol: float) -> CertifiedCurve:
     """Return the curve of correlated noise, or of events that are not exact: between those of two Ledgers without."""
     if group_size > 1 and any(isinstance(event, CyclicPoissonEvent) for event in events_of(run)):
         raise ValueError("leave group_size out: the rows of a group may be in several groups of cyclic Poisson batches")
-    reveals_more = _correlated.from_above(run)
-    reveals_less = _correlated.from_below(run)
-    mu = _correlated.mu_of_gaussians(reveals_more)
+    reveals_more = exact_from_above(run)
+    reveals_less = exact_from_below(run)
+    mu = mu_of_gaussians(reveals_more)
     if mu is not None and mu > 0 and group_size == 1:
-        return closed_form(_correlated.mu_of_gaussians(reveals_less) or 0.0, mu)
+        return closed_form(mu_of_gaussians(reveals_less) or 0.0, mu)
     above = _curve_of_ledger(reveals_more, group_size, rtol)
     below = _curve_of_ledger(reveals_less, group_size, rtol)
     return Between(above, below)
@@ -204,15 +209,10 @@ def _curve_of_others(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Ce
 def _curve_of_shuffled(run: Ledger | AnyEvent) -> CertifiedCurve:
     """Return the curve of a run with shuffled batches: between those of Ledgers without."""
     reveals_more = _shuffled.from_above(run)
-    mu = _correlated.mu_of_gaussians(reveals_more)
+    mu = mu_of_gaussians(reveals_more)
     above = closed_form(0.0, mu) if mu else _curve_of_ledger(reveals_more)
     below = _curve_of_ledger(_shuffled.from_below(run))
     return _shuffled.ShuffledCurve(above, below, *_shuffled.largest_sums(run))
-
-
-def _curve_of_truncated(run: Ledger | AnyEvent) -> CertifiedCurve:
-    """Return the curve of a run with truncated batches."""
-    return TruncatedCurve(run, _curve_of_phases)
 
 
 def _of_one_example(events: Sequence[AnyEvent]) -> tuple[str, Callable[..., CertifiedCurve]] | None:
@@ -225,7 +225,7 @@ def _of_one_example(events: Sequence[AnyEvent]) -> tuple[str, Callable[..., Cert
     if ShuffledEvent in kinds:
         return "shuffled batches", _curve_of_shuffled
     if TruncatedPoissonEvent in kinds:
-        return "truncated batches", _curve_of_truncated
+        return "truncated batches", lambda run: TruncatedCurve(run, _curve_of_phases)
     return None
 
 
@@ -261,7 +261,7 @@ def curve_of(
         run: the noise multiplier of arrays, or a Ledger or event.
         sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol: as in `certified`.
     """
-    group_size = checked_group_size(group_size)
+    group_size = check_count("group_size", group_size)
     check_scalar("rtol", rtol, _RTOL)
     rtol = float(rtol)
     if isinstance(run, Ledger | AnyEvent):
