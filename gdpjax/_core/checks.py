@@ -123,9 +123,11 @@ def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
     array = np.asarray(value)
     # Python integers beyond 64 bits are objects.
     is_real = number_kind(array.dtype) in NUMBER_KINDS or all(type(item) is int for item in array.flat)
-    if not is_real:
-        raise ValueError(f"{name} must be {text}, got {shown(value)}")
-    return array.astype(np.float64)
+    if is_real:
+        # A whole number may be beyond all floats.
+        with contextlib.suppress(OverflowError):
+            return array.astype(np.float64)
+    raise ValueError(f"{name} must be {text}, got {shown(value)}")
 
 
 def check(name: str, value: Any, domain: Domain) -> None:

@@ -80,6 +80,7 @@ def largest_sums(run: Ledger | AnyEvent) -> list[LargestSums]:
 def _unamplified(event: ShuffledEvent) -> list[AnyEvent]:
     """Return the event in which every example takes part in one step of each epoch, known to all."""
     relation = event.neighboring_relation
+    assert relation is not None
     steps = GaussianEvent(event.noise_multiplier, event.num_epochs, relation)
     # From above an overflow is a failure.
     lost = ApproximateDPEvent(0.0, event.overflow, neighboring_relation=relation)
