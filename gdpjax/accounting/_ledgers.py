@@ -52,6 +52,8 @@ _RECORD_ROUNDING = 2.0**-20
 It also covers the 1e-8 by which a sensitivity that is called exact may be above the one that an example attains.
 """
 
+_BOUNDED = (LaplaceEvent, RandomizedResponseEvent, ApproximateDPEvent)
+
 
 def check_form(run: Any, sampling_prob: Any, num_steps: Any, **query: Any) -> bool:
     """Whether ``run`` is a Ledger; ValueError unless the call is complete in the form that it then has.
@@ -125,23 +127,29 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     family = Family(symmetric=uniform, replaced=replaced, groups=group_size > 1, finite=bool(others))
     columns = _columns(phases) + group_columns(group_size)
     columns += _columns(others) if others else ()
+    return Described(family, columns, lost_of(events, group_size))
 
-    # What may be lost: steps without noise, guarantees that fail, batches that do not fit.
+
+def lost_of(events: Sequence[AnyEvent], group_size: int = 1) -> Lost:
+    """What may be lost: steps without noise, guarantees that fail, batches that do not fit."""
+    steps = [_phase(event) for event in events if isinstance(event, SampledEvent | GaussianEvent)]
     is_added = any(event.neighboring_relation is not NeighboringRelation.REPLACE_ONE for event in events)
     bare = [(prob, num_steps * group_size) for noise, prob, num_steps in steps if noise == 0 and prob > 0]
     guarantees = [event for event in events if isinstance(event, ApproximateDPEvent) and event.delta > 0]
     failure, exact = _failure(guarantees, [] if is_added else bare)
     shown, _ = _failure([], bare if is_added else [])
-    subsampled = [event for event in events if isinstance(event, SampledEvent)]
-    announced = math.fsum(event.overflow for event in subsampled if getattr(event, "announced", False))
-    silent = math.fsum(event.overflow for event in subsampled if not getattr(event, "announced", False))
 
-    largest = math.fsum(count * bound for count, bound, _ in others)
-    if any(prob > 0 for _, prob, _ in phases):
-        largest = math.inf
-    largest *= 1.0 + 1e-12
-    lost = Lost(failure, min(silent, 1.0), exact, largest, min(announced, 1.0), shown)
-    return Described(family, columns, lost)
+    announced = math.fsum(event.overflow for event in events if getattr(event, "announced", False))
+    silent = math.fsum(getattr(event, "overflow", 0.0) for event in events if not getattr(event, "announced", False))
+
+    # The largest loss, where every release has one.
+    rest = [event for event in events if not isinstance(event, SampledEvent | GaussianEvent)]
+    has_noise = any(noise > 0 and prob > 0 for noise, prob, _ in steps)
+    largest = math.inf
+    if not has_noise and all(isinstance(event, _BOUNDED) for event in rest):
+        bounded = [_bounded(event, group_size) for event in rest]
+        largest = math.fsum(count * bound for count, bound, _ in bounded) * (1.0 + 1e-12)
+    return Lost(failure, min(silent, 1.0), exact, largest, min(announced, 1.0), shown)
 
 
 def _is_uniform(event: AnyEvent) -> bool:
@@ -187,7 +195,7 @@ def _bounded(event: AnyEvent, group_size: int) -> tuple[float, float, float]:
         return event.num_steps, group_size * event.epsilon * (event.sampling_prob > 0), LAPLACE
     if isinstance(event, RandomizedResponseEvent):
         return event.num_steps, event.epsilon, event.num_categories
-    assert isinstance(event, ApproximateDPEvent)
+    assert isinstance(event, ApproximateDPEvent), event
     return event.num_steps, event.epsilon, 2.0
 
 

@@ -33,7 +33,6 @@ probability, which the high moments feel even where it is tiny. Or at most m ste
 taken from delta: a thousandth of it, or a tenth (`gdpjax.accounting._truncated.from_above`).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,9 +48,9 @@ from gdpjax.accounting._gdp import DELTA
 from gdpjax.accounting._ledgers import (
     check_form,
     check_relations,
-    describe,
     events_of,
     exact_from_above,
+    lost_of,
     replaces_in_poisson,
 )
 from gdpjax.accounting._overflow import Lost, upper_end
@@ -214,10 +213,9 @@ def _epsilon_of_events(events: Sequence[AnyEvent], delta: np.ndarray, conversion
 def _lost(events: Sequence[AnyEvent]) -> Lost:
     """Return the probabilities of failure and overflow of all the events."""
     check_relations(events)
-    schemes = AllocationEvent | TruncatedPoissonEvent | ShuffledEvent
-    rest = describe(Ledger([event for event in events if not isinstance(event, schemes)]), 1)
+    lost = lost_of(events)
     ties = sum(_truncated.ties(event) for event in events if isinstance(event, TruncatedPoissonEvent))
-    return rest.lost._replace(silent=min(rest.lost.silent + ties, 1.0), largest_loss=math.inf)
+    return lost._replace(silent=min(lost.silent + ties, 1.0))
 
 
 def rdp_of_events(events: Sequence[AnyEvent], orders: np.ndarray) -> np.ndarray:

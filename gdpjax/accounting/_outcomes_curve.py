@@ -33,9 +33,9 @@ from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
 from gdpjax.accounting._allocation._law import delta_of_pair, epsilon_of_pair
 from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, asked_at
-from gdpjax.accounting._ledgers import Described, describe, events_of
+from gdpjax.accounting._ledgers import describe, events_of, lost_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
-from gdpjax.accounting._overflow import Lost, with_failure
+from gdpjax.accounting._overflow import with_failure
 from gdpjax.ledger import (
     AllocationEvent,
     AnyEvent,
@@ -233,7 +233,7 @@ def curve_of_outcomes(run: Ledger | AnyEvent) -> CertifiedCurve:
     finished = [whole for event in allocations for whole in _finished(event)]
     if finished != allocations:
         curve = Between(curve, _curve_of_epochs(finished, rest, outcomes))
-    curve = with_failure(curve, lost_of(allocations, described))
+    curve = with_failure(curve, lost_of(events))
 
     # The composition of the curves of few releases is known better where example after example is hardly ever sampled.
     laplace = [event for event in given if isinstance(event, LaplaceEvent)]
@@ -257,17 +257,6 @@ def _curve_of_epochs(
         numbers = (event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected)
         schemes.append(make_scheme(*numbers, event.bins == "fixed"))
     return OutcomesCurve(schemes, rest, outcomes)
-
-
-def lost_of(allocations: Sequence[AllocationEvent], rest: Described) -> Lost:
-    """Return the probabilities of failure and overflow of epochs of random allocation and the rest of a run."""
-    silent = math.fsum(event.overflow for event in allocations if not event.announced)
-    announced = math.fsum(event.overflow for event in allocations if event.announced)
-    return rest.lost._replace(
-        silent=min(rest.lost.silent + silent, 1.0),
-        announced=min(rest.lost.announced + announced, 1.0),
-        largest_loss=math.inf,
-    )
 
 
 def _finished(event: AllocationEvent) -> list[AllocationEvent]:
