@@ -122,7 +122,7 @@ def _bisection(unknown: str) -> Callable[..., CalibratedValue]:
     """Return the calibration of ``unknown`` to an epsilon of the moments accountant."""
     axis = AXES[unknown]
     midpoint = whole_midpoint if axis.whole else geometric_midpoint
-    num_iterations = 41 if axis.whole else 42
+    num_iterations = 42
 
     @float64_function(rounding=_ROUNDING[unknown], epsilon=POSITIVE, delta=DELTA, **RUN)
     def search(
@@ -142,15 +142,13 @@ def _bisection(unknown: str) -> Callable[..., CalibratedValue]:
             run_at_value = {**run, unknown: value}
             return moments_epsilon_kernel(**run_at_value, delta=delta) <= epsilon * _SEARCH_MARGIN
 
+        # The ends are one beyond the whole numbers of the axis. An end that comes back was not evaluated.
         shape = jnp.broadcast_shapes(epsilon.shape, delta.shape, *(value.shape for value in run.values()))
-        root = bisect(
-            meets_target,
-            jnp.full(shape, axis.safest),
-            jnp.full(shape, axis.riskiest),
-            midpoint=midpoint,
-            num_iterations=num_iterations,
-        )
-        return _calibrated(jnp, root.holds, ~root.first_held, root.last_held)
+        safest = axis.safest - axis.whole
+        riskiest = axis.riskiest + axis.whole
+        ends = jnp.full(shape, safest), jnp.full(shape, riskiest)
+        holds, fails = bisect(meets_target, *ends, midpoint=midpoint, num_iterations=num_iterations)
+        return _calibrated(jnp, holds, holds == safest, fails == riskiest)
 
     return search
 
