@@ -31,7 +31,7 @@ import scipy
 
 from gdpjax._composition import _questions, of_runs
 from gdpjax._core import roots
-from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, RUN, Domain, check, is_traced
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, RUN, Domain, is_traced, known
 from gdpjax._core.precision import batched, float64_function
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array, Bounds
@@ -260,9 +260,7 @@ def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
             value = traced_search(*values)
             return CalibratedValue(value, jnp.isnan(value), jnp.isnan(value))
 
-        for name, domain in domains.items():
-            check(name, arguments[name], domain)
-        columns = np.broadcast_arrays(*[np.asarray(value, np.float64) for value in values])
+        columns = np.broadcast_arrays(*[known(name, arguments[name], domain) for name, domain in domains.items()])
         shape = columns[0].shape
         answer = on_host(*[column.ravel() for column in columns])
         return CalibratedValue(*[part.reshape(shape)[()] for part in answer])
