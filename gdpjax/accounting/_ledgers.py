@@ -139,8 +139,9 @@ def lost_of(events: Sequence[AnyEvent], group_size: int = 1) -> Lost:
     failure, exact = _failure(guarantees, [] if is_added else bare)
     shown, _ = _failure([], bare if is_added else [])
 
-    announced = math.fsum(event.overflow for event in events if getattr(event, "announced", False))
-    silent = math.fsum(getattr(event, "overflow", 0.0) for event in events if not getattr(event, "announced", False))
+    overflows = [(getattr(event, "announced", False), getattr(event, "overflow", 0.0)) for event in events]
+    announced = math.fsum(overflow for is_announced, overflow in overflows if is_announced)
+    silent = math.fsum(overflow for is_announced, overflow in overflows if not is_announced)
 
     # The largest loss, where every release has one.
     rest = [event for event in events if not isinstance(event, SampledEvent | GaussianEvent)]
