@@ -25,6 +25,8 @@ import warnings
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from gdpjax._core.xla import processor
+
 VARIABLE = "GDPJAX_COMPILATION_CACHE"
 OFF = ("off", "no", "false", "0")
 LARGEST = 2**30
@@ -55,7 +57,9 @@ def use_compilation_cache(folder: str | os.PathLike[str] | None = None) -> pathl
     if named is not None and named.strip().lower() in OFF:
         return None
     base = pathlib.Path(named).expanduser() if named else _user_cache_folder()
-    found = _private_folder(base / _kind_of_processor()) if base is not None and _private_folder(base) else None
+    # Of the same name where processors can run each other's programs.
+    kind = hashlib.sha256(f"{platform.machine()} {processor()}".encode()).hexdigest()[:16]
+    found = _private_folder(base / kind) if base is not None and _private_folder(base) else None
     if found is None:
         if named:
             warnings.warn(
@@ -100,18 +104,6 @@ def _private_folder(path: pathlib.Path) -> pathlib.Path | None:
         if found.st_uid != os.getuid() or others_write:
             return None
     return path if os.access(path, os.W_OK | os.X_OK) else None
-
-
-def _kind_of_processor() -> str:
-    """A name that differs between processors which cannot run each other's programs."""
-    described = [platform.machine(), platform.processor()]
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for name in ("model name", "flags", "Features"):
-        described += [line for line in lines if line.startswith(name)][:1]
-    return hashlib.sha256("\n".join(described).encode()).hexdigest()[:16]
 
 
 def _remove_oldest(folder: pathlib.Path) -> None:

@@ -16,7 +16,10 @@ bits, those of jitted functions inside it included; the text of a jaxpr does not
 
 import functools
 import hashlib
+import platform as machines
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -79,5 +82,34 @@ def _takes_options(args: Any, kwargs: Any) -> bool:
 
 def program_digest(compiled: Any, *args: Any, **static: Any) -> str:
     """Return the SHA-256 of a jitted function's program, which other operations or other constants change."""
-    text = compiled.lower(*args, **static).as_text()
-    return hashlib.sha256(text.encode()).hexdigest()
+    lowered = compiled.lower(*args, **static)
+    text = lowered.as_text()
+    digest = hashlib.sha256(text.encode())
+    # With jax_use_simplified_jaxpr_constants the constants are arguments, and the text has their types only.
+    if "jax.const = true" in text:
+        for constant in lowered._lowering.const_args:
+            digest.update(np.asarray(constant).tobytes())
+    return digest.hexdigest()
+
+
+_NAMES = ("model name", "CPU implementer", "CPU part", "flags", "Features")
+"""Lines by which Linux describes a processor: x86 has a model and flags, ARM has a maker's numbers and features."""
+_ARITHMETIC = tuple("sse ssse avx fma f16c amx bmi abm adx movbe popcnt asimd sve sme fp bf16 i8mm atomics".split())
+"""The first letters of the instructions that compilers choose among; the other flags change with the kernel."""
+
+
+def processor() -> str:
+    """Return the model of the processor and its instructions, on which the code depends that is compiled for it."""
+    described = [machines.processor()]
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    # The first processor stands for all.
+    for name in _NAMES:
+        found = re.search(rf"^{name}\s*: (.*)$", text, re.MULTILINE)
+        words = found[1].split() if found else []
+        if name in ("flags", "Features"):
+            words = [word for word in words if word.startswith(_ARITHMETIC)]
+        described += words
+    return " ".join(described).strip()

@@ -9,14 +9,13 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core import VERSION
+from gdpjax._core import VERSION, xla
 from gdpjax._core.types import PyTree
 from gdpjax.training._processes import whole
 
@@ -37,18 +36,6 @@ _SETTINGS = (
 """Settings of JAX that change the bits of a program whose text is the same, or the text itself."""
 _VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TF_CUDNN_DETERMINISTIC", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "PJRT_NPROC", "NPROC")
 """Variables of the environment that do."""
-
-
-def _processor() -> str:
-    """Return the model of the processor, on which the compiler's choice of instructions depends."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    for line in lines:
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor()
 
 
 def _num_processors() -> int | None:
@@ -74,7 +61,7 @@ def environment() -> dict[str, Any]:
         "device_count": len(devices),
         "process_count": jax.process_count(),
         "machine": platform.machine(),
-        "cpu": _processor(),
+        "cpu": xla.processor(),
         "cpu_count": _num_processors(),
         **{name.lower(): os.environ.get(name, "") for name in _VARIABLES},
         **settings,

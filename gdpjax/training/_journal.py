@@ -132,21 +132,25 @@ class Journal:
         self.chunks.append(chunk)
 
 
+_WRITTEN_BY_ANOTHER = (
+    "{} is not as this run left it: another process has gone on with the run, or the file was changed. Nothing was "
+    "run; end the other process, then call resume_run"
+)
+
+
 def _append_line(path: Path, line: str, expected_size: int) -> int:
     """Append one line to a private file, on disk before this returns the new size.
 
     Raises:
-      CheckpointError: the file is not ``expected_size`` bytes long, so somebody else has written it.
+      CheckpointError: the file is not ``expected_size`` bytes long before, or not the line longer after, so somebody
+        else has written it.
       OSError: the disk refuses; the file is as it was.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         if size != expected_size:
-            raise CheckpointError(
-                f"{path} has {size} bytes where this run left {expected_size}: another process has gone on with the "
-                "run, or the file was changed. Nothing was run; end the other process, then call resume_run"
-            )
+            raise CheckpointError(_WRITTEN_BY_ANOTHER.format(path))
         try:
             written = write_all(descriptor, line.encode() + b"\n")
             os.fsync(descriptor)
@@ -155,6 +159,9 @@ def _append_line(path: Path, line: str, expected_size: int) -> int:
             # A part of a line would spoil the next one.
             os.ftruncate(descriptor, size)
             raise
+        # Where locks do not work, another process may have looked at the size at the same moment.
+        if os.fstat(descriptor).st_size != size + written:
+            raise CheckpointError(_WRITTEN_BY_ANOTHER.format(path))
     finally:
         os.close(descriptor)
     return size + written

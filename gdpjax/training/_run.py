@@ -109,8 +109,8 @@ class Run:
         # The lengths of chunks that are on record and whose outcome is not.
         self._pending: list[int] = []
         self._saves = 0
-        # Digests of the keys that this run has had.
-        self._own_keys = {_digest_of_keys(state)}
+        # Digests of the keys that this run has had, the present ones last.
+        self._own_keys = [_digest_of_keys(state)]
         self._is_advancing = False
         self._take_over(lock)
 
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Return how many of the plan's steps are charged."""
+        """Return how many of the plan's steps are behind ``state``: kept, or lost and charged."""
         return int(self.state.num_steps_done)
 
     @property
@@ -142,12 +142,20 @@ class Run:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what was run, for the accountants; both ends of a bracket count lost steps as released."""
-        return ledger_of(self.state.opt_state)
+        """Return what was run, for the accountants; both ends of a bracket count lost steps as released.
+
+        So they count the steps of a chunk that was interrupted and is still to be repeated, which may have been shown.
+        """
+        return ledger_of(_charged(self._training.plan, self.state.opt_state, self._num_charged - self.step))
 
     def statement(self) -> str:
         """Return the training's statement; of a run that made fewer steps than planned it says so."""
-        return self.training.statement(self.step)
+        return self.training.statement(self._num_charged)
+
+    @property
+    def _num_charged(self) -> int:
+        """Return how many steps are on record, whether or not their outcome is in ``state``."""
+        return max(self.step, self._records.end)
 
     def advance(
         self,
@@ -415,12 +423,15 @@ class Run:
 
         With the old keys they would be made again, on other parameters, with the same noise.
         """
-        if _digest_of_keys(self.state) not in self._own_keys:
+        keys = _digest_of_keys(self.state)
+        if keys not in self._own_keys:
             raise ValueError(
                 "run.state was set to a state with keys that this run never had: it is the state of another run, whose "
                 "steps would be made again with the same noise. Begin a run of its own with start_run"
             )
-        if self._pending or self.step == self._records.end:
+        # Keys that were replaced may have made later steps elsewhere.
+        is_newest = self.step == self._records.end and keys == self._own_keys[-1]
+        if self._pending or is_newest:
             return
         # A run that stopped at a batch above its capacity makes no more steps.
         if self._training.plan.release.strategy is not None and not self.state.overflowed:
@@ -444,7 +455,7 @@ class Run:
     def _take_new_keys(self, num_lost: int) -> None:
         """Charge ``num_lost`` steps, and go on with new keys."""
         self.state = _with_new_keys(self._training, self.state, num_lost)
-        self._own_keys.add(_digest_of_keys(self.state))
+        self._own_keys.append(_digest_of_keys(self.state))
 
 
 def _described_plan(training: Training, scan: bool) -> dict[str, Any]:
@@ -464,6 +475,19 @@ def _digest_of_keys(state: State) -> str:
     return digest_of(*key_data, jax.random.key_data(state.sampling_key))
 
 
+def _charged(plan: Plan, opt_state: Any, num_steps: int) -> Any:
+    """Return an optimizer's state whose ledger has ``num_steps`` more steps of the plan."""
+
+    def charged(node: Any) -> Any:
+        if not num_steps or not isinstance(node, PrivatizeState):
+            return node
+        release = plan.release
+        step = plan.noise_multiplier, release.sampling_prob, release.overflow_per_step
+        return node._replace(ledger=record_steps(node.ledger, num_steps, *step))
+
+    return jax.tree.map(charged, opt_state, is_leaf=_is_private_state)
+
+
 def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     """Return ``state`` with ``num_lost`` steps charged, and with new keys.
 
@@ -481,19 +505,10 @@ def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     def renewed(node: Any) -> Any:
         if not _is_private_state(node):
             return node
-        ledger = node.ledger
-        if num_lost:
-            ledger = record_steps(
-                ledger,
-                num_lost,
-                plan.noise_multiplier,
-                plan.release.sampling_prob,
-                plan.release.overflow_per_step,
-            )
-        key_data = beside(state.params, jax.random.key_data(noise_key))
-        return node._replace(key_data=key_data, ledger=ledger)
+        return node._replace(key_data=beside(state.params, jax.random.key_data(noise_key)))
 
-    opt_state = jax.tree.map(renewed, state.opt_state, is_leaf=_is_private_state)
+    opt_state = _charged(plan, state.opt_state, num_lost)
+    opt_state = jax.tree.map(renewed, opt_state, is_leaf=_is_private_state)
     state = state._replace(opt_state=opt_state, sampling_key=beside(state.params, sampling_key))
 
     # The steps that were lost may have been the last ones.
@@ -630,7 +645,7 @@ def resume_run(
     _check_plan_file(folder / PLAN, training)
 
     run.state = _checkpoint.restore(folder, index, template)
-    run._own_keys = {_digest_of_keys(run.state)}
+    run._own_keys = [_digest_of_keys(run.state)]
     if int(run.step) != index.step:
         raise CheckpointError(
             f"the checkpoint in {folder} is damaged: its ledger has {run.step} steps, its index {index.step}"

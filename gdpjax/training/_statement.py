@@ -38,7 +38,7 @@ def _mechanism(plan: Any) -> str:
         doubled = " (twice that norm)"
     return (
         f"Mechanism: the Gaussian mechanism on sums of per-{plan.unit} gradients {plan.clip.describe()}, with noise of "
-        f"standard deviation {plan.noise_multiplier:.6g} times the sensitivity{doubled}, divided by the public "
+        f"standard deviation {rounded(plan.noise_multiplier, 6, 'down')} times the sensitivity{doubled}, divided by the public "
         f"constant {plan.expected_batch_size:.6g}." + _correlation(plan)
     )
 
