@@ -29,7 +29,6 @@ from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT
 from gdpjax._core.keys import as_key
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
-from gdpjax.auditing._check import STANDING
 from gdpjax.auditing._many_runs import ErrorRegion, best_test, judge
 from gdpjax.auditing._statistics import STATISTICS, Score
 from gdpjax.tradeoff import CertifiedCurve
@@ -66,7 +65,7 @@ class StepAudit(NamedTuple):
     beta: float
     claimed_beta: float | None
     num_releases: int
-    standing: str = STANDING
+    standing: str = "empirical lower"
 
 
 class _ChosenAttack(NamedTuple):
