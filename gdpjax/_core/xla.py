@@ -94,8 +94,8 @@ def program_digest(compiled: Any, *args: Any, **static: Any) -> str:
 
 _NAMES = ("model name", "CPU implementer", "CPU part", "flags", "Features")
 """Lines by which Linux describes a processor: x86 has a model and flags, ARM has a maker's numbers and features."""
-_ARITHMETIC = tuple("sse ssse avx fma f16c amx bmi abm adx movbe popcnt asimd sve sme fp bf16 i8mm atomics".split())
-"""The first letters of the instructions that compilers choose among; the other flags change with the kernel."""
+_INSTRUCTIONS = "s?sse|avx|fma|f16c|amx|bmi|abm|adx|movbe|popcnt|asimd|sve|sme|fp|bf16|i8mm|atomics"
+"""How the flags begin that a compiler looks at; others change with the kernel."""
 
 
 def processor() -> str:
@@ -110,6 +110,6 @@ def processor() -> str:
         found = re.search(rf"^{name}\s*: (.*)$", text, re.MULTILINE)
         words = found[1].split() if found else []
         if name in ("flags", "Features"):
-            words = [word for word in words if word.startswith(_ARITHMETIC)]
+            words = [word for word in words if re.match(_INSTRUCTIONS, word)]
         described += words
     return " ".join(described).strip()

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import check_count, check_number, keyword_checked
-from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, OPEN_UNIT, WHOLE, check, known
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, OPEN_UNIT, WHOLE, known
 from gdpjax._core.keys import as_key
 from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.auditing._canaries import check_scores
@@ -319,8 +319,10 @@ def _guess_counts(num_guesses: int | Sequence[int] | None, num_canaries: int) ->
     """Return the different numbers of guesses to try; a tenth of the canaries by default."""
     if num_guesses is None:
         return [-(-num_canaries // 10)]
-    check("num_guesses", num_guesses, COUNT)
-    return np.atleast_1d(num_guesses).tolist()
+    choices = [check_count("num_guesses", guesses, most=num_canaries) for guesses in np.atleast_1d(num_guesses)]
+    if not choices:
+        raise ValueError("num_guesses must be a number or several, got none")
+    return choices
 
 
 def _check_fair(included: np.ndarray) -> None:

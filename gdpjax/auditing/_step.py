@@ -116,12 +116,7 @@ def _rows(release: Callable[[Array, Array], PyTree], key: Array, num_releases: i
     # Check the release before it runs; the trace is kept for the call below.
     shapes = _run_all.eval_shape(partial, keys, included)
     for leaf in shapes:
-        is_real = (
-            jnp.issubdtype(leaf.dtype, jnp.integer)
-            or jnp.issubdtype(leaf.dtype, jnp.floating)
-            or jnp.issubdtype(leaf.dtype, jnp.bool_)
-        )
-        if not is_real:
+        if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
             raise ValueError(f"a release must be a tree of real arrays, got a leaf of {leaf.dtype}")
     size = sum(leaf.shape[1] for leaf in shapes)
     fewest = max(_FEWEST, _RUNS_PER_COORDINATE * size)

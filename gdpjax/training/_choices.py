@@ -29,9 +29,9 @@ from gdpjax.training._loop import Training
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
 
-_FOLLOWING = ("batches", "noise")
+_FOLLOWING = {"batches", "noise"}
 """The arguments of `make_plan` that follow from the number of bands."""
-_SIZES = ("max_examples", "expected_batch_size", "num_steps", "epochs")
+_SIZES = {"max_examples", "expected_batch_size", "num_steps", "epochs"}
 """Its short form, which says how large the batches are."""
 
 
@@ -67,10 +67,7 @@ def choose_bands(
     (8, True)
     """
     check_choice("error", error, ("mean", "max"))
-    for name in _FOLLOWING:
-        if name in arguments:
-            raise ValueError(f"{name} follows from the number of bands: leave it out")
-    known = (*_SIZES, *inspect.signature(make_plan).parameters)
+    known = _SIZES.union(inspect.signature(make_plan).parameters) - _FOLLOWING
     check_keywords("choose_bands", arguments, known)
 
     # Plan for each number of bands, and keep why some have no plan.

@@ -4,7 +4,6 @@ A line is a chunk of steps. Its checksum is over the line and the checksum of th
 was changed, and a line that was lost, doubled or moved, are seen; the checkpoint names the checksum it ends with.
 """
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gdpjax._core.documents import DocumentError, parse_document, read_bytes
+from gdpjax._core.documents import DocumentError, digest_of_document, parse_document, read_bytes
 from gdpjax._core.files import sync, write_all
 from gdpjax.training._processes import CheckpointError, is_first_process
 
@@ -40,12 +39,6 @@ class Chunk(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def end(self) -> int:
         """Return the step after the last one."""
         return self.first + self.num_steps
-
-
-def _checksum(before: str, content: dict[str, Any]) -> str:
-    """Return the checksum of a line after one with the checksum ``before``."""
-    text = json.dumps([before, content], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Journal:
@@ -83,8 +76,7 @@ class Journal:
             "state": state,
             "fingerprint": fingerprint,
         }
-        before = self.checksum(len(self.chunks))
-        content["sha256"] = _checksum(before, content)
+        content["sha256"] = digest_of_document([self.checksum(len(self.chunks)), content])
         if is_first_process():
             line = json.dumps(content)
             self._size = _append_line(self.path, line, self._size)
@@ -125,9 +117,8 @@ class Journal:
 
         # The checksum covers the line without itself.
         content = msgspec.structs.asdict(chunk)
-        del content["sha256"]
-        before = self.checksum(len(self.chunks))
-        if chunk.sha256 != _checksum(before, content):
+        stated = content.pop("sha256")
+        if stated != digest_of_document([self.checksum(len(self.chunks)), content]):
             raise DocumentError(source, "the checksum is not that of this line after the one before", "sha256")
         self.chunks.append(chunk)
 

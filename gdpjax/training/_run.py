@@ -102,7 +102,8 @@ class Run:
             "program": self._steps.digest(state, data, in_a_loop=scan),
             "initial state": initial,
         }
-        self.fingerprint = described_by_all(environment() | own)
+        self._environment = environment(state.params, data)
+        self.fingerprint = described_by_all(self._environment | own)
         self.changes: tuple[str, ...] = ()
 
         self._records = Journal(self.journal)
@@ -256,15 +257,8 @@ class Run:
         With the old keys a chunk would be repeated with the same noise on another gradient.
         """
         first_pending = self._records.chunks[-len(self._pending)]
-        if first_pending.state == state_digest(self.state):
-            return
-        if self._training.plan.release.strategy is not None:
-            raise ValueError(
-                "run.state was changed after a chunk was interrupted, and a run with correlated noise cannot go on "
-                "from there: the noise of later steps takes back that of the lost ones. Put it back as it was "
-                "(resume_run does), and the chunk is repeated"
-            )
-        self._pay_for_lost()
+        if first_pending.state != state_digest(self.state):
+            self._pay_for_lost()
 
     def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
@@ -381,7 +375,7 @@ class Run:
         # Whether the steps of a line that was cut off were taken is not certain.
         if self._records.was_torn:
             return False
-        return repeats_bits(environment())
+        return repeats_bits(self._environment)
 
     def _keep_correlated_keys(self, lost: list[Chunk]) -> None:
         """Go on with the same keys, which later noise needs to take back that of earlier steps, or refuse to.
@@ -390,20 +384,16 @@ class Run:
         where another program, other data or another machine take them again.
         """
         if self.changes:
-            raise CheckpointError(
-                f"a run with correlated noise goes on only as it began, and {', '.join(self.changes)} of "
-                f"{self.folder} differ here: it needs the same keys, and steps that were taken after a backup would be "
-                "taken again with the same noise on other gradients. Resume with the data, program, versions and "
-                "machine that it began with, or begin a new run and account for both"
-            )
-        if lost or self._records.was_torn:
-            raise CheckpointError(
-                f"the last chunk of {self.folder} was interrupted, and its bits are not sure to be the same if it is "
-                "repeated here. With correlated noise it can neither be repeated otherwise (the same noise on other "
-                "gradients) nor be left out under new keys (the noise of later steps takes back that of earlier ones). "
-                "Resume on the machine, versions and data that it began with, or begin a new run and account for both"
-            )
-        self._pending = []
+            why = f"{', '.join(self.changes)} of {self.folder} differ here"
+        elif lost or self._records.was_torn:
+            why = f"the last chunk of {self.folder} was interrupted, and may have other bits if it is repeated here"
+        else:
+            return
+        raise CheckpointError(
+            f"a run with correlated noise goes on only as it began, and {why}. It needs the same keys, and steps that "
+            "were lost, or taken after a backup, would meet them with other gradients. Resume with the data, program, "
+            "versions and machine that it began with, or begin a new run and account for both"
+        )
 
     def _refuse_other_data(self) -> None:
         """Raise ValueError where a scheme of epochs would go on with other data.
@@ -433,12 +423,6 @@ class Run:
         is_newest = self.step == self._records.end and keys == self._own_keys[-1]
         if self._pending or is_newest:
             return
-        # A run that stopped at a batch above its capacity makes no more steps.
-        if self._training.plan.release.strategy is not None and not self.state.overflowed:
-            raise ValueError(
-                "run.state was set to an earlier state, from which a run with correlated noise cannot go on: the noise "
-                "of later steps takes back that of the steps that were made since"
-            )
         if self.step > self._records.end:
             raise ValueError(
                 f"run.state is charged for {self.step} steps, but this run has {self._records.end} on record: it is "
@@ -453,7 +437,14 @@ class Run:
         self.save()
 
     def _take_new_keys(self, num_lost: int) -> None:
-        """Charge ``num_lost`` steps, and go on with new keys."""
+        """Charge ``num_lost`` steps, and go on with new keys; ValueError where correlated noise needs the old ones."""
+        # A run that stopped at a batch above its capacity makes no more steps.
+        if self._training.plan.release.strategy is not None and not self.state.overflowed:
+            raise ValueError(
+                "run.state was changed, or set to an earlier state, and a run with correlated noise cannot go on from "
+                "there: the noise of later steps takes back that of the steps on record. Put it back as it was "
+                "(resume_run does)"
+            )
         self.state = _with_new_keys(self._training, self.state, num_lost)
         self._own_keys.append(_digest_of_keys(self.state))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ import optax
 import pytest
 
 from gdpjax._core import xla
-from gdpjax.training import CheckpointError, _checkpoint, _run, private_training, resume_run, start_run
+from gdpjax.training import CheckpointError, _checkpoint, _run, environment, private_training, resume_run, start_run
 from tests.training import killed
 from tests.training.interrupted import Killed, committed
 
@@ -417,7 +418,7 @@ def test_a_state_with_keys_that_were_replaced_gets_new_ones(small, seven, tmp_pa
     folder = shutil.copytree(seven, tmp_path / "run")
     earlier = resume_run(folder, *small, scan=False).state
     environment = _run.environment
-    monkeypatch.setattr(_run, "environment", lambda: environment() | {"cpu": "another"})
+    monkeypatch.setattr(_run, "environment", lambda *arrays: environment() | {"cpu": "another"})
     run = resume_run(folder, *small, scan=False)
     run.state = earlier
     run.save()
@@ -467,3 +468,11 @@ def test_a_program_is_known_by_its_constants_wherever_they_are_held():
     environ = os.environ | {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
     command = [sys.executable, "-c", script]
     assert subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout == "2\n"
+
+
+def test_the_device_that_decides_the_bits_is_where_the_arrays_are():
+    """With JAX_PLATFORMS=cpu,cuda the first device is a processor, which repeats its bits as no GPU does."""
+    gpu = SimpleNamespace(platform="gpu", id=0, device_kind="a GPU", client=SimpleNamespace(platform_version="13"))
+    on_gpu = SimpleNamespace(devices=lambda: {gpu})
+    assert environment(jnp.zeros(2), on_gpu)["platform"] == "gpu"
+    assert environment(jnp.zeros(2))["platform"] == environment()["platform"] == jax.devices()[0].platform
