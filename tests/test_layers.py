@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "gdpjax"
 MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = {
     "_core": set(),
-    "_compilation_cache": set(),
+    "_compilation_cache": {"_core"},
     "_composition": {"_core"},
     "tradeoff": {"_core", "_composition"},
     "ledger": {"_core"},

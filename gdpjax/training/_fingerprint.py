@@ -50,7 +50,7 @@ def environment(*arrays: PyTree) -> dict[str, Any]:
     """Return versions, devices and settings that decide the bits of a program on these arrays, as JSON values."""
     devices = jax.devices()
     # A program runs where an array lies on an accelerator, whichever platform is the default one.
-    used = {device for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "devices") for device in leaf.devices()}
+    used = [device for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "devices") for device in leaf.devices()]
     device = min(used, key=lambda device: (device.platform == "cpu", device.id), default=devices[0])
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}

@@ -473,6 +473,6 @@ def test_a_program_is_known_by_its_constants_wherever_they_are_held():
 def test_the_device_that_decides_the_bits_is_where_the_arrays_are():
     """With JAX_PLATFORMS=cpu,cuda the first device is a processor, which repeats its bits as no GPU does."""
     gpu = SimpleNamespace(platform="gpu", id=0, device_kind="a GPU", client=SimpleNamespace(platform_version="13"))
-    on_gpu = SimpleNamespace(devices=lambda: {gpu})
+    on_gpu = SimpleNamespace(devices=lambda: [gpu])
     assert environment(jnp.zeros(2), on_gpu)["platform"] == "gpu"
     assert environment(jnp.zeros(2))["platform"] == environment()["platform"] == jax.devices()[0].platform
