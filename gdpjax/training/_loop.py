@@ -275,10 +275,8 @@ def private_training(
         _refuse_private(optimizer, params)
         private_state: Any = private_mean(noise_key).init(params)
         optimizer_state = optimizer.init(params)
-        ledger = private_state.ledger
-        columns = ("noise_multiplier", "sampling_prob", "num_steps")
-        rows = {name: getattr(ledger, name)[:_LEDGER_ROWS] for name in columns}
-        opt_state = (private_state._replace(ledger=ledger._replace(**rows)), optimizer_state)
+        ledger = jax.tree.map(lambda leaf: leaf[:_LEDGER_ROWS] if leaf.ndim else leaf, private_state.ledger)
+        opt_state = (private_state._replace(ledger=ledger), optimizer_state)
 
         # The shapes of the factors can be checked without computing them.
         if scale is not None:

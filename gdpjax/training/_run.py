@@ -696,9 +696,7 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
 
     with _disk(folder, "begin a run" if begin else "resume a run"):
         together(lock)
-    if not locks:
-        return None
-    return locks[0]
+    return locks[0] if locks else None
 
 
 def has_run(folder: str | Path) -> bool:
