@@ -135,6 +135,20 @@ def beside(params: PyTree, tree: PyTree) -> PyTree:
     return jax.tree.map(placed, tree)
 
 
+def spread_like(tree: PyTree, example: PyTree) -> PyTree:
+    """Return ``tree`` with its leaves on the devices of those of ``example``.
+
+    A compiler may leave a result on other ones, and then the next program differs from that of a restored state.
+    """
+
+    def placed(leaf: Any, other: Any) -> Any:
+        if not isinstance(other, jax.Array) or leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim):
+            return leaf
+        return jax.device_put(leaf, other.sharding)
+
+    return jax.tree.map(placed, tree, example)
+
+
 def _on_mesh(leaf: Any) -> bool:
     """Return whether a leaf is an array on a mesh of several devices."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf):

@@ -49,6 +49,7 @@ from gdpjax.training._processes import (
     is_first_process,
     one_key_for_all,
     parameters_for_all,
+    spread_like,
     together,
 )
 from gdpjax.training._statement import plan_to_dict
@@ -264,7 +265,7 @@ class Run:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
         if self._scan:
             state, info = self._steps.in_a_loop(self.state, self._data, num_steps)
-            self.state = jax.block_until_ready(state)
+            self.state = jax.block_until_ready(spread_like(state, self.state))
             return [info]
 
         first = self.step
@@ -274,7 +275,7 @@ class Run:
                 on_step(first + num_done)
 
         state, infos = self._steps.one_by_one(self.state, self._data, num_steps, after_each)
-        self.state = jax.block_until_ready(state)
+        self.state = jax.block_until_ready(spread_like(state, self.state))
         return infos
 
     def _write_ahead(self, num_steps: int) -> None:
