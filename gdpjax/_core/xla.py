@@ -110,7 +110,7 @@ def program_digest(compiled: Any, *args: Any, **static: Any) -> str:
 
 _NAMES = ("model name", "CPU implementer", "CPU part", "flags", "Features")
 """Lines by which Linux describes a processor: x86 has a model and flags, ARM has a maker's numbers and features."""
-_INSTRUCTIONS = "s?sse|avx|fma|f16c|amx|bmi|abm|adx|movbe|popcnt|asimd|sve|sme|fp|bf16|i8mm|atomics"
+_INSTRUCTIONS = "s?sse|avx|fma|f16c|amx|bmi|abm|adx|movbe|popcnt|asimd|sve|fp|bf16|i8mm|atomics"
 """How the flags begin that a compiler looks at; others change with the kernel."""
 
 
