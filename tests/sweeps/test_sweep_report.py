@@ -229,9 +229,9 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
         (0.2, 2.0, 0.95),
         (0.3, 3.0, 0.9),
     )
-    (failed,) = rows_of((0.4, 0.5, None))
+    survived, failed = rows_of((0.4, 0.5, 0.99), (0.4, 0.5, None))
     failed["error"] = "diverged"
-    configurations = _results.configurations([*rows, failed], LAYOUT)
+    configurations = _results.configurations([*rows, survived, failed], LAYOUT)
 
     averaged = configurations[0]
     assert averaged.epsilon_upper == 1.0
@@ -246,6 +246,7 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     assert [each.epsilon_upper for each in front] == [1.0, 2.0]
     for budget, last in ((1.5, 0), (2.0, 1), (9.0, 1)):
         assert _results.best_within(configurations, LAYOUT, budget) is front[last]
+    assert _results.best_within(configurations, LAYOUT, 1.0 - 1e-12) is None
 
 
 def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):
@@ -287,11 +288,15 @@ def test_price_is_that_of_the_accountants():
 
 
 def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):
-    """A sweep whose only trial failed has a page with the error, and a summary."""
-    _, layout = begin(tmp_path, SMALL, small_digits)
+    """A sweep whose only trial failed has a page with the error, and a summary; its folder may look like a style."""
+    folder = tmp_path / "[bold]"
+    folder.mkdir()
+    _, layout = begin(folder, SMALL, small_digits)
     failed = dict.fromkeys(layout.columns) | {"trial": 0, "delta": 1e-5, "error": "refused: too little noise"}
-    _folder.write_part(tmp_path, [failed], layout)
-    assert "refused: too little noise" in report_sweep(tmp_path).report.read_text()
+    _folder.write_part(folder, [failed], layout)
+    said = io.StringIO()
+    assert "refused: too little noise" in report_sweep(folder, Console(file=said)).report.read_text()
+    assert f"Report: {folder}" in said.getvalue()
 
 
 def test_cells_are_rounded_to_the_safe_side():
