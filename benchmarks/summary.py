@@ -258,7 +258,6 @@ correlated_cpu | make bench-correlated | 10 minutes
 sweeps_cpu | make bench-sweeps | 2 minutes
 language_tiny | make bench-language | ten minutes
 language_small | make bench-language PRESET=small | ten minutes
-special_cases |  | half an hour, and an hour for the other targets
 accelerators | make bench-accelerators | an hour, no device
 device_h200 |  | five minutes on a GPU
 recipes |  | hours

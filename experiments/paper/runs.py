@@ -18,24 +18,10 @@ PUBLIC_METRICS = ("step", "epoch", "test_accuracy", "test_rmse", "epsilon_lower"
 """What is kept of every epoch."""
 
 
-class Privacy(msgspec.Struct):
-    """The fields of ``privacy`` in the result of a run that are read. Infinite epsilons are written as texts."""
-
-    noise_multiplier: float
-    sampling_prob: float
-    num_steps: records.Whole
-    delta: float
-    mu_clt: float | str
-    epsilon_clt: float | str
-    epsilon_moments_accountant: float | str
-    epsilon_lower: float | str
-    epsilon_upper: float | str
-
-
 class ResultFile(msgspec.Struct):
     """The fields of the result of a run that are read."""
 
-    privacy: Privacy
+    privacy: dict[str, Any]
     config: dict[str, Any]
 
 
