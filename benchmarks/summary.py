@@ -63,7 +63,7 @@ def page() -> str:
     sections = (
         ("Summary", f"{READING}\n\n{overview()}"),
         ("Targets that were missed", _missed()),
-        ("Pictures", PICTURES),
+        ("Picture", PICTURE),
         ("Commands", _commands()),
         ("Machines", _machines()),
     )
@@ -244,10 +244,9 @@ def _missed() -> str:
     return paragraphs(*parts)
 
 
-PICTURES = """\
-![step time and temporary memory over those without privacy, by model and contender](results/clipping_cpu.png)
-
-![configurations per second against relative width or error](results/accounting_cpu.png)"""
+PICTURE = (
+    "![step time and temporary memory over those without privacy, by model and contender](results/clipping_cpu.png)"
+)
 
 _COMMANDS = """
 accounting_cpu | make bench-accounting | 10 minutes

@@ -10,7 +10,6 @@ from experiments.config import PRESETS, TrainConfig
 from experiments.models.scores import initial_params, scores_of
 from gdpjax.sweeps import Model, Task
 
-
 OPTIMIZERS: dict[str, Any] = {"sgd": optax.sgd, "adam": optax.adam}
 
 

@@ -88,18 +88,8 @@ def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argp
 
 
 def add_json_option(parser: argparse.ArgumentParser, instead_of: str = "a table") -> None:
-    """Add ``--json`` and ``--no-compilation-cache``."""
+    """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help=f"one JSON object instead of {instead_of}")
-    add_cache_option(parser)
-
-
-def add_cache_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--no-compilation-cache``."""
-    parser.add_argument(
-        "--no-compilation-cache",
-        action="store_true",
-        help="keep no compiled programs in the user's cache folder for the next start (GDPJAX_COMPILATION_CACHE=off)",
-    )
 
 
 def _as_json(rows: list[Row], command: str) -> str:
