@@ -1,4 +1,4 @@
-"""``gdpjax account``, what a run costs, ``calibrate``, the noise that meets a target, and ``convert`` between measures."""
+"""``gdpjax account``, what a run costs, ``calibrate``, the noise for a target, and ``convert``, between measures."""
 
 import argparse
 import math
