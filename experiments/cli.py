@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import tyro
 
 from experiments import config
-from experiments.errors import RunInterrupted
 from gdpjax import use_compilation_cache
 from gdpjax.sampling import BatchOverflowError
+from gdpjax.sweeps import RunInterrupted
 
 _DESCRIPTION = (
     "Compiled programs are kept in your cache folder, so that the next start takes seconds; "

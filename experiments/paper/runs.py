@@ -9,10 +9,9 @@ import msgspec
 from rich.console import Console
 
 from experiments.config import TrainConfig, identity
-from experiments.errors import RunInterrupted, UserError
 from experiments.paper.settings import Row
 from experiments.train.command import run_quietly
-from gdpjax.sweeps import records
+from gdpjax.sweeps import RunInterrupted, UserError, records
 
 PUBLIC_METRICS = ("step", "epoch", "test_accuracy", "test_rmse", "epsilon_lower", "epsilon_upper")
 """What is kept of every epoch."""

@@ -136,13 +136,11 @@ class Progress:
     def _count(self) -> None:
         """Write the line once a second, until the command is done."""
         start = time.monotonic()
-        text = ""
         while not self._done.wait(1.0):
-            before, text = text, f"{self._command}: {self.note}, {time.monotonic() - start:.0f} s (Ctrl-C stops it)"
-            self._write(text.ljust(len(before)))
-        if text:
-            self._write(" " * len(text) + "\r")
+            self._write(f"{self._command}: {self.note}, {time.monotonic() - start:.0f} s (Ctrl-C stops it)")
+        self._write("")
 
     def _write(self, text: str) -> None:
-        self._stream.write(f"\r{text}")
+        """Write a line in place of the one before."""
+        self._stream.write(f"\r\033[K{text}")
         self._stream.flush()
