@@ -83,7 +83,6 @@ def imported_modules(path: pathlib.Path) -> list[str]:
 
 # The places of the experiments from the bottom: each imports only what stands above it in this list, or in itself.
 EXPERIMENTS = (
-    "errors",
     "config",
     "tables",
     "progress",
