@@ -40,8 +40,7 @@ from gdpjax._core.checks import (
     known,
 )
 from gdpjax._core.types import FAILURE, Array, Bounds, Numbers
-from gdpjax.tradeoff._narrowed_mu import narrowed_mu
-from gdpjax.tradeoff._regret import certified_regret
+from gdpjax.tradeoff._regret import certified_regret, narrowed_mu
 
 
 class CertifiedCurve(abc.ABC):
