@@ -104,9 +104,8 @@ def tradeoff_of_run(run: RunDescription, alpha: float) -> Bounds:
 
 def _bound_by_delta(run: RunDescription, epsilon: float, alpha: float) -> float:
     """Return the lower bound on f(alpha) by an upper bound on delta(epsilon)."""
-    log_delta = _directions.log_delta_of_run(run, epsilon, _WIDTH)
-    delta = np.exp(log_delta.upper)
-    rest = 1.0 - delta * (1.0 + _ROUNDING)
+    delta = _directions.deltas_of_run(run, np.array([epsilon]), width=_WIDTH)
+    rest = 1.0 - delta.upper[0]
     growth = np.exp(min(epsilon, _LARGEST_EXPONENT))
     line = rest - growth * alpha
     mirrored_line = (rest - alpha) / growth
@@ -286,7 +285,7 @@ def mu_of_run(run: RunDescription, failure: float) -> Bounds:
     if last == np.inf:
         return Bounds(0.0, np.inf)
     epsilon = last * (np.arange(_NUM_INTERVALS + 1) / _NUM_INTERVALS)
-    delta = _directions.deltas_on_grid(run, epsilon[:-1], _SHARING, _MU_DELTA_WIDTH)
+    delta = _directions.deltas_of_run(run, epsilon[:-1], _SHARING, _MU_DELTA_WIDTH)
     delta = Bounds(np.append(delta.lower, 0.0), np.append(delta.upper, failure))
     mu, _ = mu_from_deltas(epsilon, delta, failure, Bounds(0.0, trivial_mu(run)))
     return mu

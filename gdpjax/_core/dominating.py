@@ -25,12 +25,37 @@ from gdpjax._core.types import Bounds
 
 _SLACK = 1e-9
 """Of the tangent and of a mu that is forced, for rounding."""
+_KERNEL_ERROR = 1e-11
+"""More than the relative error of `delta_kernel`, up to a mu of 1e6."""
+_UNIT_ROUNDOFF = 2.0**-53
+_LARGEST_EXPONENT = 700.0
+_TINY = 2.3e-308  # what underflows to zero is positive
 _LEAST_MU = 1e-6
 """Where nothing else is known the search for a mu that is enough begins here."""
 _NUM_DOUBLINGS = 40
 _NUM_HALVINGS = 40
 _WIDEST = 1e12
 """The largest ratio of the two ends of a search."""
+
+
+def gaussian_delta(epsilon: float | np.ndarray, mu: float | np.ndarray) -> Bounds:
+    """Bracket delta at epsilon of mu-GDP, 0 <= mu <= inf, where both are right to eight roundings of their own size."""
+    epsilon = np.asarray(epsilon, np.float64)
+    mu = np.asarray(mu, np.float64)
+    with np.errstate(all="ignore"):
+        value = delta_kernel(np, epsilon, mu)
+
+        # x = epsilon / mu - mu / 2 is off by as much of the sum of its terms, and log delta feels |x| + 1 times that.
+        safe_mu = np.clip(mu, 1e-300, 1e150)
+        quotient = epsilon / safe_mu
+        size_of_x = np.abs(quotient - 0.5 * safe_mu)
+        moved = _KERNEL_ERROR + 16.0 * _UNIT_ROUNDOFF * (size_of_x + 1.0) * (quotient + safe_mu)
+
+    # Where mu is 0 or inf, delta is 0 or 1 exactly.
+    is_smooth = (mu > 0) & (mu < np.inf)
+    factor = np.exp(np.where(is_smooth, np.minimum(moved, _LARGEST_EXPONENT), 0.0))
+    underflow = np.where(is_smooth, _TINY, 0.0)
+    return Bounds(np.maximum(value / factor - underflow, 0.0), np.minimum(value * factor + underflow, 1.0))
 
 
 def mu_from_deltas(epsilon: np.ndarray, delta: Bounds, failure: float, known: Bounds) -> tuple[Bounds, np.ndarray]:
@@ -56,8 +81,8 @@ def mu_from_deltas(epsilon: np.ndarray, delta: Bounds, failure: float, known: Bo
     forced = np.nan_to_num(np.where(least > 1e-300, forced, 0.0), nan=0.0) * (1.0 - _SLACK)
     lower = min(max(known.lower, np.max(forced)), known.upper)
 
-    # An end that is enough.
-    upper = known.upper
+    # An end that is enough, which any mu is where nothing is asked.
+    upper = known.upper if (most > 0).any() else lower
     for num_doublings in range(_NUM_DOUBLINGS):
         if upper < np.inf:
             break

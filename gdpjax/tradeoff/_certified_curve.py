@@ -143,9 +143,8 @@ class CertifiedCurve(abc.ABC):
         is_unsure = smaller > 0
 
         # The rounding of the logarithm moves delta by no more than itself, since delta falls by at most 1 per epsilon.
-        safe_smaller = np.where(is_unsure, smaller, 1.0)
-        log_odds = np.log(larger / safe_smaller)
-        epsilon = np.where(is_unsure, log_odds, 0.0)
+        log_odds = np.log(larger) - np.log(np.where(is_unsure, smaller, 1.0))
+        epsilon = np.where(is_unsure, np.maximum(log_odds, 0.0), 0.0)
         error = np.where(epsilon > 0, 1e-15 * (1.0 + epsilon), 0.0)
         delta = _as_floats(self.delta(epsilon))
         xp = jnp if is_traced(delta) else np

@@ -15,9 +15,8 @@ exceed the lower bound are divided again. The derivation is docs/theory/regret.m
 from collections.abc import Callable
 
 import numpy as np
-import scipy
 
-from gdpjax._core.dominating import mu_from_deltas
+from gdpjax._core.dominating import gaussian_delta, mu_from_deltas
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Bounds
 
@@ -35,24 +34,6 @@ _RELATIVE_WIDTH_OF_MU = 2e-4
 _ABSOLUTE_WIDTH = 1e-6
 _NEGLIGIBLE = 1e-5
 _LARGEST_EPSILON = 600.0
-
-
-def gaussian_delta(epsilon: np.ndarray, mu: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return delta of mu-GDP at ``epsilon``, for 0 < mu < inf, and a bound on its rounding error."""
-    # delta_mu(e) = Phi(mu / 2 - e / mu) - e^e Phi(-mu / 2 - e / mu)
-    x = epsilon / mu
-    first = scipy.special.ndtr(0.5 * mu - x)
-    log_tail = scipy.special.log_ndtr(-0.5 * mu - x)
-    second = np.exp(np.minimum(epsilon + log_tail, 0.0))
-
-    # Both terms have the derivative phi(mu / 2 - x) in their arguments, which are rounded relative to mu and x. The
-    # exponential multiplies the relative rounding of its argument by the size of the summands.
-    with np.errstate(over="ignore"):
-        density = np.exp(-0.5 * (0.5 * mu - x) ** 2)
-    sizes = np.where(second > 0, epsilon - log_tail, 0.0)
-    size_of_arguments = np.minimum(mu + x, 1e300)
-    error = 1e-15 * (first + density * size_of_arguments + second * (4.0 + sizes))
-    return np.maximum(first - second, 0.0), error
 
 
 def certified_regret(deltas: Deltas, mu: float) -> Bounds:
@@ -166,8 +147,7 @@ def _outward(lower: float, upper: float) -> Bounds:
 
 def _quotient_of_gaussian(epsilon: float, mu: float) -> float:
     """Return an upper bound on the quotient at every larger epsilon."""
-    value, error = gaussian_delta(np.asarray(epsilon), mu)
-    quotient = (value + error) / (1.0 + np.exp(epsilon))
+    quotient = gaussian_delta(epsilon, mu).upper / (1.0 + np.exp(epsilon))
     return float(quotient * (1.0 + 1e-15))
 
 
@@ -204,10 +184,10 @@ def _merged(old: Points, new: Points) -> Points:
 def _quotients(points: Points, mu: float) -> tuple[np.ndarray, np.ndarray]:
     """Return lower bounds on the quotient at every point, and upper bounds on it over every interval between two."""
     epsilon, lower, upper = points
-    gaussian, error = gaussian_delta(epsilon, mu)
+    gaussian = gaussian_delta(epsilon, mu)
     # y - 1, whose differences keep their digits near epsilon = 0.
     shifted = np.expm1(epsilon)
-    at_points = (gaussian - error - upper) / (2.0 + shifted)
+    at_points = (gaussian.lower - upper) / (2.0 + shifted)
 
     # Points that were asked for with a large width profit from the lines of the others.
     right, left = _slopes(shifted, lower, upper)
@@ -219,7 +199,7 @@ def _quotients(points: Points, mu: float) -> tuple[np.ndarray, np.ndarray]:
     right, left = _slopes(shifted, lower, upper)
 
     # Two linear functions that are above the numerator on an interval, each by its values at the two ends.
-    above = gaussian + error
+    above = gaussian.upper
     length = np.diff(shifted)
     first_at_start = above[:-1] - lower[:-1]
     first_at_end = above[1:] - (lower[:-1] + right[:-1] * length)
