@@ -25,7 +25,7 @@ LOSS_ERROR = 1e-12
 _REACH = 10.5
 """The distance from the mean at which the tails of a normal law begin."""
 _VALUE_ERROR = 1e-12
-_STEP_ERROR = 1e-14
+_STEP_ERROR = 2e-15
 """The absolute errors of the values of a curve of unknown kind, and of each step of a group."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
