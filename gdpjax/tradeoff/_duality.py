@@ -100,20 +100,12 @@ def epsilon(f: Curve, delta: Numbers) -> Floats:
     >>> print(f"{epsilon(Laplace(1.0), 0.0):.6f} {epsilon(Laplace(1.0), 0.1):.6f}")
     1.000000 0.789279
     """
-    if isinstance(f, Gaussian):
-        return _epsilon_of_gaussian(f, delta)
     step = f.curve if isinstance(f, Inverse) else f
+    if isinstance(step, Gaussian):
+        return _epsilon_of_subsampled_gaussian(jnp.ones(()), step.mu, delta)
     if isinstance(step, Mixture | Subsampled) and isinstance(step.curve, Gaussian):
         return _epsilon_of_subsampled_gaussian(step.sampling_prob, step.curve.mu, delta)
     return _epsilon_by_search(f, delta)
-
-
-def _epsilon_of_gaussian(f: Gaussian, delta: Array) -> Array:
-    safe_delta = jnp.where(delta > 0, delta, 0.5)
-    safe_delta, mu = jnp.broadcast_arrays(safe_delta, f.mu)
-    value = gdp.gdp_epsilon(safe_delta, mu)
-    is_finite = (delta > 0) | (f.mu == 0)
-    return jnp.where(is_finite, value, jnp.inf)
 
 
 def _epsilon_of_subsampled_gaussian(sampling_prob: Array, mu: Array, delta: Array) -> Array:
