@@ -129,27 +129,8 @@ def cells_of(curve: Curve, rule: CellRule) -> LossCells:
 
 def loss_range(curve: Curve) -> tuple[float, float]:
     """Return an interval of the losses of a curve but for tails of about 1e-25; equal ends if all losses are 0."""
-    match curve:
-        case Gaussian():
-            mu = min(float(curve.mu), _LARGEST_MU)
-            largest_loss = _largest_loss_of_gaussian(mu)
-            return -largest_loss, largest_loss
-        case Laplace():
-            largest_loss = min(float(curve.epsilon), _LARGEST_LAPLACE)
-            return -largest_loss, largest_loss
-        case Mixture():
-            inner = np.array(loss_range(curve.curve))
-            low, high = _mixed_loss(inner, float(curve.sampling_prob))
-            return float(low), float(high)
-        case Inverse():
-            low, high = loss_range(curve.curve)
-            return -high, -low
-        case Subsampled():
-            _, high = loss_range(Mixture(curve.curve, curve.sampling_prob))
-            return -high, high
-
-    # The finite losses of the cells of any other curve.
-    cells = cells_of(curve, CellRule(1.0, below=True))
+    # The finite losses of the cells, however wide these are.
+    cells = cells_of(curve, CellRule(1.0, below=False))
     ends = np.append(cells.low, cells.high)
     ends = ends[np.isfinite(ends)]
     if not ends.size:
