@@ -117,7 +117,7 @@ def test_attacks_are_those_of_the_curve(name):
         assert upper - lower < 1e-14
     assert certified.bayes_success([0.0, 1.0]).lower.tolist() == [1, 1]
     lower, upper = certified.bayes_success([1e-300, 1e-310])
-    assert np.all(lower <= 1) and np.all(upper == 1)
+    assert np.all((lower <= 1) & (upper == 1))
 
 
 @pytest.fixture(scope="module")
