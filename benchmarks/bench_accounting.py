@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_accounting --output benchmarks/results/accounting_cpu.json
 
-writes the JSON, and tables beside it. The peers are the ``benchmarks`` extra; a missing one is reported.
+writes the JSON, and tables and a picture beside it. The peers are the ``benchmarks`` extra; a missing one is reported.
 """
 
 from collections.abc import Iterator

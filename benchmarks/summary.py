@@ -63,7 +63,7 @@ def page() -> str:
     sections = (
         ("Summary", f"{READING}\n\n{overview()}"),
         ("Targets that were missed", _missed()),
-        ("Picture", PICTURE),
+        ("Pictures", PICTURES),
         ("Commands", _commands()),
         ("Machines", _machines()),
     )
@@ -244,9 +244,10 @@ def _missed() -> str:
     return paragraphs(*parts)
 
 
-PICTURE = (
-    "![step time and temporary memory over those without privacy, by model and contender](results/clipping_cpu.png)"
-)
+PICTURES = """\
+![step time and temporary memory over those without privacy, by model and contender](results/clipping_cpu.png)
+
+![configurations per second against relative width or error](results/accounting_cpu.png)"""
 
 _COMMANDS = """
 accounting_cpu | make bench-accounting | 10 minutes
@@ -257,6 +258,7 @@ correlated_cpu | make bench-correlated | 10 minutes
 sweeps_cpu | make bench-sweeps | 2 minutes
 language_tiny | make bench-language | ten minutes
 language_small | make bench-language PRESET=small | ten minutes
+special_cases |  | half an hour, and an hour for the other targets
 accelerators | make bench-accelerators | an hour, no device
 device_h200 |  | five minutes on a GPU
 recipes |  | hours

@@ -10,6 +10,7 @@ import benchmarks.accelerators.device_report
 import benchmarks.accelerators.report
 import benchmarks.accounting.report
 import benchmarks.bench_allocation
+import benchmarks.bench_special_cases
 import benchmarks.bench_sweeps
 import benchmarks.clipping.report
 import benchmarks.correlated.report
@@ -30,6 +31,7 @@ TABLES = {
     "sweeps_cpu": benchmarks.bench_sweeps,
     "language_tiny": benchmarks.language.report,
     "language_small": benchmarks.language.report,
+    "special_cases": benchmarks.bench_special_cases,
     "accelerators": benchmarks.accelerators.report,
     "device_h200": benchmarks.accelerators.device_report,
     "recipes": experiments.recipes.tables,

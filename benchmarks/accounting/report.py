@@ -4,6 +4,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.accounting.comparison import WIDTH_TARGET
+from benchmarks.accounting.figure import draw as draw
 from experiments.tables import bullets, document, named, paragraphs, table_of, targets_table
 
 RATE_TARGETS = {"epsilon_bounds": 500.0, "moments_accountant_epsilon": 1000.0}
