@@ -115,7 +115,7 @@ def clipped_grad(
     check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":
         raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
-    spec = LossSpec.create(
+    spec = LossSpec(
         loss_fn,
         argnums=argnums,
         batch_argnums=batch_argnums,

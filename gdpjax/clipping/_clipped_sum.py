@@ -24,7 +24,17 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM, is_traced
 from gdpjax._core.trees import wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._forms import Full, RowGradients, RowWeights, RunningSum, formed_rows, stacked, wide
+from gdpjax.clipping._forms import (
+    AbstractFactor,
+    Full,
+    RowGradients,
+    RowWeights,
+    RunningSum,
+    Sparse,
+    formed_rows,
+    stacked,
+    wide,
+)
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
@@ -109,7 +119,9 @@ class RowScales(NamedTuple):
     is_dropped: Array
 
 
-def packs_of(params: list[Any], is_formed: list[bool], is_compensated: list[bool], groups: Groups) -> list[Pack]:
+def packs_of(
+    params: list[Any], forms: list[AbstractFactor], groups: Groups, budget: RoundingBudget, size: int, num_chunks: int
+) -> list[Pack]:
     """Put the small parameters of one group whose gradients are formed together.
 
     A model has many of them, biases and scales of layers. One row of all their entries needs one norm and one sum,
@@ -118,22 +130,25 @@ def packs_of(params: list[Any], is_formed: list[bool], is_compensated: list[bool
 
     Args:
       params: the trained parameters.
-      is_formed: whether their gradients are formed.
-      is_compensated: whether the errors of adding them up are kept.
+      forms: the forms of their gradients.
       groups: the clip rule's groups.
+      budget: the roundings that their sums may take.
+      size: rows of a chunk.
+      num_chunks: how many chunks are added up.
     """
-    # Sort out the small ones, by group, dtype and kind of running sum.
+    # Sort out the small ones, by group and dtype. Table rows may be added in whole numbers, whose sum is a pair.
+    needs_errors = not budget.covers(size, num_chunks)
     packs = []
     small: dict[Any, list[int]] = {}
-    for leaf, param in enumerate(params):
-        group, compensated = groups.of_leaf[leaf], is_compensated[leaf]
-        if is_formed[leaf] and math.prod(param.shape) <= _SMALL_PARAMETER:
-            small.setdefault((group, wide_dtype(param), compensated), []).append(leaf)
+    for leaf, (param, form) in enumerate(zip(params, forms, strict=True)):
+        group = groups.of_leaf[leaf]
+        if isinstance(form, Full) and math.prod(param.shape) <= _SMALL_PARAMETER:
+            small.setdefault((group, wide_dtype(param)), []).append(leaf)
         else:
-            packs.append(Pack((leaf,), group, compensated))
+            packs.append(Pack((leaf,), group, needs_errors or isinstance(form, Sparse)))
 
-    for (group, _, compensated), leaves in small.items():
-        packs.append(Pack(tuple(leaves), group, compensated))
+    for (group, _), leaves in small.items():
+        packs.append(Pack(tuple(leaves), group, needs_errors))
     return packs
 
 
@@ -218,9 +233,8 @@ def sum_of_rows(
     is_padding: Array | None,
 ) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
-    is_formed = [isinstance(each.factor, Full) for each in gradients]
-    is_compensated = [each.needs_compensation(budget) for each in gradients]
-    packs = packs_of(leaves, is_formed, is_compensated, groups)
+    forms = [each.factor for each in gradients]
+    packs = packs_of(leaves, forms, groups, budget, gradients[0].num_rows, num_chunks=1)
     totals = [pack.zero(leaves) for pack in packs]
     totals, scales = add_clipped(packs, totals, gradients, rule, groups, budget, is_padding)
     return rounded_sums(packs, totals, leaves, groups), scales
@@ -301,10 +315,7 @@ def clipped_sum(
     chunks = (jax.tree.map(split, batch), split(positions), padding)
 
     # Add up the chunks. Unless the caller names padding, every chunk has rows.
-    numbers = range(len(leaves))
-    is_formed = [isinstance(form, Full) for form in engine.forms]
-    is_compensated = [engine.needs_compensation(number, budget, num_chunks) for number in numbers]
-    packs = packs_of(leaves, is_formed, is_compensated, groups)
+    packs = packs_of(leaves, engine.forms, groups, budget, size, num_chunks)
     totals = [pack.zero(leaves) for pack in packs]
     skips = is_padding is not None and not engine.constant_work
     step = add_unless_padding if skips else add_chunk

@@ -20,11 +20,10 @@ from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows
 from gdpjax.clipping._forms import formed_rows
-from gdpjax.clipping._loss import LossSpec, batch_rows, prepare, trace_loss
+from gdpjax.clipping._loss import LossSpec, batch_rows, prepare
+from gdpjax.clipping._planner import engine_of
 from gdpjax.clipping._rounding_budget import rounding_budget
-from gdpjax.clipping._row_map import vmap_of
 from gdpjax.clipping._rules import AbstractClipRule, trained_groups
-from gdpjax.clipping._tracing import plan_of, row_gradients
 
 
 def per_example_grad(
@@ -55,7 +54,7 @@ def per_example_grad(
     >>> grads.shape
     (2, 2)
     """
-    spec = LossSpec.create(
+    spec = LossSpec(
         loss_fn,
         argnums=argnums,
         batch_argnums=batch_argnums,
@@ -69,14 +68,10 @@ def per_example_grad(
 
     def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:
         call = prepare(spec, args, loss_kwargs, is_padding)
-        trace = trace_loss(call)
-        trained = call.trained_leaves
-        plan = plan_of(trace.frame, len(trained), dict.fromkeys(range(len(trained)), "strategy"))
-        positions = jnp.arange(call.batch_size, dtype=jnp.int32)
-        inputs = [*jax.tree.leaves(batch_rows(call)), positions]
-        gradients, _ = row_gradients(plan, trained, inputs, vmap_of(trace.has_convolution))
+        engine = engine_of(call, "vmap", None, constant_work=True)
+        gradients, _ = engine.gradients(batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))
         rows = []
-        for leaf, gradient in zip(trained, gradients, strict=True):
+        for leaf, gradient in zip(call.trained_leaves, gradients, strict=True):
             (formed,) = jax.tree.leaves(gradient)
             rows.append(zero_padding_rows(formed.astype(leaf.dtype), call.is_padding))
 

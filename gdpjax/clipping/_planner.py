@@ -26,7 +26,6 @@ from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, Sparse
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
-from gdpjax.clipping._rounding_budget import RoundingBudget
 from gdpjax.clipping._row_map import one_by_one, vmap_of
 from gdpjax.clipping._tracing import Plan, plan_of, row_gradients
 
@@ -78,11 +77,6 @@ class Engine:
     def no_outputs(self, num_rows: int) -> Any:
         """Return zeros in place of the (losses, aux) of rows that are not computed."""
         return jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), self.outputs)
-
-    def needs_compensation(self, leaf: int, budget: RoundingBudget, num_chunks: int) -> bool:
-        """Return whether the errors of adding up the chunks of a parameter's sum have to be kept."""
-        # Sums of table rows have a rule of their own.
-        return isinstance(self.forms[leaf], Sparse) or not budget.covers(self.chunk, num_chunks)
 
 
 def engine_of(call: Call, strategy: str, microbatch_size: int | None, constant_work: bool) -> Engine:

@@ -96,18 +96,6 @@ class RoundingBudget(NamedTuple):
         needed = plain_roundings(rows) + parts - 1
         return needed <= plain_roundings(self.plain_rows)
 
-    def accumulated(self, num_rows: int) -> tuple[float, float]:
-        """Return what one of several sums adds to the sensitivity of their total, in clip norms.
-
-        Returns:
-          The largest norm of a row, and what the roundings of a sum of ``num_rows`` rows and of adding it to the total
-          can move the total by.
-        """
-        clipped_to = 1 / (1 + self.slack)
-        of_a_row = (1 + self.norm) * clipped_to
-        of_the_sum = num_rows * (self.per_row + _RESULT_ROUNDINGS * self.unit) * clipped_to
-        return of_a_row, of_the_sum
-
 
 def rounding_budget(leaves: Sequence[Any], num_rows: int, num_devices: int = 1) -> RoundingBudget:
     """Return the budget for a batch of gradients.
@@ -198,7 +186,9 @@ def accumulation_charge(budget: RoundingBudget, microbatch_rows: int, num_microb
     if microbatch_rows == 0:
         return AccumulationCharge(0.0, 0.0)
 
-    row, of_sum = budget.accumulated(microbatch_rows)
+    # Rows are clipped to 1 / (1 + slack). Each counts the roundings of its sum, and of adding that to the total.
+    row = (1 + budget.norm) / (1 + budget.slack)
+    of_sum = microbatch_rows * (budget.per_row + _RESULT_ROUNDINGS * budget.unit) / (1 + budget.slack)
     total = row + num_microbatches * of_sum
     if total > 1 + MAX_SLACK:
         rows = num_microbatches * microbatch_rows

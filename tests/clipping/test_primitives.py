@@ -40,7 +40,7 @@ class CumulativeSum(AbstractPrimitive):
         if not isinstance(factor, Outer) or eqn.params["axis"] != 0:
             return super().pull_back(factor, eqn, operand)
         left = jnp.flip(jnp.cumsum(jnp.flip(factor.left, axis=1), axis=1), axis=1)
-        return Outer(left, factor.right, factor.axes)
+        return Outer(left, factor.right, factor.left_axes, factor.right_axes)
 
 
 class Sine(AbstractPrimitive):

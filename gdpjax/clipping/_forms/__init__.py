@@ -2,14 +2,13 @@
 
 from gdpjax.clipping._forms._abstract import AbstractFactor
 from gdpjax.clipping._forms._formed import Full
-from gdpjax.clipping._forms._outer import Axis, Outer
+from gdpjax.clipping._forms._outer import Outer
 from gdpjax.clipping._forms._rows import RowGradients, RunningSum, formed_rows
 from gdpjax.clipping._forms._scaled import RowWeights, stacked, wide
 from gdpjax.clipping._forms._table import Sparse, total_of
 
 __all__ = [
     "AbstractFactor",
-    "Axis",
     "Full",
     "Outer",
     "RowGradients",

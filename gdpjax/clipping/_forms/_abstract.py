@@ -2,8 +2,8 @@
 
 A dense layer y = x W has the gradient x^T s, where s is the cotangent of y. It is kept as its two factors:
 
-    factor = Outer(x[None], s[None], axes=(("l", 0), ("r", 0)))   # W's axis 0 in the left factor, axis 1 in the right
-    factor.formed(W.shape)                                        # the gradient as an array
+    factor = Outer(x[None], s[None], left_axes=(0,), right_axes=(1,))    # axis 0 of W is that of x, axis 1 that of s
+    factor.formed(W.shape)                                               # the gradient as an array
 
 Each form of a gradient has a class:
 

@@ -95,11 +95,10 @@ def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], probes: 
     """Return the outputs of a frame, evaluated with a probe at every site."""
     replaced: dict[Place, Callable[..., Any]] = {}
     for place, eqn in equations(frame):
-        family = family_of(eqn)
         if place in sites:
             replaced[place] = functools.partial(_at_site, sites[place])
-        elif family.is_rewritten(eqn):
-            replaced[place] = lambda _, values, eqn=eqn: family_of(eqn).differentiable(eqn, values)
+        elif family_of(eqn).is_rewritten(eqn):
+            replaced[place] = lambda _, values, eqn=eqn: family_of(eqn).evaluate(eqn, values)
     return evaluate_replaced(frame, args, replaced, {place: probes.get(place, ()) for place in replaced})
 
 

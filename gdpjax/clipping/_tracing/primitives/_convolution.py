@@ -44,11 +44,6 @@ class Convolution(AbstractPrimitive):
         if not self.is_rewritten(eqn):
             return super().evaluate(eqn, values)
         x, kernel = values
-        layout = _fast_convolution.layout_of(eqn)
-        return [_fast_convolution.forward(layout, x, kernel)]
-
-    def differentiable(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        x, kernel = values
         return [_fast_convolution.convolve(eqn, x, kernel)]
 
     def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:

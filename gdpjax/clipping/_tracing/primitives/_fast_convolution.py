@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from gdpjax._core import xla
@@ -72,10 +73,7 @@ class Layout(NamedTuple):
 
 def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     """Return the permutation that undoes another one."""
-    inverse = [0] * len(permutation)
-    for place, axis in enumerate(permutation):
-        inverse[axis] = place
-    return tuple(inverse)
+    return tuple(np.argsort(permutation).tolist())
 
 
 def layout_of(eqn: Any) -> Layout:

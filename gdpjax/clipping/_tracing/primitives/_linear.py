@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms import AbstractFactor, Axis, Outer, Sparse
+from gdpjax.clipping._forms import AbstractFactor, Outer, Sparse
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_floating_output
 
 # Products.
@@ -47,8 +47,7 @@ class Matmul(AbstractPrimitive):
         return jnp.issubdtype(data.aval.dtype, jnp.floating) and not batch_axes[operand]
 
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> Outer:
-        ndim = eqn.invars[operand].aval.ndim
-        contracted, free = _axes_of(eqn, operand, ndim)
+        contracted, free = _axes_of(eqn, operand, eqn.invars[operand].aval.ndim)
         contracted_of_x, positions = _axes_of(eqn, 1 - operand, x.ndim)
         num_positions = math.prod(x.shape[axis] for axis in positions)
 
@@ -57,14 +56,7 @@ class Matmul(AbstractPrimitive):
         right = jnp.moveaxis(s, range(len(free)), range(-len(free), 0)) if operand == 0 else s
         left = left.reshape(num_positions, *left.shape[len(positions) :])
         right = right.reshape(num_positions, *right.shape[len(positions) :])
-
-        # Note for each axis of the weight which factor has it, and where.
-        axes: list[Axis] = [("r", 0)] * ndim
-        for position, axis in enumerate(contracted):
-            axes[axis] = ("l", position)
-        for position, axis in enumerate(free):
-            axes[axis] = ("r", position)
-        return Outer(left, right, tuple(axes))
+        return Outer(left, right, left_axes=tuple(contracted), right_axes=tuple(free))
 
 
 # Look-ups.
@@ -157,10 +149,10 @@ class Transposition(AbstractPrimitive):
         if not isinstance(factor, Outer):
             return super().pull_back(factor, eqn, operand)
         # Axis i of the output was axis permutation[i] of the operand.
-        axes: list[Axis] = [("r", 0)] * len(factor.axes)
-        for axis, source in enumerate(eqn.params["permutation"]):
-            axes[source] = factor.axes[axis]
-        return Outer(factor.left, factor.right, tuple(axes))
+        permutation = eqn.params["permutation"]
+        left_axes = tuple(permutation[axis] for axis in factor.left_axes)
+        right_axes = tuple(permutation[axis] for axis in factor.right_axes)
+        return Outer(factor.left, factor.right, left_axes, right_axes)
 
 
 @final
