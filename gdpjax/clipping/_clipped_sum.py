@@ -244,8 +244,7 @@ def rounded_sums(packs: list[Pack], totals: list[RunningSum], leaves: list[Any],
     """Return the sum of each parameter, rounded once; NaN in the groups whose traced bound is no clip norm.
 
     A batch of padding alone, whose chunks are all skipped, would else give zeros for such a bound, and every other
-    batch NaN. A batch of no rows at all, which is known before anything is traced, does not come here: its sum is zero,
-    whatever the bound.
+    batch NaN.
     """
     dtype = norm_dtype(leaves)
     sums = {}
@@ -281,8 +280,7 @@ def clipped_sum(
       budget: the rounding budget of the whole batch.
       is_padding: bool [N], rows to ignore, or None.
     """
-    num_rows = positions.shape[0]
-    size = min(engine.chunk, num_rows)
+    num_rows, size = positions.shape[0], engine.chunk
     num_chunks = -(-num_rows // size)
 
     # One chunk needs no loop.
