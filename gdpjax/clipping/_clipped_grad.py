@@ -27,13 +27,15 @@ from jaxtyping import Bool, Float, Int
 from gdpjax._core.arguments import check_choice, check_flag, check_static_size
 from gdpjax._core.provenance import Provenance
 from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
+from gdpjax.clipping._clip_rule import AbstractClipRule
 from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
 from gdpjax.clipping._devices import placement_of, sum_over_devices
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
 from gdpjax.clipping._per_example_grad import zero_padding_rows
 from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
-from gdpjax.clipping._rules import AbstractClipRule, as_rule, rule_sensitivity, trained_groups
+from gdpjax.clipping._rule_enforcement import trained_groups
+from gdpjax.clipping._rules import as_rule, rule_sensitivity
 
 
 def clipped_grad(

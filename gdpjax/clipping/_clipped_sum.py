@@ -24,6 +24,7 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM, is_traced
 from gdpjax._core.trees import wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._clip_rule import AbstractClipRule, Groups
 from gdpjax.clipping._forms import (
     AbstractFactor,
     Full,
@@ -37,7 +38,7 @@ from gdpjax.clipping._forms import (
 )
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
+from gdpjax.clipping._rule_enforcement import bounded_coefficients
 
 _SMALL_PARAMETER = 2**14
 """Entries up to which the formed gradients of a parameter are put together with those of others."""
@@ -312,11 +313,10 @@ def clipped_sum(
         padding = padding | split(is_padding)
     chunks = (jax.tree.map(split, batch), split(positions), padding)
 
-    # Add up the chunks. Unless the caller names padding, every chunk has rows.
+    # Add up the chunks.
     packs = packs_of(leaves, engine.forms, groups, budget, size, num_chunks)
     totals = [pack.zero(leaves) for pack in packs]
-    skips = is_padding is not None and not engine.constant_work
-    step = add_unless_padding if skips else add_chunk
+    step = add_unless_padding if engine.skips_padding else add_chunk
     totals, outputs = jax.lax.scan(step, totals, chunks)
 
     # Put the outputs of the chunks one after the other, without those of the rows that fill up the last one.

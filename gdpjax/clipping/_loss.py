@@ -372,7 +372,7 @@ def flatten_call(call: Call, positions: Array) -> FlatCall:
         remaining = iter(values)
         merged = [next(remaining) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
         args, kwargs, is_padding = jax.tree.unflatten(structure, merged)
-        batch_size = check_batch_size(args, call.spec.batch_argnums)
-        return call._replace(args=args, kwargs=kwargs, batch_size=batch_size, is_padding=is_padding), local_positions
+        num_local = local_positions.shape[0]
+        return call._replace(args=args, kwargs=kwargs, batch_size=num_local, is_padding=is_padding), local_positions
 
     return FlatCall([*arrays, positions], [*is_batched, True], rebuild)

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex, wide_dtype
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._clip_rule import AbstractClipRule
 from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows
 from gdpjax.clipping._forms import formed_rows
 from gdpjax.clipping._loss import LossSpec, batch_rows, prepare
 from gdpjax.clipping._planner import engine_of
 from gdpjax.clipping._rounding_budget import rounding_budget
-from gdpjax.clipping._rules import AbstractClipRule, trained_groups
+from gdpjax.clipping._rule_enforcement import trained_groups
 
 
 def per_example_grad(

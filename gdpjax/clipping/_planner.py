@@ -27,7 +27,7 @@ from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, Sparse
 from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
 from gdpjax.clipping._row_map import one_by_one, vmap_of
-from gdpjax.clipping._tracing import Plan, plan_of, row_gradients
+from gdpjax.clipping._tracing import Plan, parameter_flow, row_gradients
 
 STRATEGIES = ("auto", "vmap", "microbatch", "sequential", "ghost")
 """``ghost`` is the older name of ``auto``."""
@@ -61,7 +61,7 @@ class Engine:
     Attributes:
       gradients: (rows, positions) to the gradients, and (losses, aux).
       chunk: rows to take at a time.
-      constant_work: whether chunks that hold only padding are computed too.
+      skips_padding: whether chunks that hold only padding are not computed.
       forms: the form in which each gradient of a row is kept, with shapes in place of values.
       outputs: shapes and dtypes of (loss, aux) of one example.
       plan: which gradients are read off the loss, and where.
@@ -69,7 +69,7 @@ class Engine:
 
     gradients: Callable[..., tuple[list[RowGradients], Any]]
     chunk: int
-    constant_work: bool
+    skips_padding: bool
     forms: list[AbstractFactor]
     outputs: Any
     plan: Plan
@@ -85,20 +85,20 @@ def engine_of(call: Call, strategy: str, microbatch_size: int | None, constant_w
     trace = trace_loss(call, is_sequential)
     num_leaves = len(call.trained_leaves)
     all_formed = dict.fromkeys(range(num_leaves), "strategy") if strategy in _FORMING else {}
-    plan = plan_of(trace.frame, num_leaves, all_formed)
+    plan = Plan(trace.frame, parameter_flow(trace.frame, num_leaves, all_formed))
     forms = kept_forms(plan, call.trained_leaves)
 
     # How rows are mapped over, and how many to take at a time.
     map_rows = one_by_one if is_sequential else vmap_of(trace.has_convolution)
     gradients = functools.partial(_gradients, call, trace, plan, map_rows)
+    skips = call.is_padding is not None and not constant_work
     if strategy in _FORMING:
         size = call.batch_size if strategy == "vmap" else _MICROBATCH
     else:
-        skips = call.is_padding is not None and not constant_work
         size = chunk_rows(plan, forms, call.trained_leaves, call.batch_size, skips)
     chunk = max(min(microbatch_size or size, call.batch_size), 1)
 
-    return Engine(gradients, chunk, constant_work, forms, _outputs(trace), plan)
+    return Engine(gradients, chunk, skips, forms, _outputs(trace), plan)
 
 
 def kept_forms(plan: Plan, params: list[Any]) -> list[AbstractFactor]:

@@ -1,7 +1,6 @@
 """Gradients of one weight, in three forms: formed, outer products, and rows of a table."""
 
-from gdpjax.clipping._forms._abstract import AbstractFactor
-from gdpjax.clipping._forms._formed import Full
+from gdpjax.clipping._forms._abstract import AbstractFactor, Full
 from gdpjax.clipping._forms._outer import Outer
 from gdpjax.clipping._forms._rows import RowGradients, RunningSum, formed_rows
 from gdpjax.clipping._forms._scaled import RowWeights, stacked, wide

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms._abstract import AbstractFactor
-from gdpjax.clipping._forms._formed import Full
+from gdpjax.clipping._forms._abstract import AbstractFactor, Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, largest_exponent, squared_norms, wide
 
 

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import compensated_add, compensated_row_sum, two_sum, wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms._abstract import AbstractFactor
-from gdpjax.clipping._forms._formed import Full
+from gdpjax.clipping._forms._abstract import AbstractFactor, Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares
 from gdpjax.clipping._forms._table import Sparse
 from gdpjax.clipping._rounding_budget import RoundingBudget

@@ -1,10 +1,11 @@
 """Compute per-example gradients in factors, without forming them where that can be avoided.
 
-    plan = plan_of(frame_of(jaxpr), num_params, formed={})
-    gradients, outputs = row_gradients(plan, params, data)
+    frame = frame_of(jaxpr)
+    plan = Plan(frame, parameter_flow(frame, num_params, formed={}))
+    gradients, outputs = row_gradients(plan, params, data, jax.vmap)
     gradients[0].squared_norms(dtype)
 
-`plan_of` reads the jaxpr of the loss of one example, and finds out which parameters can be tapped (`_parameter_flow`).
+`parameter_flow` reads the jaxpr of the loss of one example, and finds out which parameters can be tapped.
 Then `row_gradients` takes these steps:
 
 1. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient, mapped over the batch by vmap.
@@ -27,7 +28,7 @@ from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, total_of, wide
 from gdpjax.clipping._tracing._jaxprs import Frame, Place, num_bytes
-from gdpjax.clipping._tracing._parameter_flow import ParameterFlow, parameter_flow, pull_back_use
+from gdpjax.clipping._tracing._parameter_flow import ParameterFlow, pull_back_use
 from gdpjax.clipping._tracing._probes import replay, values_seen, zero_probes
 
 
@@ -102,17 +103,6 @@ def _activation_bytes(frame: Frame) -> int:
         for body in frame.children.get(index, ()):
             total += length * _activation_bytes(body)
     return total
-
-
-def plan_of(frame: Frame, num_params: int, formed: dict[int, str]) -> Plan:
-    """Return the plan of the gradient of a frame whose inputs are the parameters, and then the data.
-
-    Args:
-      frame: the loss of one example.
-      num_params: how many parameters there are.
-      formed: parameters that are not to be tapped, and why.
-    """
-    return Plan(frame, parameter_flow(frame, num_params, formed))
 
 
 def row_gradients(

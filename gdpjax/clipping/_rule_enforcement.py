@@ -20,8 +20,8 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import power_of_two
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._clip_rule import AbstractClipRule, Groups, l2_norm_of_bounds
 from gdpjax.clipping._row_independence import read_program
-from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, l2_norm_of_bounds
 
 _ROUNDING = 2.0**-22
 _TRACED_ROUNDING = 2.0**-20
