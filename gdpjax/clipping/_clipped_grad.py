@@ -251,7 +251,7 @@ class ClippedGrad:
         """
         engine = engine_of(call, self.strategy, self.microbatch_size, self.constant_work)
         groups = trained_groups(self.rule, call.params, call.is_trained)
-        outcome = clipped_sum(
+        sums, norms, is_dropped, (values, aux) = clipped_sum(
             engine,
             batch_rows(call),
             positions,
@@ -261,14 +261,13 @@ class ClippedGrad:
             budget,
             call.is_padding,
         )
-        values, aux = outcome.extra
         info = ClipInfo(
             values=zero_padding_rows(values, call.is_padding),
-            norms=outcome.norms,
+            norms=norms,
             aux=jax.tree.map(lambda rows: zero_padding_rows(rows, call.is_padding), aux),
-            is_dropped=outcome.is_dropped,
+            is_dropped=is_dropped,
         )
-        return outcome.sums, info
+        return sums, info
 
     def _rows_of_slack(self, call: Call) -> int:
         """Return the number of rows that the slack counts, which must not follow the realised batch size."""

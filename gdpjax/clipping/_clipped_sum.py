@@ -44,22 +44,6 @@ _SMALL_PARAMETER = 2**14
 """Entries up to which the formed gradients of a parameter are put together with those of others."""
 
 
-class ClippedSum(NamedTuple):
-    """The clipped sum of a batch, and numbers of each of its rows.
-
-    Attributes:
-      sums: one array for each trained parameter, in float32 or wider.
-      norms: [N], norms before clipping; zero for padding and for rows that are dropped.
-      is_dropped: bool [N], rows that are not padding and whose gradient is not finite.
-      extra: whatever else the gradients came with, each with a leading axis of rows.
-    """
-
-    sums: list[Array]
-    norms: Array
-    is_dropped: Array
-    extra: Any
-
-
 class Pack(NamedTuple):
     """One or several parameters whose gradients are clipped and added up together.
 
@@ -138,7 +122,7 @@ def packs_of(
       num_chunks: how many chunks are added up.
     """
     # Sort out the small ones, by group and dtype. Table rows may be added in whole numbers, whose sum is a pair.
-    needs_errors = not budget.covers(size, num_chunks)
+    needs_errors = budget.plain_rows == 1 or not budget.covers(size, num_chunks)
     packs = []
     small: dict[Any, list[int]] = {}
     for leaf, (param, form) in enumerate(zip(params, forms, strict=True)):
@@ -268,7 +252,7 @@ def clipped_sum(
     groups: Groups,
     budget: RoundingBudget,
     is_padding: Array | None,
-) -> ClippedSum:
+) -> tuple[list[Array], Array, Array, Any]:
     """Clip the rows of a batch and add them up.
 
     Args:
@@ -280,6 +264,12 @@ def clipped_sum(
       groups: its groups of the trained parameters.
       budget: the rounding budget of the whole batch.
       is_padding: bool [N], rows to ignore, or None.
+
+    Returns:
+      * the sum for each trained parameter, in float32 or wider;
+      * [N], norms before clipping; zero for padding and for rows that are dropped;
+      * bool [N], rows that are not padding and whose gradient is not finite;
+      * (losses, aux), each with a leading axis of rows.
     """
     num_rows, size = positions.shape[0], engine.chunk
     num_chunks = -(-num_rows // size)
@@ -288,7 +278,7 @@ def clipped_sum(
     if num_chunks == 1:
         gradients, extra = engine.gradients(batch, positions)
         sums, scales = sum_of_rows(gradients, leaves, rule, groups, budget, is_padding)
-        return ClippedSum(sums, scales.norms, scales.is_dropped, extra)
+        return sums, scales.norms, scales.is_dropped, extra
 
     def add_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         rows, positions, padding = chunk
@@ -299,8 +289,8 @@ def clipped_sum(
     def skip_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         del chunk  # holds only padding
         norms = jnp.zeros(size, norm_dtype(leaves))
-        is_dropped = jnp.zeros(size, bool)
-        return totals, (norms, is_dropped, engine.no_outputs(size))
+        outputs = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), engine.outputs)
+        return totals, (norms, jnp.zeros(size, bool), outputs)
 
     def add_unless_padding(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         _, _, padding = chunk
@@ -324,8 +314,7 @@ def clipped_sum(
         return x.reshape(-1, *x.shape[2:])[:num_rows]
 
     norms, is_dropped, extra = jax.tree.map(joined, outputs)
-    sums = rounded_sums(packs, totals, leaves, groups)
-    return ClippedSum(sums, norms, is_dropped, extra)
+    return rounded_sums(packs, totals, leaves, groups), norms, is_dropped, extra
 
 
 def _split(rows: Array, num_chunks: int, size: int) -> Array:

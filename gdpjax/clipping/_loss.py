@@ -11,6 +11,7 @@ batch axis, its keys are made from the given ones and its position, and all othe
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ from gdpjax.clipping._loss_checks import (
     split_aux,
 )
 from gdpjax.clipping._row_independence import CONVOLUTION, read_program
-from gdpjax.clipping._tracing import Frame, frame_of
+from gdpjax.clipping._tracing import CUSTOM, Frame, frame_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,9 +118,15 @@ class LossSpec:
         arguments = []
         for number, value in enumerate(args):
             if number not in other_roles:
-                arguments.append(WholeArgument(number, None, value, number in self.shared_argnums))
+                is_named = number in self.shared_argnums
+                as_batched = f"say batch_argnums={(*self.batch_argnums, number)}"
+                name = f"argument {number}"
+                arguments.append(WholeArgument(name, value, is_named, as_batched, f"shared_argnums={number}"))
+        as_batched = "pass it by position and name that in batch_argnums"
         for keyword, value in kwargs.items():
-            arguments.append(WholeArgument(None, keyword, value, keyword in self.shared_argnames))
+            is_named = keyword in self.shared_argnames
+            name, as_shared = f"keyword argument {keyword}", f"shared_argnames={keyword!r}"
+            arguments.append(WholeArgument(name, value, is_named, as_batched, as_shared))
         return arguments
 
 
@@ -152,8 +159,7 @@ class Call(NamedTuple):
     @property
     def trained_leaves(self) -> list[Array]:
         """The leaves of the parameters that are differentiated."""
-        leaves = jax.tree.leaves(self.params)
-        return [leaf for leaf, mark in zip(leaves, self.is_trained, strict=True) if mark]
+        return list(itertools.compress(jax.tree.leaves(self.params), self.is_trained))
 
     @property
     def data_length(self) -> int:
@@ -188,7 +194,7 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     batch_size = check_batch_size(args, spec.batch_argnums)
     refuse_varying_arguments(args)
     if batch_size > 1:
-        refuse_unnamed_arguments(spec.whole_arguments(args, kwargs), batch_size, spec.batch_argnums)
+        refuse_unnamed_arguments(spec.whole_arguments(args, kwargs), batch_size)
     return Call(spec, args, kwargs, is_trained, batch_size, check_padding(is_padding, batch_size), batch_size)
 
 
@@ -321,8 +327,8 @@ def _check_program(
         )
     refuse_closed_over_rows(program.constants, shared, call.data_length, row_leaves)
 
-    # The equations of a derivative rule are only in the gradient program.
-    if not program.has_derivative_rules:
+    # The equations of a derivative rule that was written by hand are only in the gradient program.
+    if program.primitives.isdisjoint(CUSTOM):
         return program.primitives
     where = "a derivative rule that loss_fn uses"
     gradient = read_program(trace_gradient(), depends_on_rows, where, is_sequential)

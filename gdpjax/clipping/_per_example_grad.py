@@ -10,6 +10,7 @@ rounding bound: rows are clipped to slightly less than C, so that the sum as it 
 row.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -140,8 +141,7 @@ def clip_rows(
     is_trained = tuple(mark and is_floating(shape) and num_elements(shape) > 0 for mark, shape in pairs)
     if not any(is_trained):
         raise ValueError("the per-example gradients have no trainable floating-point leaf")
-    rows = _selected(jax.tree.leaves(grads), is_trained)
-    trained_shapes = _selected(shapes, is_trained)
+    trained_shapes = list(itertools.compress(shapes, is_trained))
 
     if num_rows == 0:
         sums = [jnp.zeros(shape.shape, wide_dtype(shape)) for shape in trained_shapes]
@@ -149,14 +149,9 @@ def clip_rows(
 
     budget = rounding_budget(trained_shapes, max_batch_size or num_rows)
     groups = trained_groups(rule, one_gradient, is_trained)
-    gradients = [formed_rows(leaf) for leaf in rows]
+    gradients = [formed_rows(leaf) for leaf in itertools.compress(jax.tree.leaves(grads), is_trained)]
     sums, scales = sum_of_rows(gradients, trained_shapes, rule, groups, budget, is_padding=None)
     return ClippedRows(merge_leaves(one_gradient, is_trained, sums), scales.norms, num_rows)
-
-
-def _selected(leaves: list, marks: tuple[bool, ...]) -> list:
-    """Return the leaves that are marked."""
-    return [leaf for leaf, mark in zip(leaves, marks, strict=True) if mark]
 
 
 def _check_rows(grads: PyTree, params: PyTree | None) -> int:

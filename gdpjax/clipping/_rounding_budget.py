@@ -241,20 +241,14 @@ def charge_of_sum(
 
     # The clip lowered its threshold for so many rows; without a record and a limit, for the rows that were told.
     rows_of_slack = clip.max_batch_size or known_rows or charged_rows
+    # A sum that was made in another trace can have been spread over any number of devices.
     charges = []
-    for num_devices in _possible_devices(recorded):
+    for num_devices in range(1, jax.device_count() + 1) if recorded is None else [recorded.num_devices]:
         budget = _budget_or_none(clip, clipped_sum, rows_of_slack, num_devices)
         if budget is not None:
             charges.append(accumulation_charge(budget, charged_rows, num_microbatches))
     row = max(charge.row for charge in charges)
     return AccumulationCharge(row, max(charge.rounding for charge in charges))
-
-
-def _possible_devices(recorded: RecordedSum | None) -> range:
-    """Return the numbers of devices that the rows of a sum can have been spread over."""
-    if recorded is None:
-        return range(1, jax.device_count() + 1)
-    return range(recorded.num_devices, recorded.num_devices + 1)
 
 
 def _budget_or_none(clip: Any, clipped_sum: PyTree, num_rows: int, num_devices: int) -> RoundingBudget | None:

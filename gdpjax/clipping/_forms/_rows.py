@@ -47,10 +47,7 @@ class RunningSum(NamedTuple):
 
     def plus_pair(self, part: tuple[Array, Array]) -> "RunningSum":
         """Add an unevaluated sum."""
-        if self.low is None:
-            rounded_part = part[0] + part[1]
-            return RunningSum(self.high + rounded_part, None)
-
+        assert self.low is not None
         # Renormalising keeps ``low`` a rounding error of ``high``, so that its own rounding never builds up.
         high, low = compensated_add((self.high, self.low), part)
         return RunningSum(*two_sum(high, low))

@@ -17,6 +17,7 @@ A `Plan` also says from shapes, before anything is computed, what step 2 gives (
 depend the size of a chunk, and which small gradients are put together.
 """
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -69,29 +70,17 @@ class Plan(NamedTuple):
 
         return jax.eval_shape(gradients)
 
-    def activation_bytes(self) -> int:
-        """Return the bytes of all values computed for one example. Backpropagation keeps at most about that much."""
-        return _activation_bytes(self.frame)
-
-    def working_bytes(self) -> int:
-        """Return the bytes that the sites need to make their factors, for one example."""
-        return sum(site.working_bytes for site in self.flow.sites.values())
+    def num_bytes(self) -> int:
+        """Return the bytes of one example: of all values computed, about what is kept at most, and to make factors."""
+        return _activation_bytes(self.frame) + sum(site.working_bytes for site in self.flow.sites.values())
 
     def reason(self, leaf: int) -> str:
         """Return the primitives at which the gradient of a parameter is read off, or why it is formed, as text."""
         if leaf in self.flow.formed:
             return self.flow.formed[leaf]
-        sites = [self.flow.sites[use.place] for use in self.flow.tapped[leaf]]
-        return ", ".join(_counted([site.kind for site in sites])) or "not used"
-
-
-def _counted(names: list[str]) -> list[str]:
-    """Return every name once, as "3 x name" where it occurs three times."""
-    parts = []
-    for name in dict.fromkeys(names):
-        count = names.count(name)
-        parts.append(f"{count} x {name}" if count > 1 else name)
-    return parts
+        counts = collections.Counter(self.flow.sites[use.place].kind for use in self.flow.tapped[leaf])
+        kinds = [f"{count} x {kind}" if count > 1 else kind for kind, count in counts.items()]
+        return ", ".join(kinds) or "not used"
 
 
 def _activation_bytes(frame: Frame) -> int:
@@ -120,7 +109,7 @@ def row_gradients(
       map_rows: maps a function of one example over the rows, as `jax.vmap` does.
     """
     one_example = functools.partial(_one_example, plan, params)
-    factors, outputs = map_rows(one_example, in_axes=(0,))(list(data))
+    factors, outputs = map_rows(one_example)(list(data))
     gradients = []
     for factor, param in zip(factors, params, strict=True):
         factor = jax.tree.map(functools.partial(_in_sum_dtype, param), factor)

@@ -142,27 +142,11 @@ def forward(layout: Layout, x: Array, kernel: Array) -> Array:
             preferred_element_type=layout.dtype,
         )
     else:
-        result = _in_fast_layout(
-            x,
-            kernel,
-            layout,
-            strides=layout.strides,
-            padding=layout.padding,
-            input_dilation=layout.input_dilation,
-            dtype=layout.dtype,
-        )
+        result = _in_fast_layout(layout, x, kernel)
     return jnp.transpose(result, inverse(layout.to_output))
 
 
-def _in_fast_layout(
-    x: Array,
-    kernel: Array,
-    layout: Layout,
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    input_dilation: Sequence[int],
-    dtype: Any,
-) -> Array:
+def _in_fast_layout(layout: Layout, x: Array, kernel: Array) -> Array:
     """Convolve x [n, *space, channels] with a kernel [*window, channels of a group, outputs]."""
     last = x.ndim - 1
     space = tuple(range(1, last))
@@ -171,14 +155,14 @@ def _in_fast_layout(
     return lax.conv_general_dilated(
         x,
         kernel,
-        strides,
-        padding,
-        lhs_dilation=input_dilation,
+        layout.strides,
+        layout.padding,
+        lhs_dilation=layout.input_dilation,
         rhs_dilation=layout.kernel_dilation,
         dimension_numbers=numbers,
         feature_group_count=layout.groups,
         precision=layout.precision,
-        preferred_element_type=dtype,
+        preferred_element_type=layout.dtype,
     )
 
 
@@ -210,15 +194,9 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
         outputs = _dilated(cotangent.shape[1 + axis], layout.strides[axis])
         before = reach - low - 1
         padding.append((before, inputs + reach - 1 - outputs - before))
-    gradient = _in_fast_layout(
-        cotangent,
-        reversed_kernel,
-        layout,
-        strides=layout.input_dilation,
-        padding=padding,
-        input_dilation=layout.strides,
-        dtype=dtype,
-    )
+    exchanged_strides = {"strides": layout.input_dilation, "input_dilation": layout.strides}
+    backward = layout._replace(padding=tuple(padding), dtype=dtype, **exchanged_strides)
+    gradient = _in_fast_layout(backward, cotangent, reversed_kernel)
     return jnp.transpose(gradient, inverse(layout.to_input)).astype(x.dtype)
 
 

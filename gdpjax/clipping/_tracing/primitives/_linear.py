@@ -95,7 +95,8 @@ class Convolution(AbstractPrimitive):
     def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
         if not self.is_rewritten(eqn):
             return super().data_gradient(eqn, operand, values, s)
-        return _fast_convolution.input_gradient(_fast_convolution.layout_of(eqn), *values, s)
+        x, kernel = values
+        return _fast_convolution.input_gradient(_fast_convolution.layout_of(eqn), x, kernel, s)
 
 
 def _window(eqn: Any) -> tuple[int, ...]:
