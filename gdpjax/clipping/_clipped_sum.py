@@ -182,9 +182,10 @@ def norm_dtype(leaves: list[Any]) -> Any:
 def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
     """Return the bound of a group, or NaN where it is no clip norm."""
     bound = jnp.asarray(bound, dtype)
-    # A bound that is split over many leaves may lie below the range of a whole one.
-    split = float(np.sqrt(len(groups.bounds)))
-    return jnp.where(CLIP_NORM.contains(bound * split), bound, jnp.nan)
+    # A bound that is split over many leaves, and lowered for rounding, may lie below the range of a whole one.
+    split = float(np.sqrt(len(groups.bounds))) * (1 + 1e-5)
+    is_valid = CLIP_NORM.contains(bound) | CLIP_NORM.contains(bound * split)
+    return jnp.where(is_valid, bound, jnp.nan)
 
 
 def add_clipped(

@@ -23,6 +23,7 @@ from gdpjax._core.figures import text_table
 from gdpjax._core.trees import leaf_name, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_grad import ClippedGrad, clipped_grad
+from gdpjax.clipping._forms import Outer
 from gdpjax.clipping._loss import Call, flatten_call, prepare
 from gdpjax.clipping._planner import engine_of
 from gdpjax.clipping._rounding_budget import rounding_budget
@@ -113,8 +114,9 @@ def explain(
             continue
         number, form = next(forms)
         reason = plan.reason(number)
-        if number in tapped and tapped[number].num_products > 1:
-            reason = f"{reason}, a sum of {tapped[number].num_products} outer products"
+        factor = tapped.get(number)
+        if isinstance(factor, Outer) and factor.num_products > 1:
+            reason = f"{reason}, a sum of {factor.num_products} outer products"
         num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
         formed_bytes = math.prod(shape) * wide_dtype(param).itemsize
         leaves.append(LeafPlan(name, shape, form.method, reason, num_bytes, formed_bytes))

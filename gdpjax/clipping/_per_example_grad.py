@@ -21,7 +21,7 @@ from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clip_rule import AbstractClipRule
 from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows
-from gdpjax.clipping._forms import formed_rows
+from gdpjax.clipping._forms import formed_rows, per_row
 from gdpjax.clipping._loss import LossSpec, batch_rows, prepare
 from gdpjax.clipping._planner import engine_of
 from gdpjax.clipping._rounding_budget import rounding_budget
@@ -90,8 +90,7 @@ def zero_padding_rows(rows: Array, is_padding: Array | None) -> Array:
     """Replace the rows [B, ...] that are padding by zeros."""
     if is_padding is None:
         return rows
-    mask = is_padding.reshape(is_padding.shape + (1,) * (rows.ndim - 1))
-    return jnp.where(mask, jnp.zeros((), rows.dtype), rows)
+    return jnp.where(per_row(is_padding, rows), jnp.zeros((), rows.dtype), rows)
 
 
 class ClippedRows(NamedTuple):

@@ -67,11 +67,6 @@ class AbstractFactor(abc.ABC):
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether the arrays are those of a gradient of a weight of this shape."""
 
-    @property
-    def num_products(self) -> int:
-        """The number of outer products that are added up."""
-        return 1
-
     # What is kept until it is clipped.
 
     @abc.abstractmethod

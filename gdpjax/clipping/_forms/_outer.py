@@ -51,6 +51,7 @@ class Outer(AbstractFactor):
 
     @property
     def num_products(self) -> int:
+        """The number of outer products that are added up."""
         return self.left.shape[0]
 
     @property

@@ -106,11 +106,6 @@ class Link(NamedTuple):
     enters_scan: bool = False
 
     @classmethod
-    def through(cls, eqn: Any, operand: int) -> "Link":
-        """Return the step through a linear equation."""
-        return cls(lambda factor: family_of(eqn).pull_back(factor, eqn, operand))
-
-    @classmethod
     def into_slices(cls, scanned: Any) -> "Link":
         """Return the step of a value that is scanned over: each iteration has the gradient of a slice."""
         _, *shape = scanned.aval.shape
@@ -346,7 +341,8 @@ class _Walk:
         if not others.is_data and all(family_of(eqn).is_linear(eqn, operand) for operand in operands):
             images = []
             for operand in operands:
-                images += inputs[operand].through(Link.through(eqn, operand)).images
+                link = Link(lambda factor, operand=operand: family_of(eqn).pull_back(factor, eqn, operand))
+                images += inputs[operand].through(link).images
             return [_Value(tuple(images), is_trained=_combined(inputs).is_trained)]
         return self.give_up(name, inputs, len(eqn.outvars))
 
