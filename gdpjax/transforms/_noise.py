@@ -26,7 +26,7 @@ from jaxtyping import Int, PRNGKeyArray, UInt32
 from gdpjax._core.arguments import check_instance, check_tree, keyword_checked
 from gdpjax._core.checks import NONNEGATIVE, NONNEGATIVE_FLOAT32, POSITIVE_FLOAT32, checked_scalar, is_traced
 from gdpjax._core.keys import fold_in, refuse_key_of_a_loop
-from gdpjax._core.noise import apart, standard_normals
+from gdpjax._core.noise import SCALE_MARGIN, apart, standard_normals
 from gdpjax._core.provenance import Provenance, RecordedSum, current_trace
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import (
@@ -55,7 +55,6 @@ from gdpjax.transforms._release import (
     release_of,
 )
 
-_STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
 _ROWS = 512
 _ROWS_OF_A_SCHEDULE = 4096
@@ -90,13 +89,13 @@ class PrivatizeState(NamedTuple):
 
 
 def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
-    """Return noise_multiplier * sensitivity with the margin of this module, times ``valid`` of `NoiseKey.of`.
+    """Return noise_multiplier * sensitivity with `SCALE_MARGIN`, times ``valid`` of `NoiseKey.of`.
 
     A concrete noise multiplier of 0 asks for a step without privacy; one that vanishes on the way does not.
     """
     if asks_for_no_noise(noise_multiplier):
         return 0.0 * valid
-    stddev = jnp.asarray(noise_multiplier, float) * sensitivity * _STDDEV_MARGIN * valid
+    stddev = jnp.asarray(noise_multiplier, float) * sensitivity * SCALE_MARGIN * valid
 
     # A product that vanishes or overflows would release the sum without noise, or nothing: let it show.
     is_usable = (stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf)
