@@ -182,29 +182,30 @@ class CoefficientStrategy(AbstractNoiseStrategy):
     def _checked_steps(self, num_steps: int) -> int:
         return check_count("num_steps", num_steps)
 
-    def _on_host(self, compute: Callable[[Any], float], rounding: str) -> Any:
-        """Return a number that is computed from the strategy, rounded "up", "down" or to the "nearest"."""
+    def _on_host(self, compute: Callable[..., Any], rounding: str, *numbers: Any, shape: tuple[int, ...] = ()) -> Any:
+        """Return compute(strategy, *numbers), of this shape, rounded "up", "down" or to the "nearest"."""
         if not is_traced(self):
             # Rebuild the strategy so that its checks run: they were skipped if it was made by vmap or tree functions.
-            return compute(dataclasses.replace(self))  # pyright: ignore[reportArgumentType]
+            return compute(dataclasses.replace(self), *numbers)  # pyright: ignore[reportArgumentType]
         leaves, structure = jax.tree.flatten(self)
 
         # What is known stays as it is: sent through the program it would be rounded to float32, and its noise is not.
         traced = [i for i, leaf in enumerate(leaves) if is_traced(leaf)]
 
-        def on_host(*arrays: Any) -> np.ndarray:
+        def on_host(numbers: tuple[Any, ...], *arrays: Any) -> np.ndarray:
             mixed = dict(enumerate(leaves)) | dict(zip(traced, arrays, strict=True))
             wide = [np.asarray(leaf, np.float64) for leaf in mixed.values()]
             unchecked = jax.tree.unflatten(structure, wide)
             try:
                 with np.errstate(all="ignore"):
-                    value = compute(dataclasses.replace(unchecked))
+                    value = compute(dataclasses.replace(unchecked), *numbers)
             except ValueError:
-                value = math.nan
+                value = np.full(shape, math.nan)
             return narrow_on_host(np.asarray(value), rounding)
 
-        result_type = jax.ShapeDtypeStruct((), jnp.float32)
-        return jax.pure_callback(on_host, result_type, *[leaves[i] for i in traced], vmap_method="sequential")
+        result_type = jax.ShapeDtypeStruct(shape, jnp.float32)
+        arrays = [leaves[i] for i in traced]
+        return jax.pure_callback(on_host, result_type, numbers, *arrays, vmap_method="sequential")
 
 
 class ToeplitzStrategy(CoefficientStrategy):

@@ -36,8 +36,9 @@ class LedgerState(NamedTuple):
       overflow: bool[], whether rows had to be merged conservatively.
       extra_delta: float[], the probability so far that a padded batch did not fit.
       digest: int32[], of ``recorded``, which a state that is saved as arrays does not hold.
-      recorded: what else the event of these steps says, known before compiling: the JSON text of one such step, as the
-        one name of an empty dictionary, so that it belongs to the structure of the state and is no leaf.
+      recorded: what else the event of these steps says, known before compiling: the JSON text of one such step, and on
+        a second line what else tells the noise apart, as the one name of an empty dictionary, so that it belongs to the
+        structure of the state and is no leaf.
     """
 
     noise_multiplier: Float[Array, " capacity"]
@@ -53,11 +54,12 @@ class LedgerState(NamedTuple):
 _MOST_ROWS = 2**20
 
 
-def init_ledger(capacity: int, event: StepEvent) -> LedgerState:
-    """Return an empty ledger of ``capacity`` rows, for steps like those of ``event``."""
+def init_ledger(capacity: int, event: StepEvent, noise: str = "") -> LedgerState:
+    """Return an empty ledger of ``capacity`` rows, for steps like those of ``event``; ``noise`` is a line of text."""
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     check_instance("event", event, StepEvent, "such as the event of a sampling scheme, batches.event(1.0)")
-    text = Ledger([event.of_steps(1.0, 1.0, 1)]).to_json()
+    step = Ledger([event.of_steps(1.0, 1.0, 1)]).to_json()
+    text = f"{step}\n{noise}" if noise else step
     real = jnp.result_type(float)
     return LedgerState(
         noise_multiplier=jnp.zeros(capacity, real),
@@ -182,7 +184,7 @@ def ledger_from_state(state: LedgerState) -> Ledger:
             "for example jax.tree.map(lambda x: x[i], opt_state)"
         )
     (text,) = state.recorded
-    step: StepEvent = Ledger.from_json(text)[0]
+    step: StepEvent = Ledger.from_json(text.partition("\n")[0])[0]
     if int(state.digest) != _digest_of(text):
         raise ValueError(
             f"the state was recorded for other steps than {step}: restore it with the batches, the noise and the "

@@ -454,7 +454,7 @@ def private_transform(
 
     def init(params: PyTree) -> PrivatizeState:
         check_params(params)
-        ledger = init_ledger(num_ledger_rows(noise_multiplier), release.step)
+        ledger = init_ledger(num_ledger_rows(noise_multiplier), release.step, release.strategy_digest)
         past_noise = None
         if strategy is not None:
             trainable = broadcast_trainable(getattr(clip, "trainable", None), params)

@@ -13,6 +13,7 @@ The derivation is in docs/theory/matrix_mechanism.md.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -69,6 +70,17 @@ class Release(NamedTuple):
         """Return the neighbouring relation that the steps are private under."""
         assert self.step.neighboring_relation is not None
         return self.step.neighboring_relation
+
+    @property
+    def strategy_digest(self) -> str:
+        """Return a text that tells strategies apart: a run that went on with another one would take back other noise.
+
+        It is empty without a strategy, and one text for all that are traced.
+        """
+        if self.strategy is None or is_traced(self.strategy):
+            return "" if self.strategy is None else "traced"
+        numbers = [np.asarray(leaf, np.float64).tobytes() for leaf in jax.tree.leaves(self.strategy)]
+        return hashlib.sha256(b"".join([type(self.strategy).__name__.encode(), *numbers])).hexdigest()
 
 
 def release_of(
