@@ -60,12 +60,14 @@ def _event_from_dict(description: dict[str, Any], version: int) -> AnyEvent:
     kind = fields.pop("type", "subsampled_gaussian")
     later = set()
     if version == 1:
-        # Batches without replacement were a field of the first event, and two fields came later.
-        kinds = {"poisson": kind, "uniform": "uniform"}
-        drawn = check_choice("the sampling of an event", fields.pop("sampling", "poisson"), kinds)
-        kind = kinds[drawn]
-        if kind == "uniform":
-            fields.pop("announced", None)
+        # Batches without replacement were a field of the first event, from the time on that events have a type.
+        if kind == "subsampled_gaussian":
+            drawn = fields.pop("sampling", None if "type" in description else "poisson")
+            if check_choice("the sampling of an event", drawn, ("poisson", "uniform")) == "uniform":
+                kind = drawn
+                fields.pop("announced", None)
+
+        # Two fields came later.
         later = {"announced"} if kind == "correlated" else {"announced", "is_exact"}
     check_choice("the type of an event", kind, EVENT_TYPES)
 
