@@ -48,7 +48,7 @@ class Dense(CoefficientStrategy):
     Returns:
         A strategy for at most n steps. Its sensitivity is exact (to a relative 1e-9) for a single participation, for
         fixed epochs if C^T C has no negative entry, and if columns of C at participations of one example are
-        orthogonal; otherwise it is an upper bound.
+        orthogonal and of one norm; otherwise it is an upper bound.
 
     Raises:
         ValueError: a matrix that is not square, lower-triangular and finite with a positive diagonal.

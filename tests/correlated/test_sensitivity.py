@@ -157,7 +157,7 @@ def test_closed_forms_are_exact(strategy, participation):
         assert truth * ROUNDING <= bound <= truth * EXACT
 
 
-def test_a_row_bound_needs_every_pattern_that_has_the_row():
+def test_the_worst_pattern_need_not_begin_at_step_0():
     """The bound is right for a matrix whose worst pattern does not begin at step 0."""
     matrix = np.eye(6)
     matrix[5, 2] = 3.0
