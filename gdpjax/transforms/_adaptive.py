@@ -52,9 +52,8 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import fold_in
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import broadcast_trainable, leaf_keys, nodes_of
+from gdpjax._core.trees import broadcast_trainable, nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
 from gdpjax.clipping import Flat, clip_rows
 from gdpjax.ledger import Event, LedgerState, init_ledger, record_step
@@ -64,7 +63,9 @@ from gdpjax.transforms._noise import (
     check_leaves,
     check_origin,
     check_params,
+    draws_of,
     noise_stddev,
+    noised_leaves,
     noisy_mean,
     noisy_tree,
     num_ledger_rows,
@@ -281,8 +282,6 @@ class _AdaptiveTransform:
         values = (bounded.total, bounded.norms, state.l2_clip_norm, self._hyperparameters(), multiplier)
         run_key, is_own_key = self.noise_key.of(state, *values)
         valid = is_own_key * bounded.valid
-        step_key = fold_in(run_key, state.count)
-        keys = leaf_keys(step_key, {"sum": bounded.total, "count": count})
 
         # Release the sum and the count, each with its noise.
         sensitivity = state.l2_clip_norm * self.release.relation.sensitivity_factor
@@ -290,8 +289,9 @@ class _AdaptiveTransform:
             "sum": noise_stddev(multiplier, sensitivity, valid),
             "count": noise_stddev(self.count_stddev, 1.0, valid),
         }
-        is_noised = {"sum": bounded.is_trained, "count": True}
-        noisy = noisy_tree({"sum": bounded.total, "count": count}, keys, stddevs, is_noised)
+        both = {"sum": bounded.total, "count": count}
+        leaves = noised_leaves(both, {"sum": bounded.is_trained, "count": True})
+        noisy = noisy_tree(both, draws_of(run_key, leaves)(state.count), stddevs)
         mean = noisy_mean(noisy["sum"], self.release.batches.expected_batch_size, bounded.is_trained)
         noisy_count = noisy["count"]
 
