@@ -1,4 +1,4 @@
-"""The base of all mechanisms, checks of their arguments, and exact coin flips.
+"""The base of all mechanisms, and checks of their arguments.
 
 A mechanism is a frozen pytree of its privacy parameters: it has a curve (`tradeoff`), from which `delta` and `epsilon`
 follow; it draws (`sample`) under jit and vmap, from an explicit key that is used once.
@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.checks import NONNEGATIVE, checked_scalar, is_traced
-from gdpjax._core.keys import as_key, bits, refuse_key_of_a_loop, unshared
+from gdpjax._core.keys import as_key, refuse_key_of_a_loop, unshared
 from gdpjax._core.noise import SCALE_MARGIN
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar
 from gdpjax.ledger import AnyEvent
@@ -126,15 +126,3 @@ def scale_in(dtype: Any, scale: Any, sensitivity: Any) -> Array:
 def not_above(parameter: Any) -> Any:
     """Return a parameter, or the float32 below a traced one: the number that was passed may have been rounded up."""
     return jnp.nextafter(floating(parameter), 0.0) if is_traced(parameter) else parameter
-
-
-def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:
-    """Draw booleans that are true with probability floor(2^32 p) / 2^32, exactly (for uniform bits)."""
-    # Floating-point numbers hold p 2^32 as exactly as p; p = 1 does not fit 32 bits.
-    xp = jnp if is_traced(probability) else np
-    wide = floating(probability) if is_traced(probability) else np.asarray(probability, np.float64)
-    # A probability that is NaN, since it is out of range, is taken for 0.
-    threshold = xp.floor(xp.clip(xp.nan_to_num(wide), 0.0, 1.0) * 2.0**32)
-    is_certain = threshold >= 2.0**32
-    threshold = xp.where(is_certain, 0.0, threshold).astype(np.uint32)
-    return is_certain | (bits(key, shape) < threshold)

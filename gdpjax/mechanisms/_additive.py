@@ -13,13 +13,13 @@ from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_choice, check_instance
 from gdpjax._core.checks import POSITIVE, UNIT, check, checked_scalar, is_traced
-from gdpjax._core.keys import bits, split
+from gdpjax._core.keys import bits, coins, split
 from gdpjax._core.noise import standard_normals
 from gdpjax._core.precision import float64_function
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar, pytree_dataclass
 from gdpjax.ledger import Event, GaussianEvent, LaplaceEvent
-from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, not_above, own_key, scale_in
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating, not_above, own_key, scale_in
 from gdpjax.tradeoff import Curve, Gaussian, Laplace, subsample
 
 
@@ -261,7 +261,7 @@ class PoissonSubsampled(Additive):
         if is_traced(sampling_prob):
             sensitivity = jnp.where(sampling_prob >= 0, check_sensitivity(sensitivity), jnp.nan)
 
-        is_sampled = coin(sampling_key, not_above(sampling_prob), (num_examples,))
+        is_sampled = coins(sampling_key, (num_examples,), not_above(sampling_prob))
 
         def sum_sampled(leaf: Any) -> Array:
             array = floating(leaf)

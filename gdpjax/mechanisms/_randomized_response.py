@@ -21,11 +21,11 @@ from jaxtyping import Float, Int, PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import check_array, check_count, check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_traced
-from gdpjax._core.keys import bits, split
+from gdpjax._core.keys import bits, coins, split
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, pytree_dataclass
 from gdpjax.ledger import RandomizedResponseEvent
-from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin, not_above, own_key
+from gdpjax.mechanisms._abstract import ADDED, Mechanism, not_above, own_key
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 
 
@@ -141,7 +141,7 @@ class RandomizedResponse(Mechanism):
         key, is_own = own_key(key, answers, self.privacy_loss)
         keep_key, category_key = split(key)
         keep_prob = _keep_probability(not_above(self.privacy_loss), self.num_categories)
-        is_kept = coin(keep_key, keep_prob, answers.shape) & (is_own > 0)
+        is_kept = coins(keep_key, answers.shape, keep_prob) & (is_own > 0)
         own = jnp.mod(answers.astype(jnp.int32), self.num_categories)
         return jnp.where(is_kept, own, _uniform_categories(category_key, answers.shape, self.num_categories))
 

@@ -360,7 +360,7 @@ def test_a_probability_that_is_an_argument_of_compiled_code_is_no_larger(monkeyp
         mechanism, prob = RandomizedResponse(loss, 2**20), -np.expm1(-loss) / (1 + (2**20 - 1) * np.exp(-loss))
         value, sensitivity = jnp.array([2**20 - 1]), ()
     word = int(prob * 2**32)
-    monkeypatch.setattr("gdpjax.mechanisms._abstract.bits", lambda _, shape: jnp.full(shape, word, "uint32"))
+    monkeypatch.setattr("gdpjax._core.keys.bits", lambda _, shape: jnp.full(shape, word, "uint32"))
     sample = jax.jit(lambda mechanism: mechanism.sample(jax.random.key(0), value, *sensitivity))
     assert abs(sample(mechanism)[0] - value.max()) > 0.5
 
