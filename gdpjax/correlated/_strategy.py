@@ -22,7 +22,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from jaxtyping import Float
 from gdpjax._core.arguments import check_array, check_choice, check_count
 from gdpjax._core.checks import REAL, check, is_traced
 from gdpjax._core.precision import narrow_on_host
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, PyTree, Scalar, Whole
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
@@ -141,6 +142,34 @@ class CoefficientStrategy(AbstractNoiseStrategy):
     Traced coefficients are sent to the host when the program runs. A result is then a float32, rounded to the side that
     keeps its standing, and NaN where known coefficients would raise ValueError.
     """
+
+    _classes: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "next" in vars(cls):
+            cls._classes[cls.__name__] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the class and the fields as JSON values.
+
+        >>> from gdpjax.correlated import BandedToeplitz
+        >>> BandedToeplitz([1.0, 0.5]).to_dict()
+        {'type': 'BandedToeplitz', 'coefficients': [1.0, 0.5]}
+        """
+        document: dict[str, Any] = {"type": type(self).__name__}
+        for name, value in vars(self).items():
+            document[name] = np.asarray(value, np.float64).tolist() if hasattr(value, "dtype") else value
+        return document
+
+    @staticmethod
+    def from_dict(saved: Any) -> "CoefficientStrategy":
+        """Return the strategy that `to_dict` made ``saved`` of; ValueError for anything else."""
+        fields = dict(saved) if isinstance(saved, dict) else {}
+        name, classes = fields.pop("type", None), CoefficientStrategy._classes
+        if not isinstance(name, str) or name not in classes:
+            raise ValueError(f"expected a dictionary whose type is one of {', '.join(classes)}, got {shown(saved)}")
+        return classes[name](**fields)
 
     @abc.abstractmethod
     def _bound(self, num_steps: int, participation: AbstractParticipation) -> float:
