@@ -99,16 +99,13 @@ def _refuse_unusual(event: AnyEvent, form: str) -> None:
         )
 
 
-def _plain(event: AnyEvent) -> AnyEvent:
-    """Return the release that other libraries know in place of one with correlated noise; others as they are."""
-    if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
-        return event.from_above
-    return event
-
-
 def _described(event: AnyEvent, form: str) -> dict[str, Any]:
-    """Return the description of an event for another library; ValueError where that cannot express it."""
-    event = _plain(event)
+    """Return the description of an event for another library; ValueError where that cannot express it.
+
+    A release with correlated noise is described as the one that other libraries know in place of it.
+    """
+    if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
+        event = event.from_above
     _refuse_unusual(event, form)
     return _event_to_dict(event)
 
@@ -257,12 +254,10 @@ class Ledger(Sequence[AnyEvent]):
         """Return (noise_multiplier, sampling_prob, num_steps) of every event."""
         rows = []
         for event in self._events:
-            event = _plain(event)
-            if not isinstance(event, Event | GaussianEvent):
+            described = _described(event, form)
+            if described["type"] not in ("subsampled_gaussian", "gaussian"):
                 raise ValueError(f"{form} can express Gaussian events, got {type(event).__name__}")
-            _refuse_unusual(event, form)
-            prob = event.sampling_prob if isinstance(event, Event) else 1.0
-            rows.append((event.noise_multiplier, prob, event.num_steps))
+            rows.append((described["noise_multiplier"], described.get("sampling_prob", 1.0), described["num_steps"]))
         return rows
 
     def __len__(self) -> int:
