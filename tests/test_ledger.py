@@ -134,12 +134,6 @@ def test_a_field_that_was_lost_from_json_is_refused(event):
             Ledger.from_json(json.dumps(written | {"events": [fields | {name: None}]}))
 
 
-def test_ledgers_of_an_older_version_are_read():
-    text = """{"gdpjax_ledger": 1, "events": [{"type": "subsampled_gaussian", "noise_multiplier": 1.0, "sampling_prob":
-        0.1, "num_steps": 10, "sampling": "poisson", "neighboring_relation": "add_or_remove_one", "overflow": 0.0}]}"""
-    assert Ledger.from_json(text) == Ledger([Event(1.0, 0.1, 10)])
-
-
 def test_ledgers_join():
     first, second = Ledger([Event(1.0, 0.1, 10)]), Ledger([Event(2.0, 0.1, 5)])
     assert (first + second).events == (*first, *second)
