@@ -16,9 +16,10 @@ from typing import Any
 from gdpjax._core.checks import is_traced
 from gdpjax._core.documents import convert_document, parse_document
 from gdpjax._core.figures import rounded
+from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation, neighbours_differ
 from gdpjax.clipping import AbstractClipRule
-from gdpjax.correlated import STRATEGIES, SingleParticipation, from_document, to_document
+from gdpjax.correlated import AbstractNoiseStrategy, CoefficientStrategy, SingleParticipation
 from gdpjax.sampling import AbstractBatches
 from gdpjax.transforms import INDEPENDENT
 
@@ -61,7 +62,7 @@ def _correlation(plan: Any) -> str:
         factor = f"{float(plan.release.sensitivity):.6g}, the sensitivity"
 
     coefficients = ""
-    if type(strategy) in STRATEGIES:
+    if isinstance(strategy, CoefficientStrategy):
         coefficients = "; its coefficients are in the plan's JSON"
     return (
         " The noise is correlated over the steps: that of step t is row t of C^-1 applied to independent draws of that "
@@ -155,10 +156,18 @@ def plan_to_dict(plan: Any) -> dict[str, Any]:
     # The fields that are objects.
     fields["batches"] = plan.batches.to_dict()
     fields["clip"] = plan.clip.to_dict()
-    fields["noise"] = _INDEPENDENT if plan.release.strategy is None else to_document(plan.noise)
+    fields["noise"] = _noise_to_dict(plan.release.strategy)
     fields["neighboring_relation"] = plan.neighboring_relation.value
     following = {name: getattr(plan, name) for name in FOLLOWS}
     return fields | following
+
+
+def _noise_to_dict(strategy: AbstractNoiseStrategy | None) -> dict[str, Any]:
+    if strategy is None:
+        return _INDEPENDENT
+    if not isinstance(strategy, CoefficientStrategy):
+        raise ValueError(f"only strategies of gdpjax.correlated have a JSON form, got {shown(strategy)}")
+    return strategy.to_dict()
 
 
 def plan_from_json(cls: Any, text: str) -> Any:
@@ -181,7 +190,7 @@ def plan_from_json(cls: Any, text: str) -> Any:
         data["clip"] = AbstractClipRule.from_dict(rule)
         batches = convert_document(data["batches"], dict[str, Any], "field batches")
         data["batches"] = AbstractBatches.from_dict(batches)
-        data["noise"] = INDEPENDENT if data["noise"] == _INDEPENDENT else from_document(data["noise"])
+        data["noise"] = INDEPENDENT if data["noise"] == _INDEPENDENT else CoefficientStrategy.from_dict(data["noise"])
         data["neighboring_relation"] = NeighboringRelation(data["neighboring_relation"])
         plan = cls(**data)
     except (TypeError, ValueError, OverflowError) as error:
