@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from experiments.config import PRESETS
-from experiments.errors import UserError
 from experiments.train.tasks import numbers_of
-from gdpjax.sweeps import plan_of
+from gdpjax.sweeps import UserError, plan_of
 
 
 def make_plan(config, num_examples):

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import gdpjax
-from experiments.errors import UserError
 from gdpjax import accounting
 from gdpjax.sampling import PoissonNumbers
+from gdpjax.sweeps import UserError
 from gdpjax.sweeps import _plans as privacy
 
 RUN = (1.3, 1 / 128, 3)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import cli
-from experiments.errors import UserError
-from gdpjax.sweeps import Examples, _trials, list_trials, plan_trials
+from gdpjax.sweeps import Examples, UserError, _trials, list_trials, plan_trials
 from tests.sweeps.sweeps import SEVERAL, SMALL, spec_of
 
 HEAD = 'dataset = "digits"\n'
