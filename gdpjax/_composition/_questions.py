@@ -3,8 +3,9 @@
     epsilon = of_runs(EPSILON)                         # of runs with one phase, in broadcasting arrays
     bracket = epsilon(noise_multiplier, sampling_prob, num_steps, delta)
 
-    delta = of_phases(DELTA, Family(groups=True))      # of runs in phases, the last axis of the arrays
-    bracket = delta(noise_multipliers, sampling_probs, nums_steps, group_sizes, epsilon)
+    columns = (noise_multipliers, sampling_probs, nums_steps, group_sizes)
+    delta = of_phases(DELTA, Family(groups=True), columns)      # of one run in phases, the axis of the columns
+    bracket = delta(epsilon)
 
 The losses of the phases of a run add up, so K is a sum over phases. A phase without steps or with sampling_prob 0 does
 nothing and is left out. Each question has a function that takes the closed form where there is one and otherwise the
@@ -33,20 +34,6 @@ from gdpjax._core import checks
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.precision import batched
 from gdpjax._core.types import Array, Bounds
-
-# The arguments that describe a run, and their domains.
-_RUN = {
-    "noise_multiplier": checks.POSITIVE,
-    "sampling_prob": checks.UNIT,
-    "num_steps": checks.COUNT,
-}
-_PHASES = {**_RUN, "num_steps": checks.WHOLE}
-_GROUP = {"group_size": checks.COUNT}
-_FINITE = {
-    "count": checks.WHOLE,
-    "bound": checks.NONNEGATIVE,
-    "categories": checks.NONNEGATIVE,
-}
 
 _TINY = 2.3e-308  # what underflows to zero is positive
 SMALLEST_PROB = 1e-30
@@ -306,23 +293,15 @@ TRADEOFF = Question(_one_by_one(_tradeoff_at), "alpha", checks.UNIT, _tradeoff.c
 MU = Question(_one_by_one(_mu), "failure", checks.OPEN_UNIT, _nothing)
 
 
-def _answers(question: Question, family: Family, configurations: list[tuple[Any, ...]]) -> list[Bounds]:
-    """Return the answers about some runs, each described by all numbers but the last, asked at the last."""
-    # Runs that are asked about at several numbers are prepared once.
-    made: dict[tuple[bytes, ...], _PreparedRun] = {}
-    prepared = []
-    for *columns, _ in configurations:
-        key = tuple(column.tobytes() for column in columns)
-        if key not in made:
-            made[key] = prepare(family, tuple(columns))
-        prepared.append(made[key])
-    answers = [question.nothing(configuration[-1]) for configuration in configurations]
-    places = [place for place, run in enumerate(prepared) if not run.is_nothing]
-    at = np.array([configurations[place][-1] for place in places], np.float64)
-    found = question.ask([prepared[place].run for place in places], at, family.rtol)
+def _answers(question: Question, family: Family, runs: Sequence[_PreparedRun], at: Sequence[float]) -> list[Bounds]:
+    """Return the answers about some runs, each asked at a number of its own."""
+    answers = [question.nothing(one) for one in at]
+    places = [place for place, run in enumerate(runs) if not run.is_nothing]
+    asked = np.array([at[place] for place in places], np.float64)
+    found = question.ask([runs[place].run for place in places], asked, family.rtol)
     for place, answer in zip(places, found, strict=True):
         # Of a run with a larger sampling probability than was asked about, so nothing at all is the other end.
-        if prepared[place].raised:
+        if runs[place].raised:
             nothing = answers[place]
             answer = Bounds(min(answer.lower, nothing.lower), max(answer.upper, nothing.upper))
         answers[place] = answer
@@ -330,7 +309,7 @@ def _answers(question: Question, family: Family, configurations: list[tuple[Any,
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The questions, about arrays of runs.
+# The questions, about arrays of runs, and about a run in phases.
 
 
 @functools.cache
@@ -345,41 +324,39 @@ def of_runs(question: Question, family: Family = POISSON) -> Callable[..., Bound
         a function of noise_multiplier, sampling_prob, num_steps, group_size if the family has groups, and what the
         question is asked at.
     """
-    domains = dict(_RUN)
+    domains = dict(checks.RUN)
     if family.groups:
-        domains.update(_GROUP)
+        domains["group_size"] = checks.COUNT
     domains[question.argument] = question.domain
-    return batched(functools.partial(_answers, question, family), **domains)  # pyright: ignore
+
+    def core(configurations: list[tuple[float, ...]]) -> list[Bounds]:
+        # Runs that are asked about at several numbers are prepared once.
+        prepared = functools.cache(lambda *columns: prepare(family, columns))
+        runs = [prepared(*columns) for *columns, _ in configurations]
+        return _answers(question, family, runs, [at for *_, at in configurations])
+
+    return batched(core, **domains)  # pyright: ignore
 
 
-@functools.cache
-def of_phases(question: Question, family: Family = POISSON) -> Callable[..., Bounds]:
-    """Return a question for runs in phases, which are the last axis of every argument but the last.
+def of_phases(question: Question, family: Family, columns: tuple[Any, ...]) -> Callable[..., Bounds]:
+    """Return a question about one run in phases.
 
     Args:
         question: as in `of_runs`.
-        family: what kind of runs.
+        family: what kind of run.
+        columns: noise_multiplier, sampling_prob and num_steps [phases], group_size if the family has groups, and count,
+            bound and categories of the events of bounded loss, if it has such.
 
     Returns:
-        a function of what `of_runs` takes, with count, bound and categories of the events of bounded loss before the
-        last argument, if the family has such.
+        a function of what the question is asked at.
     """
-    domains, phase_groups = _arguments_of_phases(family)
-    domains[question.argument] = question.domain
-    return batched(functools.partial(_answers, question, family), phase_groups=phase_groups, **domains)  # pyright: ignore
+    run = prepare(family, columns)
 
+    def core(configurations: list[tuple[float, ...]]) -> list[Bounds]:
+        at = [one for (one,) in configurations]
+        return _answers(question, family, [run] * len(at), at)
 
-def _arguments_of_phases(family: Family) -> tuple[dict[str, checks.Domain], tuple[int, ...]]:
-    """Return the arguments that describe a run in phases, and how many of them share a last axis."""
-    domains = dict(_PHASES)
-    phase_groups = [len(_PHASES)]
-    if family.groups:
-        domains.update(_GROUP)
-        phase_groups.append(len(_GROUP))
-    if family.finite:
-        domains.update(_FINITE)
-        phase_groups.append(len(_FINITE))
-    return domains, tuple(phase_groups)
+    return batched(core, **{question.argument: question.domain})  # pyright: ignore
 
 
 def profile_of_phases(family: Family, columns: tuple[Any, ...], epsilon: np.ndarray, width: float) -> Bounds:
@@ -387,18 +364,13 @@ def profile_of_phases(family: Family, columns: tuple[Any, ...], epsilon: np.ndar
 
     Args:
         family: what kind of run.
-        columns: what `of_phases` takes, as numbers that are known.
+        columns: as in `of_phases`.
         epsilon: the vector of epsilon.
         width: the relative width that brackets aim at.
     """
-    domains, _ = _arguments_of_phases(family)
-    for (name, domain), column in zip(domains.items(), columns, strict=True):
-        checks.check(name, column, domain)
     checks.check("epsilon", epsilon, checks.NONNEGATIVE)
-
-    vectors = tuple(np.asarray(column, np.float64) for column in columns)
     with np.errstate(all="ignore"):
-        prepared = prepare(family, vectors)
+        prepared = prepare(family, columns)
         if prepared.is_nothing:
             return Bounds(np.zeros(epsilon.shape), np.zeros(epsilon.shape))
         lower, upper = _deltas(prepared.run, np.asarray(epsilon, np.float64), width)

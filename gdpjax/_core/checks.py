@@ -61,6 +61,8 @@ _MOST_COUNT = 2.0**53 - 1
 """From 2^53 on float64 does not tell a whole number from the next one."""
 COUNT = Domain("a whole number >= 1", lambda x: (x >= 1) & (x <= _MOST_COUNT) & (x == x // 1), _MOST_COUNT)
 WHOLE = Domain("a whole number >= 0", lambda x: (x >= 0) & (x <= _MOST_COUNT) & (x == x // 1), _MOST_COUNT)
+RUN: dict[str, Any] = {"noise_multiplier": POSITIVE, "sampling_prob": UNIT, "num_steps": COUNT}
+"""The numbers of a run of subsampled Gaussian steps."""
 CLIP_NORM = Domain("a number > 0, from 1e-30 to 1e30", lambda x: (x >= 1e-30) & (x <= 1e30))
 """Far from the ends of float32, so that neither a bound nor a noise in proportion to it vanishes or overflows."""
 RENYI_ORDER = Domain("a Renyi order > 1", lambda x: (x > 1) & (x < np.inf))
@@ -121,9 +123,11 @@ def _as_float64(name: str, value: Any, text: str) -> np.ndarray:
     array = np.asarray(value)
     # Python integers beyond 64 bits are objects.
     is_real = number_kind(array.dtype) in NUMBER_KINDS or all(type(item) is int for item in array.flat)
-    if not is_real:
-        raise ValueError(f"{name} must be {text}, got {shown(value)}")
-    return array.astype(np.float64)
+    if is_real:
+        # A whole number may be beyond all floats.
+        with contextlib.suppress(OverflowError):
+            return array.astype(np.float64)
+    raise ValueError(f"{name} must be {text}, got {shown(value)}")
 
 
 def check(name: str, value: Any, domain: Domain) -> None:

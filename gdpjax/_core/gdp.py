@@ -45,11 +45,11 @@ import scipy
 from gdpjax._core.normal import (
     LOG_SQRT_TWO_PI,
     exact_quotient,
-    exact_sum,
     is_single,
     log_and_density,
     mills_difference,
 )
+from gdpjax._core.trees import two_sum
 from gdpjax._core.types import Array
 
 
@@ -107,7 +107,7 @@ def _parts(xp: Any, epsilon: Array, mu: Array) -> _Parts:
 
     # x = epsilon / mu - mu / 2 as an unevaluated sum hi + lo, and y = x + mu.
     quotient, remainder = exact_quotient(xp, epsilon, mu)
-    hi, lo = exact_sum(quotient, -0.5 * mu)
+    hi, lo = two_sum(quotient, -0.5 * mu)
     lo = lo + remainder
     log_density, density = log_and_density(xp, hi, lo)
 

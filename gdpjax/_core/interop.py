@@ -2,51 +2,11 @@
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Row = tuple[float, float, int]
 """(noise_multiplier, sampling_prob, num_steps)"""
-
-
-def _approximate(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    # dp-accounting 0.6 has no such event.
-    return dp_event.EpsilonDeltaDpEvent(event["epsilon"], event["delta"])
-
-
-def _gaussian(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    return dp_event.GaussianDpEvent(event["noise_multiplier"])
-
-
-def _laplace(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    epsilon = event["epsilon"]
-    if not epsilon:
-        return dp_event.NoOpDpEvent()
-    laplace = dp_event.LaplaceDpEvent(1.0 / epsilon)
-    prob = event["sampling_prob"]
-    return laplace if prob == 1 else dp_event.PoissonSampledDpEvent(prob, laplace)
-
-
-def _randomized_response(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    # Theirs replaces the answer, with this probability, by one drawn from all the categories.
-    num_categories = event["num_categories"]
-    odds = math.exp(min(event["epsilon"], 700.0))
-    noise = num_categories / (odds + num_categories - 1)
-    return dp_event.RandomizedResponseDpEvent(noise, num_categories)
-
-
-def _subsampled_gaussian(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    gaussian = _gaussian(dp_event, event)
-    return dp_event.PoissonSampledDpEvent(event["sampling_prob"], gaussian)
-
-
-_DP_EVENTS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
-    "approximate_dp": _approximate,
-    "gaussian": _gaussian,
-    "laplace": _laplace,
-    "randomized_response": _randomized_response,
-    "subsampled_gaussian": _subsampled_gaussian,
-}
 
 
 def to_dp_event(events: Iterable[Mapping[str, Any]]) -> Any:
@@ -56,13 +16,36 @@ def to_dp_event(events: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def _repeated(dp_event: Any, event: Mapping[str, Any]) -> Any:
-    make = _DP_EVENTS[event["type"]]
-    one_step = make(dp_event, event)
+    one_step = _once(dp_event, event)
     num_steps = event["num_steps"]
     # Their PLD accountant (0.6) counts a self-composed randomized response once.
     if event["type"] == "randomized_response":
         return dp_event.ComposedDpEvent([one_step] * num_steps)
     return dp_event.SelfComposedDpEvent(one_step, num_steps)
+
+
+def _once(dp_event: Any, event: Mapping[str, Any]) -> Any:
+    """Return one release of an event."""
+    kind = event["type"]
+    if kind == "approximate_dp":
+        # dp-accounting 0.6 has no such event.
+        return dp_event.EpsilonDeltaDpEvent(event["epsilon"], event["delta"])
+    if kind == "randomized_response":
+        # Theirs replaces the answer, with this probability, by one drawn from all the categories.
+        num_categories = event["num_categories"]
+        odds = math.exp(min(event["epsilon"], 700.0))
+        noise = num_categories / (odds + num_categories - 1)
+        return dp_event.RandomizedResponseDpEvent(noise, num_categories)
+    if kind == "laplace":
+        if not event["epsilon"]:
+            return dp_event.NoOpDpEvent()
+        release = dp_event.LaplaceDpEvent(1.0 / event["epsilon"])
+    else:
+        assert kind in ("gaussian", "subsampled_gaussian"), kind
+        release = dp_event.GaussianDpEvent(event["noise_multiplier"])
+    prob = event.get("sampling_prob", 1.0)
+    is_sampled = kind == "subsampled_gaussian" or prob < 1
+    return dp_event.PoissonSampledDpEvent(prob, release) if is_sampled else release
 
 
 def rows_of_history(history: Iterable[Any] | Mapping[str, Any]) -> Sequence[Row]:

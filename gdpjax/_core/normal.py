@@ -98,14 +98,6 @@ def exact_quotient(xp: Any, numerator: Array, denominator: Array) -> tuple[Array
     return hi, remainder / denominator
 
 
-def exact_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return a + b as an unevaluated sum (hi, lo) with no error at all (Knuth)."""
-    total = a + b
-    b_part = total - a
-    a_part = total - b_part
-    return total, (a - a_part) + (b - b_part)
-
-
 def log_and_density(xp: Any, hi: Array, lo: Array) -> tuple[Array, Array]:
     """Return log phi and phi at x = hi + lo, to a few units in the last place of phi."""
     head = _leading_bits(xp, hi)

@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 CHUNK = 64
 """Configurations that `map_chunks` evaluates together."""
-AT_ONCE = 256
+AT_ONCE = 512
 """Configurations that are given to the function of `batched` together."""
 
 
@@ -256,7 +256,7 @@ def _by_platform(
 
     @jax.custom_jvp
     def value(*arrays: Array) -> Any:
-        tpu = on_tpu or functools.partial(_from_host, function, shape)
+        tpu = on_tpu or functools.partial(_from_host, function)
         return jax.lax.platform_dependent(*arrays, tpu=tpu, default=function)
 
     @functools.partial(value.defjvp, symbolic_zeros=True)
@@ -304,11 +304,10 @@ def _times(rate: Array, tangent: Array, by_element: bool) -> Array:
     return rate * tangent if by_element else jnp.tensordot(rate, tangent, tangent.ndim)
 
 
-def _from_host(function: Callable[..., Any], shape: tuple[int, ...] | None, *arguments: Array) -> Any:
-    """Return function(*arguments) of arrays by a callback to the CPU of the host; ``shape`` is as in `_by_platform`."""
+def _from_host(function: Callable[..., Any], *arguments: Array) -> Any:
+    """Return function(*arguments) of arrays by a callback to the CPU of the host."""
     shapes = jax.eval_shape(function, *arguments)
     num_axes = arguments[0].ndim
-    by_element = _is_by_element(shape, shapes)
 
     @functools.cache
     def compiled(num_batches: int) -> Callable[..., Any]:
@@ -318,16 +317,10 @@ def _from_host(function: Callable[..., Any], shape: tuple[int, ...] | None, *arg
         return jax.jit(mapped)
 
     def answer(*arguments: Any) -> Any:
-        # vmap puts its axes in front of those of each array. What broadcasts takes them as axes of its own, in chunks.
-        arrays = [np.asarray(argument) for argument in arguments]
-        num_batches = arrays[0].ndim - num_axes
-        if by_element:
-            num_all = num_batches + len(shape or ())
-            missing = [tuple(range(num_batches, num_batches + num_all - array.ndim)) for array in arrays]
-            arrays = [np.expand_dims(array, axes) for array, axes in zip(arrays, missing, strict=True)]
-            num_batches = 0
+        # vmap puts its axes in front of those of each array.
+        num_batches = np.ndim(arguments[0]) - num_axes
         with jax.enable_x64(True), jax.default_device(_cpu_of_host()):
-            result = compiled(num_batches)(*arrays)
+            result = compiled(num_batches)(*map(np.asarray, arguments))
         return jax.tree.map(np.asarray, result)
 
     return jax.pure_callback(answer, shapes, *arguments, vmap_method="broadcast_all")
@@ -351,34 +344,29 @@ def map_chunks(kernel: Callable[..., Array], *arguments: Array) -> Array:
 def batched(
     core: Callable[[list[tuple[Any, ...]]], Sequence[Any]],
     *,
-    phase_groups: tuple[int, ...] = (),
     bounds: bool = True,
     **domains: Domain,
 ) -> Callable[..., Any]:
     """Lift a function of configurations, each numbers in the order of ``domains``, to broadcasting arrays.
 
-    The first ``phase_groups[0]`` numbers are vectors [J] instead, the last axis of what is passed, the next
-    ``phase_groups[1]`` vectors of another length, and so on. ``core`` takes a list of up to `AT_ONCE` configurations
-    and returns their `Bounds`, or numbers if not ``bounds``. Called eagerly the result is NumPy float64 and arguments
-    are checked; under an outer trace it is float32 rounded outward unless x64 is on, and NaN where a traced argument is
-    outside its domain.
+    ``core`` takes a list of up to `AT_ONCE` configurations and returns their `Bounds`, or numbers if not ``bounds``.
+    Called eagerly the result is NumPy float64 and arguments are checked; under an outer trace it is float32 rounded
+    outward unless x64 is on, and NaN where a traced argument is outside its domain.
     """
 
     def call(*values: Array) -> Any:
         for (name, domain), value in zip(domains.items(), values, strict=True):
             check(name, value, domain)
         if is_traced(values):
-            return _call_back(answer, values, phase_groups, tuple(domains.values()), bounds)
-        numbers = [np.asarray(value, np.float64) for value in values]
-        answers = answer(_shape(values, phase_groups), numbers)
-        if bounds:
-            lower, upper = answers
-            return Bounds(lower[()], upper[()])
-        return answers[0][()]
+            answers = _call_back(answer, values, tuple(domains.values()), bounds)
+        else:
+            answers = [found[()] for found in answer([np.asarray(value, np.float64) for value in values])]
+        return Bounds(*answers) if bounds else answers[0]
 
-    def answer(shape: tuple[int, ...], values: list[np.ndarray], valid: Any = True) -> np.ndarray:
+    def answer(values: list[np.ndarray], valid: Any = True) -> np.ndarray:
         """Return the answers of all configurations, float64[1 or 2, *shape]; NaN where they are not valid."""
-        rows = _rows(values, shape, phase_groups)
+        rows = np.broadcast_arrays(*values)
+        shape = rows[0].shape
         answers = np.full((2 if bounds else 1, *shape), np.nan)
         valid = np.broadcast_to(valid, shape)
         indices = [index for index in np.ndindex(*shape) if valid[index]]
@@ -393,82 +381,37 @@ def batched(
     return call
 
 
-def _shape(values: Any, phase_groups: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the answer: all arguments broadcast together, without the last axis of the vectors."""
-    num_vectors = sum(phase_groups)
-    shapes = []
-    for i, value in enumerate(values):
-        shape = np.shape(value)
-        shapes.append(shape[:-1] if i < num_vectors else shape)
-    return np.broadcast_shapes(*shapes)
-
-
-def _rows(values: list[np.ndarray], shape: tuple[int, ...], phase_groups: tuple[int, ...]) -> list[np.ndarray]:
-    """Return the arguments with a row for each element of the answer; the vectors of a group get one length."""
-    rows = []
-    start = 0
-    for size in phase_groups:
-        group = values[start : start + size]
-        lengths = [np.shape(value)[-1:] for value in group]
-        length = np.broadcast_shapes(*lengths)
-        rows += [np.broadcast_to(value, (*shape, *length)) for value in group]
-        start += size
-
-    # The arguments after the vectors are numbers.
-    rows += [np.broadcast_to(value, shape) for value in values[start:]]
-    return rows
-
-
 def _call_back(
-    answer: Callable[..., np.ndarray],
-    values: tuple[Array, ...],
-    phase_groups: tuple[int, ...],
-    domains: tuple[Domain, ...],
-    bounds: bool,
-) -> Any:
+    answer: Callable[..., np.ndarray], values: tuple[Array, ...], domains: tuple[Domain, ...], bounds: bool
+) -> Sequence[Array]:
     """Return `answer` as computed on the host, at numbers that are known when the compiled program runs."""
-    shape = _shape(values, phase_groups)
-    num_vectors = sum(phase_groups)
+    shape = np.broadcast_shapes(*map(np.shape, values))
     keeps_float64 = _is_wide()
 
     # Traced arguments get the full shape, so that axes that vmap puts in front are those of the answer.
     known: dict[int, np.ndarray] = {}
     traced: dict[int, Array] = {}
     for i, value in enumerate(values):
-        if not is_traced(value):
+        if is_traced(value):
+            traced[i] = jnp.broadcast_to(_not_differentiable(jnp.asarray(value)), shape)
+        else:
             known[i] = np.asarray(value, np.float64)
-            continue
-        array = _not_differentiable(jnp.asarray(value))
-        vector_axis = np.shape(value)[-1:] if i < num_vectors else ()
-        traced[i] = jnp.broadcast_to(array, (*shape, *vector_axis))
 
     def host(*numbers: Array) -> Any:
         arrays = dict(known)
         valid: Any = True
         for i, number in zip(traced, numbers, strict=True):
-            array = np.asarray(number, np.float64)
-            is_inside = np.asarray(domains[i].contains(array))
-            if i < num_vectors:
-                is_inside = np.all(is_inside, axis=-1)
-            valid = valid & is_inside
-            arrays[i] = array
-        ordered = [arrays[i] for i in range(len(values))]
-        answers = answer(_shape(ordered, phase_groups), ordered, valid)
-
+            arrays[i] = np.asarray(number, np.float64)
+            valid = valid & np.asarray(domains[i].contains(arrays[i]))
+        answers = answer([arrays[i] for i in range(len(values))], valid)
         if keeps_float64:
             return tuple(answers)
-        if bounds:
-            lower, upper = answers
-            return narrow_on_host(lower, "down"), narrow_on_host(upper, "up")
-        return (narrow_on_host(answers[0], "nearest"),)
+        sides = ("down", "up") if bounds else ("nearest",)
+        return tuple(narrow_on_host(found, side) for found, side in zip(answers, sides, strict=True))
 
     dtype = np.float64 if keeps_float64 else np.float32
-    num_results = 2 if bounds else 1
-    kinds = (jax.ShapeDtypeStruct(shape, dtype),) * num_results
-    results = jax.pure_callback(host, kinds, *traced.values(), vmap_method="broadcast_all")
-    if bounds:
-        return Bounds(*results)
-    return results[0]
+    kinds = (jax.ShapeDtypeStruct(shape, dtype),) * (2 if bounds else 1)
+    return jax.pure_callback(host, kinds, *traced.values(), vmap_method="broadcast_all")
 
 
 @jax.custom_jvp

@@ -9,9 +9,8 @@ So both searches here keep one end that holds and one that does not,
 and the answer is a point at which the condition was evaluated, not an interpolation.
 
 *Bisection*, `bisect`, for conditions that are cheap: each step halves the bracket (in the scale that ``midpoint``
-defines), with a fixed number of steps, so that it jits, vmaps and never fails to converge. Whether the invariant is
-true to begin with is reported, not assumed: the first two rounds of the same loop evaluate the ends, so that a costly
-condition is compiled once. `bisect_on_host` does the same in NumPy.
+defines), with a fixed number of steps, so that it jits, vmaps and never fails to converge. An end that comes back as it
+was given was not evaluated. `bisect_on_host` does the same in NumPy.
 
 *Secant steps*, `begin` and `advance`, for conditions that cost milliseconds to seconds and come with an ``excess``, a
 smooth number that vanishes at the edge. From a guess and a guessed slope in r = log(point), signed so that larger is
@@ -49,22 +48,6 @@ _PATIENCE = 12
 _MOST_EVALUATIONS = 60
 
 
-class Bracket(NamedTuple):
-    """The two ends after the search, and whether the condition held at the two ends before it; all of one shape.
-
-    Attributes:
-      holds: the end at which the condition holds.
-      fails: the end at which it does not.
-      first_held: bool, whether it held at the first ``holds``.
-      last_held: bool, whether it held at the first ``fails``.
-    """
-
-    holds: Array
-    fails: Array
-    first_held: Array
-    last_held: Array
-
-
 def bisect(
     condition: Callable[[Array], Array],
     holds: Array,
@@ -72,36 +55,20 @@ def bisect(
     *,
     midpoint: Callable[[Array, Array], Array],
     num_iterations: int,
-    check_ends: bool = True,
-) -> Bracket:
+) -> tuple[Array, Array]:
     """Shrink brackets, one end of which satisfies a condition and the other not, for ``num_iterations`` halvings.
 
-    The ends have the full shape of the condition's answer. Where an end is not as promised, the result means nothing
-    and the flags say so: ``first_held`` must be true and ``last_held`` false. Without ``check_ends`` neither end is
-    evaluated, and the flags are false.
+    The ends have the full shape of the condition's answer, and are not evaluated: what comes back is a point at which
+    the condition was evaluated, or the end that was given.
     """
     holds, fails = jnp.broadcast_arrays(holds, fails)
-    num_checks = 2 if check_ends else 0
 
-    def step(i: Array, bracket: Bracket) -> Bracket:
-        # The first two rounds evaluate the ends, and the others a point in between.
-        point = midpoint(bracket.holds, bracket.fails)
-        if check_ends:
-            not_first = jnp.where(i == 1, fails, point)
-            point = jnp.where(i == 0, holds, not_first)
+    def step(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        point = midpoint(*ends)
         is_good = condition(point)
+        return jnp.where(is_good, point, ends[0]), jnp.where(is_good, ends[1], point)
 
-        is_halving = i >= num_checks
-        return Bracket(
-            holds=jnp.where(is_good & is_halving, point, bracket.holds),
-            fails=jnp.where(is_good | ~is_halving, bracket.fails, point),
-            first_held=jnp.where(~is_halving & (i == 0), is_good, bracket.first_held),
-            last_held=jnp.where(~is_halving & (i == 1), is_good, bracket.last_held),
-        )
-
-    unknown = jnp.zeros(holds.shape, bool)
-    start = Bracket(holds, fails, unknown, unknown)
-    return jax.lax.fori_loop(0, num_iterations + num_checks, step, start)
+    return jax.lax.fori_loop(0, num_iterations, step, (holds, fails))
 
 
 def bisect_on_host(

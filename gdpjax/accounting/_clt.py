@@ -31,7 +31,7 @@ from jax.scipy.special import erf, ndtr
 
 from gdpjax._core import gdp
 from gdpjax._core.arguments import check_choice
-from gdpjax._core.checks import COUNT, POSITIVE, UNIT
+from gdpjax._core.checks import RUN
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.accounting._gdp import DELTA
@@ -41,7 +41,7 @@ _SERIES_BELOW = 0.5
 _NUM_SERIES_TERMS = 14
 
 
-@float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
+@float64_function(has_float32=True, **RUN)
 def clt_mu_poisson(
     noise_multiplier: Numbers,
     sampling_prob: Numbers,
@@ -72,7 +72,7 @@ def clt_mu_poisson(
     return _limiting_mu(factor, sampling_prob, num_steps)
 
 
-@float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT)
+@float64_function(has_float32=True, **RUN)
 def clt_mu_uniform(
     noise_multiplier: Numbers,
     sampling_prob: Numbers,
@@ -142,7 +142,7 @@ def clt_epsilon(
     return _clt_epsilon(noise_multiplier, sampling_prob, num_steps, delta, sampling)
 
 
-@float64_function(has_float32=True, noise_multiplier=POSITIVE, sampling_prob=UNIT, num_steps=COUNT, delta=DELTA)
+@float64_function(has_float32=True, **RUN, delta=DELTA)
 def _clt_epsilon(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, delta: Array, sampling: str) -> Array:
     factors = {"poisson": poisson_factor, "uniform": _uniform_factor}
     factor_function = factors[check_choice("sampling", sampling, tuple(factors))]

@@ -4,8 +4,7 @@
     closed_form(0.99, 1.0)          # of a run that is mu-GDP for a mu between two numbers
 
 An idea about a run is a class here or in the module of its proof, with the four answers of a `CertifiedCurve`, or with
-one ``_ask`` for all four. An answer "rises" if it is the larger the more a run reveals, as epsilon, delta and mu do;
-the trade-off curve falls.
+one ``_ask`` for all four. The more a run reveals, the larger are epsilon, delta and mu, and the smaller the curve.
 """
 
 import functools
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gdpjax._composition import DELTA, EPSILON, MU, TRADEOFF
 from gdpjax._core.checks import EXTENDED_NONNEGATIVE, is_traced, known
 from gdpjax._core.types import FAILURE, Array, Bounds, Numbers
 from gdpjax.tradeoff import CertifiedCurve, CurveBounds, Gaussian, each
@@ -22,16 +22,21 @@ _MU_ROUNDING = 1e-14
 """More than the rounding of a sum of squares, and of its root, relative."""
 
 
-def rising(above: Bounds, *below: Bounds) -> Bounds:
-    """Return the bracket of an answer that rises, from those of runs that reveal more and less."""
+QUESTIONS = {"epsilon": EPSILON, "delta": DELTA, "mu": MU, "tradeoff": TRADEOFF}
+
+
+def asked_at(question: str, at: Numbers) -> np.ndarray:
+    """Return the numbers that a question is asked at; ValueError for others, and for traced ones."""
+    return known(QUESTIONS[question].argument, at, QUESTIONS[question].domain)
+
+
+def between(question: str, above: Bounds, *below: Bounds) -> Bounds:
+    """Return the bracket of an answer from those of runs that reveal more and less."""
+    if question == "tradeoff":
+        upper = functools.reduce(np.minimum, [bracket.upper for bracket in below])
+        return _ordered(above.lower, upper)
     lower = functools.reduce(np.maximum, [bracket.lower for bracket in below])
     return _ordered(lower, above.upper)
-
-
-def falling(above: Bounds, *below: Bounds) -> Bounds:
-    """Return the bracket of an answer that falls, from those of runs that reveal more and less."""
-    upper = functools.reduce(np.minimum, [bracket.upper for bracket in below])
-    return _ordered(above.lower, upper)
 
 
 def _ordered(lower: Array, upper: Array) -> Bounds:
@@ -78,8 +83,7 @@ class Between(AccountedCurve):
         self.below = below
 
     def _ask(self, question: str, at: Numbers) -> Bounds:
-        above, *below = [getattr(curve, question)(at) for curve in (self.above, *self.below)]
-        return falling(above, *below) if question == "tradeoff" else rising(above, *below)
+        return between(question, *(getattr(curve, question)(at) for curve in (self.above, *self.below)))
 
 
 class Meet(AccountedCurve):

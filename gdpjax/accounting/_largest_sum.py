@@ -29,6 +29,7 @@ import numpy as np
 import scipy
 
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
+from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.accounting._combinators import AccountedCurve
 from gdpjax.accounting._gdp import gdp_mu
@@ -44,7 +45,7 @@ _ROUNDING = 1e-11
 _MU_POINTS = 256
 _SHAVED = 1e-9
 _SUM_ROUNDING = 1e-12
-_BISECTION_WIDTH = 1e-9
+_BISECTIONS = 40
 
 
 class _ScoreLaws(NamedTuple):
@@ -115,15 +116,9 @@ class LargestSums(AccountedCurve):
 
     def _epsilon(self, delta: np.ndarray) -> np.ndarray:
         """Return a lower bound on epsilon."""
-        low = np.zeros(delta.shape)
-        high = np.full(delta.shape, self._largest_loss)
-        tolerance = _BISECTION_WIDTH * (1.0 + self._largest_loss)
-        while np.max(high - low, initial=0.0) > tolerance:
-            middle = 0.5 * (low + high)
-            exceeds = self._delta(middle) > delta
-            low = np.where(exceeds, middle, low)
-            high = np.where(exceeds, high, middle)
-        return low
+        ends = np.zeros(delta.shape), np.full(delta.shape, self._largest_loss)
+        lower, _ = bisect_on_host(lambda middle: self._delta(middle) > delta, *ends, num_iterations=_BISECTIONS)
+        return lower
 
     def _mu(self, failure: float) -> float:
         """Return the largest mu with delta(epsilon) > failure + (1 - failure) delta_mu at some epsilon."""

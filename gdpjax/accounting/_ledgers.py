@@ -1,4 +1,4 @@
-"""A Ledger as the arrays that the certified accountant computes with.
+"""A Ledger as one of exact events without correlation, and as the arrays that the certified accountant computes with.
 
 Steps become phases (noise_multiplier, sampling_prob, num_steps), a release of all the data with Gaussian noise a phase
 with sampling_prob 1, events of bounded loss rows (num_steps, bound, categories). What is only known to be (epsilon,
@@ -10,8 +10,19 @@ curve is f_{0, p}, a failure of probability p, attained where the gradients of a
 
 A **group** of k examples: k of them may be in a batch, so a step's mixture has k + 1 components
 (`_composition._likelihood_ratio`), and the sensitivity of a whole-data release is k times as large.
+
+**Correlated noise.** A run of the matrix mechanism is one Gaussian release: it reveals at most what
+(1 / noise_multiplier)-GDP does, and exactly that if some example attains the sensitivity of the strategy and all
+planned steps were made (docs/theory/matrix_mechanism.md). With cyclic Poisson sampling an example sees ceil(n / b)
+Poisson-subsampled steps; those of the first group see all the noise that they are promised in the cycles that were
+finished.
+
+An event that is not exact (`Event.is_exact`) holds the least noise and the largest sampling probability of its steps:
+from above it is an exact one, from below nothing. Any event of numbers that float32 holds may have been rounded to them
+when a compiled step recorded it; `before_rounding` is the least that it may stand for.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,6 +35,8 @@ from gdpjax.accounting._overflow import Lost
 from gdpjax.ledger import (
     AnyEvent,
     ApproximateDPEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
     Event,
     GaussianEvent,
     LaplaceEvent,
@@ -32,6 +45,14 @@ from gdpjax.ledger import (
     SampledEvent,
     UniformEvent,
 )
+
+_RECORD_ROUNDING = 2.0**-20
+"""How far the noise that was added may exceed the recorded multiplier, relative: 2^-21 of margin, 2^-23 of rounding.
+
+It also covers the 1e-8 by which a sensitivity that is called exact may be above the one that an example attains.
+"""
+
+_BOUNDED = (LaplaceEvent, RandomizedResponseEvent, ApproximateDPEvent)
 
 
 def check_form(run: Any, sampling_prob: Any, num_steps: Any, **query: Any) -> bool:
@@ -106,24 +127,31 @@ def describe(ledger: Ledger | AnyEvent, group_size: int) -> Described:
     family = Family(symmetric=uniform, replaced=replaced, groups=group_size > 1, finite=bool(others))
     columns = _columns(phases) + group_columns(group_size)
     columns += _columns(others) if others else ()
+    return Described(family, columns, lost_of(events, group_size))
 
-    # What may be lost: steps without noise, guarantees that fail, batches that do not fit.
+
+def lost_of(events: Sequence[AnyEvent], group_size: int = 1) -> Lost:
+    """What may be lost: steps without noise, guarantees that fail, batches that do not fit."""
+    steps = [_phase(event) for event in events if isinstance(event, SampledEvent | GaussianEvent)]
     is_added = any(event.neighboring_relation is not NeighboringRelation.REPLACE_ONE for event in events)
     bare = [(prob, num_steps * group_size) for noise, prob, num_steps in steps if noise == 0 and prob > 0]
     guarantees = [event for event in events if isinstance(event, ApproximateDPEvent) and event.delta > 0]
     failure, exact = _failure(guarantees, [] if is_added else bare)
     shown, _ = _failure([], bare if is_added else [])
-    subsampled = [event for event in events if isinstance(event, SampledEvent)]
-    announced = math.fsum(event.overflow for event in subsampled if getattr(event, "announced", False))
-    silent = math.fsum(event.overflow for event in subsampled if not getattr(event, "announced", False))
 
-    largest = math.fsum(count * bound for count, bound, _ in others)
-    if any(prob > 0 for _, prob, _ in phases):
-        largest = math.inf
-    is_symmetric = all(prob in (0.0, 1.0) for _, prob, _ in phases)
-    largest *= 1.0 + 1e-12
-    lost = Lost(failure, min(silent, 1.0), exact, largest, min(announced, 1.0), shown, is_symmetric)
-    return Described(family, columns, lost)
+    overflows = {True: [0.0], False: [0.0]}
+    for event in events:
+        overflows[getattr(event, "announced", False)].append(getattr(event, "overflow", 0.0))
+    announced, silent = math.fsum(overflows[True]), math.fsum(overflows[False])
+
+    # The largest loss, where every release has one.
+    rest = [event for event in events if not isinstance(event, SampledEvent | GaussianEvent)]
+    has_noise = any(noise > 0 and prob > 0 for noise, prob, _ in steps)
+    largest = math.inf
+    if not has_noise and all(isinstance(event, _BOUNDED) for event in rest):
+        bounded = [_bounded(event, group_size) for event in rest]
+        largest = math.fsum(count * bound for count, bound, _ in bounded) * (1.0 + 1e-12)
+    return Lost(failure, min(silent, 1.0), exact, largest, min(announced, 1.0), shown)
 
 
 def _is_uniform(event: AnyEvent) -> bool:
@@ -169,9 +197,75 @@ def _bounded(event: AnyEvent, group_size: int) -> tuple[float, float, float]:
         return event.num_steps, group_size * event.epsilon * (event.sampling_prob > 0), LAPLACE
     if isinstance(event, RandomizedResponseEvent):
         return event.num_steps, event.epsilon, event.num_categories
-    assert isinstance(event, ApproximateDPEvent)
+    assert isinstance(event, ApproximateDPEvent), event
     return event.num_steps, event.epsilon, 2.0
 
 
 def _columns(rows: list[tuple[float, float, float]]) -> tuple[np.ndarray, ...]:
     return tuple(np.array(rows, np.float64).reshape(-1, 3).T)
+
+
+def _is_exact(event: AnyEvent) -> bool:
+    return getattr(event, "is_exact", True)
+
+
+def exact_from_above(run: Ledger | AnyEvent) -> Ledger:
+    """Return a run of exact events, without correlation, that reveals at least as much."""
+    events = []
+    for event in events_of(run):
+        if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
+            event = event.from_above
+        elif not _is_exact(event):
+            event = dataclasses.replace(event, is_exact=True)
+        events.append(event)
+    return Ledger(events)
+
+
+def exact_from_below(run: Ledger | AnyEvent) -> Ledger:
+    """Return a run of exact events, without correlation, that reveals at most as much."""
+    events: list[AnyEvent | None] = []
+    for event in events_of(run):
+        if isinstance(event, CorrelatedGaussianEvent):
+            # The release of the example that attains the sensitivity; nothing where none does.
+            event = before_rounding(event.from_above) if event.attains_bound else None
+        elif not _is_exact(event):
+            event = None
+        elif isinstance(event, CyclicPoissonEvent):
+            # The steps of the cycles that were finished, at the noise of the longest column.
+            event = before_rounding(event.from_below) if event.from_below else None
+        events.append(event)
+    return Ledger(event for event in events if event is not None)
+
+
+def may_be_rounded(run: Ledger | AnyEvent) -> bool:
+    """Return whether float32 holds the numbers of a run's Gaussian steps, as if a compiled step had recorded them."""
+    steps = [event for event in events_of(run) if isinstance(event, SampledEvent)]
+    return any(_in_float32(step.noise_multiplier) and _in_float32(step.sampling_prob) for step in steps)
+
+
+def _in_float32(value: float) -> bool:
+    return float(np.float32(value)) == value
+
+
+def before_rounding(event: AnyEvent) -> AnyEvent:
+    """Return a Gaussian step with the most noise, and the least sampling probability, that was recorded as this."""
+    if isinstance(event, SampledEvent | GaussianEvent):
+        event = dataclasses.replace(event, noise_multiplier=event.noise_multiplier * (1.0 + _RECORD_ROUNDING))
+    if isinstance(event, SampledEvent) and event.sampling_prob < 1.0:
+        event = dataclasses.replace(event, sampling_prob=event.sampling_prob * (1.0 - _RECORD_ROUNDING))
+    return event
+
+
+def mu_of_gaussians(run: Ledger) -> float | None:
+    """Return the mu of a run of nothing but Gaussian releases, rounded to a relative 1e-15; else None.
+
+    Formula: mu^2 = sum of num_steps / noise_multiplier^2, as arXiv:1905.02383, corollary 2.
+    """
+    squares = []
+    for event in run.events:
+        if not isinstance(event, GaussianEvent) or not event.noise_multiplier > 0:
+            return None
+        mu = 1.0 / event.noise_multiplier
+        squares.append(event.num_steps * mu * mu)
+    total = sum(squares)
+    return math.sqrt(math.fsum(squares)) if math.isfinite(total) else None

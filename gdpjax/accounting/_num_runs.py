@@ -94,14 +94,10 @@ def gamma_for_mean_num_runs(mean: Numbers, eta: Numbers) -> Floats:
     def is_enough(gamma: Array) -> Array:
         return mean_kernel(eta, gamma) >= mean
 
-    root = bisect(
-        is_enough,
-        jnp.full(shape, _SMALLEST_GAMMA),
-        jnp.full(shape, _LARGEST_GAMMA),
-        midpoint=geometric_midpoint,
-        num_iterations=64,
-    )
-    return jnp.where(root.first_held & ~root.last_held, root.holds, jnp.nan)
+    smallest = jnp.full(shape, _SMALLEST_GAMMA)
+    largest = jnp.full(shape, _LARGEST_GAMMA)
+    gamma, _ = bisect(is_enough, smallest, largest, midpoint=geometric_midpoint, num_iterations=64)
+    return jnp.where(is_enough(smallest) & ~is_enough(largest), gamma, jnp.nan)
 
 
 def sample_num_runs(

@@ -4,8 +4,8 @@ An epoch of random allocation is two events given by their outcomes (`_compositi
 pair that understates and in one that overstates: `_bounds.events_of_scheme`. Others come from `_outcomes`. They go into
 one `RunDescription` beside the other phases and the events of bounded loss. Of the two runs, below and above, epsilon,
 delta and mu are asked: the lower end comes from the run below and the upper end from the one above. For the trade-off
-curve, which falls where the others rise, it is the reverse. Epsilon and delta of one release are sums (`_one_run`);
-those of several are composed by the contour. What the run below leaves out is never part of a test, so the errors of
+curve, which falls where the others rise, it is the reverse. Epsilon and delta of one release are sums (`_law`); those
+of several are composed by the contour. What the run below leaves out is never part of a test, so the errors of
 its tests are those of tests of the true run.
 
 Nothing is known from the pairs where their rounding is large or the noise is below the smallest that they are made for:
@@ -17,7 +17,7 @@ run is at most E epochs from above, and at least E - 1 from below.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,16 @@ from gdpjax._composition import _atoms, _bounded_losses, _directions, _tradeoff,
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
-from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
 from gdpjax._core.dominating import gaussian_delta
 from gdpjax._core.gdp import epsilon_kernel
-from gdpjax._core.types import FAILURE, Bounds, Numbers
-from gdpjax.accounting._allocation import _bounds, _one_run
+from gdpjax._core.types import Bounds, Numbers
+from gdpjax.accounting._allocation import _bounds
 from gdpjax.accounting._allocation._bounds import Scheme, Sides, make_scheme, within
-from gdpjax.accounting._combinators import AccountedCurve, Between, Meet
-from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
+from gdpjax.accounting._allocation._law import delta_of_pair, epsilon_of_pair
+from gdpjax.accounting._combinators import AccountedCurve, Between, Meet, asked_at
+from gdpjax.accounting._ledgers import describe, events_of, lost_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
-from gdpjax.accounting._overflow import Lost, with_failure
+from gdpjax.accounting._overflow import with_failure
 from gdpjax.ledger import (
     AllocationEvent,
     AnyEvent,
@@ -98,28 +98,17 @@ class OutcomesCurve(AccountedCurve):
         squared = self.gaussian_mu**2 + squared_of_others
         self.whole_mu = math.sqrt(squared) * (1.0 + _SLACK) if is_bounded else math.inf
 
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        return self._each(self._epsilon, known("delta", delta, OPEN_UNIT), math.inf)
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        return self._each(self._delta, known("epsilon", epsilon, NONNEGATIVE), 1.0)
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        return self._each(self._mu, known("failure", failure, OPEN_UNIT), math.inf)
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        return self._each(self._error, known("alpha", alpha, UNIT), 0.0)
-
-    def _each(self, ask: Callable[[float], Bounds], at: np.ndarray, if_not_hidden: float) -> Bounds:
-        """Return the answers at every number of an array."""
+    def _ask(self, question: str, at: Numbers) -> Bounds:
+        ask, if_not_hidden = {
+            "epsilon": (self._epsilon, math.inf),
+            "delta": (self._delta, 1.0),
+            "mu": (self._mu, math.inf),
+            "tradeoff": (self._error, 0.0),
+        }[question]
         if self.hides_nothing:
-            return each(lambda _: Bounds(if_not_hidden, if_not_hidden), at)
+            return each(lambda _: Bounds(if_not_hidden, if_not_hidden), asked_at(question, at))
         with np.errstate(all="ignore"):
-            return each(ask, at)
+            return each(ask, asked_at(question, at))
 
     @property
     def _is_gaussian(self) -> bool:
@@ -159,7 +148,7 @@ class OutcomesCurve(AccountedCurve):
 
         def ask(run: RunDescription) -> Any:
             if _is_one_release(run):
-                return _one_run.epsilon(_bounds.only_pair(run.atoms), delta)
+                return epsilon_of_pair(_bounds.only_pair(run.atoms), delta)
             return _directions.epsilon_of_run(run, log_delta, _EPSILON_WIDTH)
 
         log_delta = math.log(delta)
@@ -177,7 +166,7 @@ class OutcomesCurve(AccountedCurve):
 
         def ask(run: RunDescription) -> Bounds:
             if _is_one_release(run):
-                return _one_run.delta(_bounds.only_pair(run.atoms), epsilon)
+                return delta_of_pair(_bounds.only_pair(run.atoms), epsilon)
             lower, upper = _directions.deltas_of_run(run, np.array([epsilon]))
             return Bounds(lower[0], upper[0])
 
@@ -237,7 +226,6 @@ def curve_of_outcomes(run: Ledger | AnyEvent) -> CertifiedCurve:
         if isinstance(event, TruncatedPoissonEvent | ShuffledEvent):
             first = type((*allocations, *given)[0]).__name__
             raise ValueError(f"no bound is known for a Ledger with both {type(event).__name__} and {first}")
-    check_relations(events)
     described = describe(Ledger(others), 1)
     rest = prepare(described.family, described.columns).run
 
@@ -247,7 +235,7 @@ def curve_of_outcomes(run: Ledger | AnyEvent) -> CertifiedCurve:
     finished = [whole for event in allocations for whole in _finished(event)]
     if finished != allocations:
         curve = Between(curve, _curve_of_epochs(finished, rest, outcomes))
-    curve = with_failure(curve, lost_of(allocations, described))
+    curve = with_failure(curve, lost_of(events))
 
     # The composition of the curves of few releases is known better where example after example is hardly ever sampled.
     laplace = [event for event in given if isinstance(event, LaplaceEvent)]
@@ -271,18 +259,6 @@ def _curve_of_epochs(
         numbers = (event.noise_multiplier, event.steps_per_epoch, event.num_epochs, event.num_selected)
         schemes.append(make_scheme(*numbers, event.bins == "fixed"))
     return OutcomesCurve(schemes, rest, outcomes)
-
-
-def lost_of(allocations: Sequence[AllocationEvent], rest: Described) -> Lost:
-    """Return the probabilities of failure and overflow of epochs of random allocation and the rest of a run."""
-    silent = math.fsum(event.overflow for event in allocations if not event.announced)
-    announced = math.fsum(event.overflow for event in allocations if event.announced)
-    return rest.lost._replace(
-        silent=min(rest.lost.silent + silent, 1.0),
-        announced=min(rest.lost.announced + announced, 1.0),
-        largest_loss=math.inf,
-        is_symmetric=False,
-    )
 
 
 def _finished(event: AllocationEvent) -> list[AllocationEvent]:

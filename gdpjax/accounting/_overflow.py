@@ -4,10 +4,8 @@
 
 * Events fail with probability d in all (`_ledgers`): delta(e) = d + (1 - d) delta_0(e).
 * Steps without noise show the example that they add or remove with probability q in all. The pair of f_{0,q} reveals at
-  least as much. With s = -log(1 - q), the loss of not being shown, removing has delta(e) = q + (1 - q) delta_0(e + s)
-  and adding delta_0(e - s), of the same direction each. Of the two delta_0 one is known, the larger, which bounds both
-  from above. From below delta(e) is at least delta_0(e + s), and q; where both delta_0 are the same, it is the larger
-  one of the two.
+  least as much, so q is a failure from above. From below are f_{0,q}, the curve of being shown, and the run without
+  these steps.
 * Padded batches overflow with probability tau = s + a, silently (s) or announced (a), see `Event.overflow`:
 
       delta_ideal(e) - a - s (1 + e^e) <= delta(e) <= tau + (1 - tau) delta_ideal(e),
@@ -28,14 +26,13 @@ from gdpjax._composition import complement
 from gdpjax._core.arguments import check_flag, check_instance, check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, OPEN_UNIT, UNIT, known
 from gdpjax._core.types import FAILURE, Bounds, Numbers
-from gdpjax.accounting._combinators import AccountedCurve
-from gdpjax.tradeoff import CertifiedCurve
+from gdpjax.accounting._combinators import AccountedCurve, Between
+from gdpjax.tradeoff import ApproximateDP, CertifiedCurve, CurveBounds
 
 End = Callable[[np.ndarray], np.ndarray]
 """One end of the answers of a run, as a function of what they are asked at."""
 _ULPS = 1e-15
 _LOST_ERROR = 2e-15
-_MOVED = 1e-8
 _SMALLEST_POSITIVE = 1e-300
 _LARGEST_EXPONENT = 700.0
 _UP, _DOWN = 1.0, -1.0
@@ -51,7 +48,6 @@ class Lost(NamedTuple):
         largest_loss: the largest privacy loss of the run if nothing is lost.
         announced: a, the probability of an overflow that is announced.
         shown: q, the probability that a step without noise shows an example that is added or removed.
-        is_symmetric: whether the rest of the run is known to have the same delta in both directions.
     """
 
     failure: float = 0.0
@@ -60,7 +56,6 @@ class Lost(NamedTuple):
     largest_loss: float = np.inf
     announced: float = 0.0
     shown: float = 0.0
-    is_symmetric: bool = False
 
     @property
     def overflow(self) -> float:
@@ -219,92 +214,13 @@ class WithFailure(AccountedCurve):
         return Bounds(np.minimum(lower, upper)[()], upper[()])
 
 
-class Shown(AccountedCurve):
-    """The certified curve of a run with steps without noise, under add-or-remove.
-
-    Args:
-        ideal: the curve of the run without those steps.
-        prob: the probability that one of them shows the example.
-        is_symmetric: whether that run has the same delta in both directions.
-    """
-
-    def __init__(self, ideal: CertifiedCurve, prob: float, is_symmetric: bool) -> None:
-        self.ideal = ideal
-        self.is_symmetric = is_symmetric
-        self.above = WithFailure(ideal, Lost(failure=prob, exact=False))
-        self.prob = _rounded(prob, _DOWN)
-        with np.errstate(divide="ignore"):
-            self.most = -np.log1p(-min(_rounded(prob, _UP), 1.0)) * (1.0 + _LOST_ERROR)
-            self.least = -np.log1p(-self.prob) * (1.0 - _LOST_ERROR)
-
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        delta = known("delta", delta, OPEN_UNIT)
-        if_added = self.ideal.epsilon(delta)
-        lower = if_added.lower - self.most
-        if self.is_symmetric:
-            remaining = _without(delta, self.prob, _UP)
-            if_removed = _at_inner_points(lambda left: self.ideal.epsilon(left).lower, remaining, 0.0) - self.most
-            lower = np.maximum(if_removed, np.where(if_added.lower > 0, if_added.lower + self.least, 0.0))
-
-        # From above: the larger one of the two directions. That of removing alone is tried first, moved up a little so
-        # that the bound on delta there is below this delta, which proves that it is enough.
-        upper = np.maximum(self.above.epsilon(delta).upper * (1.0 + _MOVED) - self.least, 0.0)
-        is_enough = np.isfinite(upper) & (self.delta(np.where(np.isfinite(upper), upper, 0.0)).upper <= delta)
-        either = np.minimum(np.maximum(upper, if_added.upper + self.most), self.above.epsilon(delta).upper)
-        upper = np.where(is_enough, upper, either)
-        lower = np.where(delta < self.prob, np.inf, np.minimum(np.maximum(lower, 0.0), upper))
-        return Bounds(lower[()], upper[()])
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        epsilon = known("epsilon", epsilon, NONNEGATIVE)
-        return Bounds(self._least_delta(epsilon)[()], self._largest_delta(epsilon)[()])
-
-    def _least_delta(self, epsilon: np.ndarray) -> np.ndarray:
-        """Return the lower end of delta."""
-        if self.most > _LARGEST_EXPONENT:
-            return np.full_like(epsilon, self.prob)
-        least = self.ideal.delta(epsilon + self.most).lower
-        if self.is_symmetric:
-            if_added = self.ideal.delta(np.maximum(epsilon - self.least, 0.0)).lower
-            least = np.maximum(self.prob + (1.0 - self.prob) * least, if_added)
-        return np.maximum(least * (1.0 - 2.0 * _ULPS), self.prob)
-
-    def _largest_delta(self, epsilon: np.ndarray) -> np.ndarray:
-        """Return the upper end of delta."""
-        largest = self.above.delta(epsilon).upper
-        if self.most > _LARGEST_EXPONENT:
-            return largest
-        prob = min(_rounded(self.prob, _UP) * (1.0 + 2.0 * _LOST_ERROR), 1.0)
-        if_removed = prob + (1.0 - prob) * self.ideal.delta(epsilon + self.least).upper
-
-        # At a negative epsilon -x delta is 1 - e^-x (1 - delta(x)), of the other direction.
-        distance = np.abs(epsilon - self.most)
-        if_added = self.ideal.delta(distance).upper
-        if_added = np.where(epsilon >= self.most, if_added, 1.0 - np.exp(-distance) * (1.0 - if_added))
-        return np.minimum(np.maximum(if_removed, if_added) * (1.0 + 8.0 * _ULPS), largest)
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        failure = known("failure", failure, OPEN_UNIT)
-        upper = self.above.mu(failure).upper
-        lower = np.where(failure < self.prob, np.inf, np.minimum(self.ideal.mu(failure).lower, upper))
-        return Bounds(lower[()], upper)
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        alpha = known("alpha", alpha, UNIT)
-        # The test that rejects where the example is shown has the errors 0 and 1 - q; the curve is below the chord.
-        chord = np.maximum((1.0 - self.prob - alpha) + 2.0 * _ULPS, 0.0)
-        upper = np.minimum(self.ideal.tradeoff(alpha).upper, chord)
-        return Bounds(np.minimum(self.above.tradeoff(alpha).lower, upper)[()], upper[()])
-
-
 def with_failure(ideal: CertifiedCurve, lost: Lost) -> CertifiedCurve:
     """Return the curve of a run that may fail or overflow, from that of the run that does not."""
     if lost.shown:
-        return Shown(with_failure(ideal, lost._replace(shown=0.0)), lost.shown, lost.is_symmetric)
+        rest = with_failure(ideal, lost._replace(shown=0.0))
+        above = WithFailure(rest, Lost(failure=lost.shown, exact=False))
+        shown = ApproximateDP(0.0, _rounded(lost.shown, _DOWN))
+        return Between(above, rest, CurveBounds(shown, shown))
     if not lost.failure and not lost.overflow:
         return ideal
     return WithFailure(ideal, lost)

@@ -14,8 +14,8 @@ Solved for delta, "tight" reads delta = min_a e^{(a-1)(rdp(a) - epsilon)} (1 - 1
 the total variation distance (`convert_to_delta`).
 
 The per-step moments of the Poisson-subsampled Gaussian are bounded in `gdpjax.accounting._renyi`, those with batches of
-a fixed size in `gdpjax.accounting._renyi_uniform`. The events of a Ledger are in `gdpjax.accounting._rdp_schemes`; the
-accountant's epsilon is in `gdpjax.accounting._moments_accountant`.
+a fixed size in `gdpjax.accounting._renyi_uniform`. The events of a Ledger and the
+accountant's epsilon are in `gdpjax.accounting._moments_accountant`.
 """
 
 from typing import Any
@@ -33,6 +33,7 @@ from gdpjax._core.checks import (
     UNIT,
     check,
     is_traced,
+    known,
 )
 from gdpjax._core.precision import float64_function, map_chunks
 from gdpjax._core.types import Array, Floats, Number, Numbers
@@ -69,8 +70,7 @@ def rdp_subsampled_gaussian(
         noise_multiplier: stddev of the noise / sensitivity, > 0, of any shape [...]. With "uniform" the sensitivity is
             the replace-one one, twice the clip norm.
         sampling_prob: probability in [0, 1] that an example joins a batch, broadcasting with noise_multiplier.
-        orders: Renyi orders > 1, one axis [K] or a single number. Best concrete: under tracing they cost more and
-            above 128 are answered by a coarser bound.
+        orders: Renyi orders > 1, one axis [K] or a single number, known before compiling.
         sampling: "poisson" (each example independently) or "uniform" (a fixed number without replacement).
 
     Returns:
@@ -91,13 +91,9 @@ def rdp_subsampled_gaussian(
     """
     check("noise_multiplier", noise_multiplier, POSITIVE)
     check("sampling_prob", sampling_prob, UNIT)
-    check("orders", orders, RENYI_ORDER)
     check_choice("sampling", sampling, SAMPLINGS)
-    columns = column(noise_multiplier), column(sampling_prob)
-    if is_traced(orders):
-        result = _rdp_at_traced_orders(*columns, orders[None] if np.ndim(orders) == 0 else orders, sampling)
-    else:
-        result = _rdp_at_orders(*columns, tuple(np.atleast_1d(np.asarray(orders, np.float64)).tolist()), sampling)
+    known_orders = tuple(np.atleast_1d(known("orders", orders, RENYI_ORDER)).tolist())
+    result = _rdp_at_orders(column(noise_multiplier), column(sampling_prob), known_orders, sampling)
     return result[..., 0] if np.ndim(orders) == 0 else result
 
 
@@ -205,11 +201,6 @@ def convert_to_delta(rdp: Array, orders: Array, epsilon: Array) -> Array:
 def _rdp_at_orders(noise_multiplier: Array, sampling_prob: Array, orders: tuple, sampling: str) -> Array:
     array = np.asarray(orders)
     return _rdp_of_step(noise_multiplier[..., 0], sampling_prob[..., 0], array, sampling)
-
-
-@float64_function(rounding="up", noise_multiplier=POSITIVE, sampling_prob=UNIT, orders=RENYI_ORDER)
-def _rdp_at_traced_orders(noise_multiplier: Array, sampling_prob: Array, orders: Array, sampling: str) -> Array:
-    return _LOG_MOMENTS[sampling](noise_multiplier[..., 0], sampling_prob[..., 0], orders) / (orders - 1)
 
 
 def column(value: Array) -> Array:

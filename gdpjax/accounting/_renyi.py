@@ -16,6 +16,7 @@ All results are raised by 2^-36 of themselves, which covers the rounding of floa
 docs/theory/subsampled_renyi.md.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -28,8 +29,6 @@ from gdpjax._core.types import Array
 
 LARGEST_WHOLE_ORDER = 1024
 """Above it the Jensen bound is used: a binomial sum would have that many terms."""
-LARGEST_TRACED_ORDER = 128
-"""The same for orders that are traced, where every whole order up to it is tabulated."""
 
 _ROUNDING = 1 + 2.0**-36
 _NUM_NODES = 256
@@ -45,7 +44,7 @@ _LAST_SERIES_TERM = 8
 def log_moments(
     noise_multiplier: Array,
     sampling_prob: Array,
-    orders: np.ndarray | Array,
+    orders: np.ndarray,
     xp: Any = jnp,
 ) -> Array:
     """Return upper bounds on log A(a) of one step.
@@ -53,8 +52,8 @@ def log_moments(
     Args:
         noise_multiplier: stddev of the noise / sensitivity, > 0, float64 [...].
         sampling_prob: probability in [0, 1] that an example joins a batch, float64 [...].
-        orders: Renyi orders > 1, [K], concrete (a NumPy array) or traced.
-        xp: jax.numpy, or numpy, which has nothing to compile, for float64 arrays and concrete orders.
+        orders: Renyi orders > 1, [K].
+        xp: jax.numpy, or numpy, which has nothing to compile, for float64 arrays.
 
     Returns:
         upper bounds, [..., K].
@@ -68,10 +67,7 @@ def log_moments(
 
     # The sums need a probability strictly inside (0, 1); the ends are closed forms.
     inner_prob = xp.where((sampling_prob > 0) & (sampling_prob < 1), sampling_prob, 0.5)
-    if isinstance(orders, np.ndarray):
-        bound = _at_concrete_orders(xp, inverse_noise, inner_prob, orders)
-    else:
-        bound = _at_traced_orders(inverse_noise, inner_prob, orders)
+    bound = _at_orders(xp, inverse_noise, inner_prob, orders)
 
     # A grows with p, so the closed form at p = 1 caps every bound.
     unsampled = log_moments_without_sampling(inverse_noise, orders)
@@ -83,21 +79,18 @@ def log_moments(
     return xp.where(is_finite, bound, xp.inf)
 
 
-def log_moments_without_sampling(
-    inverse_noise: Array,
-    orders: np.ndarray | Array,
-) -> Array:
+def log_moments_without_sampling(inverse_noise: Array, orders: np.ndarray) -> Array:
     """Return a(a-1) h^2/2, which is log A(a) of a step that every example takes part in."""
     return 0.5 * orders * (orders - 1) * inverse_noise * inverse_noise
 
 
-def _at_concrete_orders(
+def _at_orders(
     xp: Any,
     inverse_noise: Array,
     sampling_prob: Array,
     orders: np.ndarray,
 ) -> Array:
-    """Return the bounds at orders [K] that are known before compiling; [..., 1] to [..., K]."""
+    """Return the bounds at orders [K]; [..., 1] to [..., K]."""
     # Tabulate the whole orders on both sides of each order.
     is_tabulated = orders <= LARGEST_WHOLE_ORDER
     tabulated = orders[is_tabulated]
@@ -136,32 +129,6 @@ def _at_concrete_orders(
     return xp.where(is_tabulated, bound, jensen)
 
 
-def _at_traced_orders(inverse_noise: Array, sampling_prob: Array, orders: Array) -> Array:
-    """Return the bounds at orders [K] that are not known before compiling; [..., 1] to [..., K]."""
-    whole_orders = np.arange(1, LARGEST_TRACED_ORDER + 1)
-    table = _at_whole_orders(jnp, inverse_noise, sampling_prob, whole_orders)
-
-    # The line between the two neighbouring whole orders.
-    clipped = jnp.clip(jnp.where(orders >= 1, orders, 1.0), 1.0, LARGEST_TRACED_ORDER)
-    floor = jnp.floor(clipped)
-    weight = clipped - floor
-    below = floor.astype(int) - 1
-    above = jnp.minimum(below + 1, LARGEST_TRACED_ORDER - 1)
-    at_below, at_above = (_at_places(table, places) for places in (below, above))
-    line = (1 - weight) * at_below + weight * at_above
-
-    integral = _by_trapezoid(jnp, inverse_noise, sampling_prob, clipped, clipped)
-    integral = jnp.where(weight > 0, integral, jnp.inf)
-    jensen = _by_jensen(jnp, inverse_noise, sampling_prob, orders)
-    return jnp.where(orders <= LARGEST_TRACED_ORDER, jnp.minimum(line, integral), jensen)
-
-
-def _at_places(table: Array, places: Array) -> Array:
-    """Return the numbers at places [K] or [..., K] of the last axis of a table [..., J]."""
-    shape = jnp.broadcast_shapes((*table.shape[:-1], 1), places.shape)
-    return jnp.take_along_axis(table, jnp.broadcast_to(places, shape), axis=-1)
-
-
 def _at_whole_orders(
     xp: Any,
     inverse_noise: Array,
@@ -178,10 +145,10 @@ def _at_whole_orders(
     for size in np.unique(sizes[orders > 1]):
         members = orders[(sizes == size) & (orders > 1)]
         k = np.arange(2, int(members[-1]) + 1)
-        log_binomial = _log_binomials(members, k)
+        log_binomial = _log_binomials(tuple(members.tolist()))
 
         # The terms C(a,k) p^k (1-p)^{a-k} (exp(k(k-1) h^2/2) - 1), as logarithms.
-        log_gain = _log_expm1(xp, log_moments_without_sampling(inverse_noise, k))
+        log_gain = log_expm1(xp, log_moments_without_sampling(inverse_noise, k))
         log_terms = k * log_odds + log_gain
         log_excess = logsumexp(log_terms[..., None, :] + log_binomial, axis=-1)
         log_excess = log_excess + members * xp.log1p(-sampling_prob)
@@ -189,17 +156,17 @@ def _at_whole_orders(
     return xp.concatenate(columns, axis=-1)
 
 
-def _log_binomials(orders: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Return log C(a, k) for each of the orders [K] and each k [J], shape [K, J]; -inf where k > a."""
-    table = np.full((len(orders), len(k)), -np.inf)
+@functools.lru_cache(maxsize=16)
+def _log_binomials(orders: tuple[int, ...]) -> np.ndarray:
+    """Return log C(a, k) for each of the sorted orders [K] and each k from 2 to the last one; -inf where k > a."""
+    table = np.full((len(orders), orders[-1] - 1), -np.inf)
     for row, order in enumerate(orders):
-        for column, number in enumerate(k):
-            if number <= order:
-                table[row, column] = math.log(math.comb(order, int(number)))
+        for k in range(2, order + 1):
+            table[row, k - 2] = math.log(math.comb(order, k))
     return table
 
 
-def _log_expm1(xp: Any, x: Array) -> Array:
+def log_expm1(xp: Any, x: Array) -> Array:
     """Return log(e^x - 1) without overflow."""
     return x + xp.log(-xp.expm1(-x))
 
@@ -208,10 +175,10 @@ def _by_jensen(
     xp: Any,
     inverse_noise: Array,
     sampling_prob: Array,
-    orders: Array,
+    orders: np.ndarray,
 ) -> Array:
     """Return log(1 + p (exp(a(a-1) h^2/2) - 1)), an upper bound on log A(a)."""
-    log_gain = _log_expm1(xp, log_moments_without_sampling(inverse_noise, orders))
+    log_gain = log_expm1(xp, log_moments_without_sampling(inverse_noise, orders))
     return xp.logaddexp(0.0, xp.log(sampling_prob) + log_gain)
 
 
@@ -224,7 +191,7 @@ def _by_trapezoid(
 ) -> Array:
     """Return log A by the trapezoid rule plus its error bounds; inf where a term would overflow.
 
-    ``largest_order`` [1] or [K] decides where the nodes of each order end.
+    ``largest_order`` [1] decides where the nodes of each order end.
     """
     # The nodes, equally spaced from -9 to U = max(a, 2) h + 9.
     right_end = xp.maximum(largest_order, 2.0) * inverse_noise + _CUT

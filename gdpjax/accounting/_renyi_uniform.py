@@ -27,14 +27,14 @@ _LARGEST_EXPONENT = 600.0
 def log_moments_uniform(
     noise_multiplier: Array,
     sampling_prob: Array,
-    orders: np.ndarray | Array,
+    orders: np.ndarray,
 ) -> Array:
     """Return upper bounds on log A(a) of one step.
 
     Args:
         noise_multiplier: stddev of the noise / sensitivity, > 0, float64 [...].
         sampling_prob: batch size / number of examples, in [0, 1], float64 [...].
-        orders: Renyi orders > 1, [K], concrete or traced.
+        orders: Renyi orders > 1, [K].
 
     Returns:
         upper bounds, [..., K].
@@ -70,7 +70,7 @@ def log_moments_uniform(
     return jnp.where(sampling_prob == 1, unsampled, bound)
 
 
-def _gain(inverse_noise: Array, sampling_prob: Array, orders: Array) -> Array:
+def _gain(inverse_noise: Array, sampling_prob: Array, orders: np.ndarray) -> Array:
     """Return an upper bound on E[F_{1-a}(s) 1{s > 0}]; [..., 1] to [..., K]."""
     left_end = 0.5 * inverse_noise
     right_end = 2 * inverse_noise + _CUT
@@ -87,7 +87,7 @@ def _gain(inverse_noise: Array, sampling_prob: Array, orders: Array) -> Array:
     return inside + tail
 
 
-def _loss(inverse_noise: Array, sampling_prob: Array, orders: Array) -> Array:
+def _loss(inverse_noise: Array, sampling_prob: Array, orders: np.ndarray) -> Array:
     """Return a lower bound on E[F_a(s) 1{s < 0}]; [..., 1] to [..., K]."""
     s, mass, place = _cells(inverse_noise, sampling_prob, -_CUT, 0.5 * inverse_noise)
     mean = (1 - place) * s[..., :-1] + place * s[..., 1:]
@@ -134,7 +134,7 @@ def _mass(u: Array) -> Array:
     return jnp.where(left > 0, in_right_tail, in_left_tail)
 
 
-def _power_remainder(s: Array, orders: Array) -> Array:
+def _power_remainder(s: Array, orders: np.ndarray) -> Array:
     """Return F_b(s) = (1+s)^b - 1 - b s without cancellation, where b is the order."""
     is_tiny = jnp.abs(s) * (1 + jnp.abs(orders)) < 0.01
     series = power_remainder_series(jnp, jnp.where(is_tiny, s, 0.0), orders)

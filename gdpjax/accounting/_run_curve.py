@@ -8,7 +8,7 @@ A run is described once; each question is then one call of `_composition`, which
 Other classes stand around such curves or in their place; `_curve_of_ledger` chooses among them:
 
 * `Between` lies between the curves of other runs, `Meet` is known in two ways, `WithFailure` pays for a small
-  probability of failure or overflow, `Shown` for steps without noise.
+  probability of failure or overflow.
 * `closed_form` makes the curve of a mu-GDP run; `OutcomesCurve` is that of random allocation and of what is given by
   outcomes.
 
@@ -36,10 +36,6 @@ from typing import Any
 import numpy as np
 
 from gdpjax._composition import (
-    DELTA,
-    EPSILON,
-    MU,
-    TRADEOFF,
     Family,
     has_closed_form,
     of_phases,
@@ -48,11 +44,21 @@ from gdpjax._composition import (
     profile_of_phases,
 )
 from gdpjax._core.arguments import check_count, check_relation
-from gdpjax._core.checks import COUNT, POSITIVE, REAL, UNIT, Domain, check, check_scalar, known
+from gdpjax._core.checks import REAL, RUN, Domain, check, check_scalar, known
 from gdpjax._core.types import Array, Bounds, NeighboringRelation, Numbers
-from gdpjax.accounting import _correlated, _shuffled
-from gdpjax.accounting._combinators import AccountedCurve, Between, closed_form, rising
-from gdpjax.accounting._ledgers import check_form, describe, events_of
+from gdpjax.accounting import _shuffled
+from gdpjax.accounting._combinators import QUESTIONS, AccountedCurve, Between, between, closed_form
+from gdpjax.accounting._ledgers import (
+    before_rounding,
+    check_form,
+    check_relations,
+    describe,
+    events_of,
+    exact_from_above,
+    exact_from_below,
+    may_be_rounded,
+    mu_of_gaussians,
+)
 from gdpjax.accounting._outcomes import is_given_by_outcomes
 from gdpjax.accounting._outcomes_curve import curve_of_outcomes
 from gdpjax.accounting._overflow import with_failure
@@ -72,17 +78,11 @@ from gdpjax.ledger import (
 )
 from gdpjax.tradeoff import CertifiedCurve
 
-_QUESTIONS = {"epsilon": EPSILON, "delta": DELTA, "mu": MU, "tradeoff": TRADEOFF}
 RTOL = 1e-3
 """The relative width at which the search for an epsilon or a delta stops, if nothing is said."""
 _COARSE = 1e-4
 """At this relative width and above, brackets without a closed form are far wider than the rounding of a record."""
 _RTOL = Domain("a number from 1e-6 to 1e-2", lambda x: (x >= 1e-6) & (x <= 1e-2))
-
-
-def checked_group_size(group_size: int) -> int:
-    """Return the group size as an int, or raise ValueError."""
-    return check_count("group_size", group_size)
 
 
 def family_of_runs(
@@ -129,8 +129,9 @@ class RunCurve(AccountedCurve):
         self.in_phases = in_phases
 
     def _ask(self, question: str, at: Numbers) -> Bounds:
-        ask = of_phases if self.in_phases else of_runs
-        return ask(_QUESTIONS[question], self.family)(*self.columns, at)
+        if self.in_phases:
+            return of_phases(QUESTIONS[question], self.family, self.columns)(at)
+        return of_runs(QUESTIONS[question], self.family)(*self.columns, at)
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
         columns = self.columns if self.in_phases else tuple(np.reshape(column, 1) for column in self.columns)
@@ -150,7 +151,7 @@ class UniformCurve(Between):
     """The certified curve of a run with uniform sampling, whose two ends come from two pairs of laws."""
 
     def _deltas(self, epsilon: np.ndarray, width: float) -> Bounds:
-        return rising(self.above._deltas(epsilon, width), *[curve._deltas(epsilon, width) for curve in self.below])
+        return between("delta", *(curve._deltas(epsilon, width) for curve in (self.above, *self.below)))
 
     def _runs(self) -> np.ndarray:
         parts: list[Any] = [curve._runs() for curve in (self.above, *self.below)]  # pyright: ignore
@@ -185,19 +186,21 @@ def _curve_of_steps(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Cer
     described = describe(run, group_size)
     prepared = prepare(described.family, described.columns)
     is_narrow = rtol < _COARSE or has_closed_form(prepared.run)
-    if not is_narrow or not _correlated.may_be_rounded(run):
+    if not is_narrow or not may_be_rounded(run):
         return curve
-    before_rounding = Ledger(_correlated.before_rounding(event) for event in events_of(run))
-    return Between(curve, _curve_of_phases(before_rounding, group_size, rtol))
+    reveals_less = Ledger(before_rounding(event) for event in events_of(run))
+    return Between(curve, _curve_of_phases(reveals_less, group_size, rtol))
 
 
 def _curve_of_others(run: Ledger | AnyEvent, group_size: int, rtol: float) -> CertifiedCurve:
     """Return the curve of correlated noise, or of events that are not exact: between those of two Ledgers without."""
-    reveals_more = _correlated.from_above(run)
-    reveals_less = _correlated.from_below(run)
-    mu = _correlated.mu_of_gaussians(reveals_more)
+    if group_size > 1 and any(isinstance(event, CyclicPoissonEvent) for event in events_of(run)):
+        raise ValueError("leave group_size out: the rows of a group may be in several groups of cyclic Poisson batches")
+    reveals_more = exact_from_above(run)
+    reveals_less = exact_from_below(run)
+    mu = mu_of_gaussians(reveals_more)
     if mu is not None and mu > 0 and group_size == 1:
-        return closed_form(_correlated.mu_of_gaussians(reveals_less) or 0.0, mu)
+        return closed_form(mu_of_gaussians(reveals_less) or 0.0, mu)
     above = _curve_of_ledger(reveals_more, group_size, rtol)
     below = _curve_of_ledger(reveals_less, group_size, rtol)
     return Between(above, below)
@@ -206,17 +209,10 @@ def _curve_of_others(run: Ledger | AnyEvent, group_size: int, rtol: float) -> Ce
 def _curve_of_shuffled(run: Ledger | AnyEvent) -> CertifiedCurve:
     """Return the curve of a run with shuffled batches: between those of Ledgers without."""
     reveals_more = _shuffled.from_above(run)
-    above = _curve_of_ledger(reveals_more)
-    mu = _shuffled.mu_from_above(run)
-    if mu:
-        above = with_failure(closed_form(0.0, mu), describe(reveals_more, 1).lost)
+    mu = mu_of_gaussians(reveals_more)
+    above = closed_form(0.0, mu) if mu else _curve_of_ledger(reveals_more)
     below = _curve_of_ledger(_shuffled.from_below(run))
     return _shuffled.ShuffledCurve(above, below, *_shuffled.largest_sums(run))
-
-
-def _curve_of_truncated(run: Ledger | AnyEvent) -> CertifiedCurve:
-    """Return the curve of a run with truncated batches."""
-    return TruncatedCurve(run, _curve_of_phases)
 
 
 def _of_one_example(events: Sequence[AnyEvent]) -> tuple[str, Callable[..., CertifiedCurve]] | None:
@@ -229,13 +225,14 @@ def _of_one_example(events: Sequence[AnyEvent]) -> tuple[str, Callable[..., Cert
     if ShuffledEvent in kinds:
         return "shuffled batches", _curve_of_shuffled
     if TruncatedPoissonEvent in kinds:
-        return "truncated batches", _curve_of_truncated
+        return "truncated batches", lambda run: TruncatedCurve(run, _curve_of_phases)
     return None
 
 
 def _curve_of_ledger(run: Ledger | AnyEvent, group_size: int = 1, rtol: float = RTOL) -> CertifiedCurve:
     """Return the curve of a Ledger or event."""
     events = events_of(run)
+    check_relations(events)
     kinds = {type(event) for event in events}
     is_exact = all(getattr(event, "is_exact", True) for event in events)
     if not is_exact or kinds & {CorrelatedGaussianEvent, CyclicPoissonEvent}:
@@ -264,7 +261,7 @@ def curve_of(
         run: the noise multiplier of arrays, or a Ledger or event.
         sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol: as in `certified`.
     """
-    group_size = checked_group_size(group_size)
+    group_size = check_count("group_size", group_size)
     check_scalar("rtol", rtol, _RTOL)
     rtol = float(rtol)
     if isinstance(run, Ledger | AnyEvent):
@@ -324,9 +321,8 @@ def certified(
     """
     is_ledger = check_form(noise_multiplier, sampling_prob, num_steps)
     if not is_ledger and not _is_zero(noise_multiplier):
-        check("noise_multiplier", noise_multiplier, POSITIVE)
-        check("sampling_prob", sampling_prob, UNIT)
-        check("num_steps", num_steps, COUNT)
+        for (name, domain), value in zip(RUN.items(), (noise_multiplier, sampling_prob, num_steps), strict=True):
+            check(name, value, domain)
     return curve_of(noise_multiplier, sampling_prob, num_steps, sampling, neighboring_relation, group_size, rtol)
 
 

@@ -31,7 +31,7 @@ import scipy
 
 from gdpjax._composition import _questions, of_runs
 from gdpjax._core import roots
-from gdpjax._core.checks import COUNT, NONNEGATIVE, OPEN_UNIT, POSITIVE, UNIT, Domain, check, is_traced
+from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, RUN, Domain, is_traced, known
 from gdpjax._core.precision import batched, float64_function
 from gdpjax._core.roots import Axis, bisect, geometric_midpoint, whole_midpoint
 from gdpjax._core.types import Array, Bounds
@@ -47,7 +47,6 @@ AXES = {
     "num_steps": Axis(1.0, 2.0**40, whole=True),
 }
 _ROUNDING = {"noise_multiplier": "up", "num_steps": "down"}
-_RUN: dict[str, Any] = {"noise_multiplier": POSITIVE, "sampling_prob": UNIT, "num_steps": COUNT}
 
 
 class CalibratedValue(NamedTuple):
@@ -100,7 +99,7 @@ def _closed_form(unknown: str) -> Callable[..., CalibratedValue]:
     """Return the calibration of ``unknown`` to a limiting mu."""
     axis = AXES[unknown]
 
-    @float64_function(rounding=_ROUNDING[unknown], mu=POSITIVE, **_RUN)
+    @float64_function(rounding=_ROUNDING[unknown], mu=POSITIVE, **RUN)
     def closed_form(
         mu: Array,
         noise_multiplier: Array,
@@ -123,9 +122,9 @@ def _bisection(unknown: str) -> Callable[..., CalibratedValue]:
     """Return the calibration of ``unknown`` to an epsilon of the moments accountant."""
     axis = AXES[unknown]
     midpoint = whole_midpoint if axis.whole else geometric_midpoint
-    num_iterations = 41 if axis.whole else 42
+    num_iterations = 42
 
-    @float64_function(rounding=_ROUNDING[unknown], epsilon=POSITIVE, delta=DELTA, **_RUN)
+    @float64_function(rounding=_ROUNDING[unknown], epsilon=POSITIVE, delta=DELTA, **RUN)
     def search(
         epsilon: Array,
         delta: Array,
@@ -143,15 +142,13 @@ def _bisection(unknown: str) -> Callable[..., CalibratedValue]:
             run_at_value = {**run, unknown: value}
             return moments_epsilon_kernel(**run_at_value, delta=delta) <= epsilon * _SEARCH_MARGIN
 
+        # The ends are one beyond the whole numbers of the axis. An end that comes back was not evaluated.
         shape = jnp.broadcast_shapes(epsilon.shape, delta.shape, *(value.shape for value in run.values()))
-        root = bisect(
-            meets_target,
-            jnp.full(shape, axis.safest),
-            jnp.full(shape, axis.riskiest),
-            midpoint=midpoint,
-            num_iterations=num_iterations,
-        )
-        return _calibrated(jnp, root.holds, ~root.first_held, root.last_held)
+        safest = axis.safest - axis.whole
+        riskiest = axis.riskiest + axis.whole
+        ends = jnp.full(shape, safest), jnp.full(shape, riskiest)
+        holds, fails = bisect(meets_target, *ends, midpoint=midpoint, num_iterations=num_iterations)
+        return _calibrated(jnp, holds, holds == safest, fails == riskiest)
 
     return search
 
@@ -229,11 +226,11 @@ _TARGETS = {
 def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
     """Return the calibration of ``unknown`` to a target of the certified accountant."""
     axis = AXES[unknown]
-    domains: dict[str, Any] = {**target.domains, **_RUN}
+    domains: dict[str, Any] = {**target.domains, **RUN}
 
     def upper_end(point: Array, condition: Array, *run: Array) -> Array:
         """Return the certified upper end of what the target bounds, with the unknown at ``point``."""
-        columns = [point if name == unknown else column for name, column in zip(_RUN, run, strict=True)]
+        columns = [point if name == unknown else column for name, column in zip(RUN, run, strict=True)]
         return target.bounds(*columns, condition).upper
 
     def on_host(goal: Array, condition: Array, *run: Array) -> CalibratedValue:
@@ -263,9 +260,7 @@ def _secant(unknown: str, target: _Target) -> Callable[..., CalibratedValue]:
             value = traced_search(*values)
             return CalibratedValue(value, jnp.isnan(value), jnp.isnan(value))
 
-        for name, domain in domains.items():
-            check(name, arguments[name], domain)
-        columns = np.broadcast_arrays(*[np.asarray(value, np.float64) for value in values])
+        columns = np.broadcast_arrays(*[known(name, arguments[name], domain) for name, domain in domains.items()])
         shape = columns[0].shape
         answer = on_host(*[column.ravel() for column in columns])
         return CalibratedValue(*[part.reshape(shape)[()] for part in answer])

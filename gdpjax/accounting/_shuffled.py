@@ -16,17 +16,17 @@ The first of these lower ends counts the other events of a ledger, the second le
 import dataclasses
 
 from gdpjax._core.types import FAILURE, Array, Bounds, NeighboringRelation
-from gdpjax.accounting import _correlated, _truncated
+from gdpjax.accounting import _truncated
 from gdpjax.accounting._combinators import Between
 from gdpjax.accounting._largest_sum import LargestSums
 from gdpjax.accounting._ledgers import events_of
 from gdpjax.ledger import (
     AllocationEvent,
     AnyEvent,
+    ApproximateDPEvent,
     Event,
     GaussianEvent,
     Ledger,
-    SampledEvent,
     ShuffledEvent,
     UniformEvent,
 )
@@ -47,19 +47,8 @@ def from_above(run: Ledger | AnyEvent) -> Ledger:
     """Return a run that reveals at least as much: every epoch is one step that all examples are in."""
     events = []
     for event in events_of(run):
-        events.append(_unamplified(event) if isinstance(event, ShuffledEvent) else event)
+        events += _unamplified(event) if isinstance(event, ShuffledEvent) else [event]
     return Ledger(events)
-
-
-def mu_from_above(run: Ledger | AnyEvent) -> float | None:
-    """Return the mu of `from_above` if there are shuffled batches with noise and nothing else, or None."""
-    events = events_of(run)
-    epochs = [event for event in events if isinstance(event, ShuffledEvent)]
-    if len(epochs) < len(events):
-        return None
-    return _correlated.mu_of_gaussians(
-        Ledger(GaussianEvent(event.noise_multiplier, event.num_epochs) for event in epochs)
-    )
 
 
 def from_below(run: Ledger | AnyEvent) -> Ledger:
@@ -88,10 +77,14 @@ def largest_sums(run: Ledger | AnyEvent) -> list[LargestSums]:
     return [LargestSums(epochs)] if epochs else []
 
 
-def _unamplified(event: ShuffledEvent) -> SampledEvent:
+def _unamplified(event: ShuffledEvent) -> list[AnyEvent]:
     """Return the event in which every example takes part in one step of each epoch, known to all."""
-    sampled = UniformEvent if event.neighboring_relation is _REPLACED else Event
-    return sampled(event.noise_multiplier, 1.0, event.num_epochs, event.neighboring_relation, event.overflow)
+    relation = event.neighboring_relation
+    assert relation is not None
+    steps = GaussianEvent(event.noise_multiplier, event.num_epochs, relation)
+    # From above an overflow is a failure.
+    lost = ApproximateDPEvent(0.0, event.overflow, neighboring_relation=relation)
+    return [steps, lost] if event.overflow else [steps]
 
 
 def _allocated(event: ShuffledEvent) -> AllocationEvent:

@@ -16,9 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
-from gdpjax._core.types import FAILURE, Array, Bounds, Numbers
-from gdpjax.accounting._combinators import AccountedCurve, falling, rising
+from gdpjax._core.types import Bounds, Numbers
+from gdpjax.accounting._combinators import AccountedCurve, asked_at, between
 from gdpjax.accounting._ledgers import events_of
 from gdpjax.ledger import AnyEvent, Event, Ledger, TruncatedPoissonEvent
 from gdpjax.tradeoff import CertifiedCurve
@@ -49,31 +48,16 @@ class TruncatedCurve(AccountedCurve):
         self.curve_of = curve_of
         self.below = curve_of(from_below(run))
 
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        delta = known("delta", delta, OPEN_UNIT)
-        return rising(self._above(delta).epsilon(delta), self.below.epsilon(delta))
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        epsilon = known("epsilon", epsilon, NONNEGATIVE)
-        below = self.below.delta(epsilon)
-        return rising(self._above(below.lower).delta(epsilon), below)
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        failure = known("failure", failure, OPEN_UNIT)
-        return rising(self._above(failure).mu(failure), self.below.mu(failure))
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        alpha = known("alpha", alpha, UNIT)
-        below = self.below.tradeoff(alpha)
-        scale = np.minimum(alpha, below.upper)
-        return falling(self._above(scale).tradeoff(alpha), below)
-
-    def _above(self, scale: Array) -> CertifiedCurve:
-        return self.curve_of(from_above(self.run, float(np.min(scale))))
+    def _ask(self, question: str, at: Numbers) -> Bounds:
+        at = asked_at(question, at)
+        below = getattr(self.below, question)(at)
+        scale = at
+        if question == "delta":
+            scale = below.lower
+        if question == "tradeoff":
+            scale = np.minimum(at, below.upper)
+        above = self.curve_of(from_above(self.run, float(np.min(scale, initial=1.0))))
+        return between(question, getattr(above, question)(at), below)
 
 
 def from_above(run: Ledger | AnyEvent, scale: float) -> Ledger:

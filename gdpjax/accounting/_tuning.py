@@ -13,7 +13,6 @@ leaves out. The proofs are docs/theory/tuning.md. All results are raised by 2^-3
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +21,10 @@ from jaxtyping import Float
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import (
-    COUNT,
     EXTENDED_NONNEGATIVE,
     OPEN_UNIT,
-    POSITIVE,
     RENYI_ORDER,
-    UNIT,
+    RUN,
     Domain,
     check,
 )
@@ -106,7 +103,7 @@ def _largest_rdp(noise_multiplier: Array, sampling_prob: Array, num_steps: Array
     """Return the largest Renyi differential privacy along an axis of runs, [..., K]."""
     run = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob, "num_steps": num_steps}
     for name, value in run.items():
-        check(name, value, _RUN[name])
+        check(name, value, RUN[name])
     shape = np.broadcast_shapes(*map(np.shape, run.values()))
     axis = check_count("axis", axis, least=-len(shape))
     if axis >= len(shape) or not shape[axis]:
@@ -150,21 +147,14 @@ def _poisson(rdp: Array, orders: Array, mean: Array) -> Array:
     return _poisson_kernel(rdp, orders, mean)
 
 
-_RUN: dict[str, Any] = {
-    "noise_multiplier": POSITIVE,
-    "sampling_prob": UNIT,
-    "num_steps": COUNT,
-}
-
-
-@float64_function(rounding="up", broadcast=False, by_element=False, **_RUN)
+@float64_function(rounding="up", broadcast=False, by_element=False, **RUN)
 def _largest_rdp_of_runs(noise_multiplier: Array, sampling_prob: Array, num_steps: Array, axis: int) -> Array:
     """Return `_largest_rdp` along an axis that there is, counted from the first."""
     noise, prob, steps = jnp.broadcast_arrays(noise_multiplier, sampling_prob, num_steps)
     return run_rdp(noise, prob, steps, np.asarray(DEFAULT_ORDERS)).max(axis=axis)
 
 
-@float64_function(rounding="up", **_RUN, delta=DELTA, eta=SHAPE, gamma=OPEN_UNIT)
+@float64_function(rounding="up", **RUN, delta=DELTA, eta=SHAPE, gamma=OPEN_UNIT)
 def _negative_binomial_epsilon(
     noise_multiplier: Array,
     sampling_prob: Array,
@@ -177,7 +167,7 @@ def _negative_binomial_epsilon(
     return _epsilon(_negative_binomial_kernel, noise_multiplier, sampling_prob, num_steps, delta, eta, gamma)
 
 
-@float64_function(rounding="up", **_RUN, delta=DELTA, mean=_POISSON_MEAN)
+@float64_function(rounding="up", **RUN, delta=DELTA, mean=_POISSON_MEAN)
 def _poisson_epsilon(
     noise_multiplier: Array,
     sampling_prob: Array,

@@ -219,8 +219,8 @@ def largest_refuted_mu(correct: Array, guesses: Array, canaries: Array, tail: Ar
             return _is_refuted(Gaussian(mu), count, guesses, canaries, tail)
 
         ends = jnp.zeros(()), jnp.full((), _LARGEST_MU)
-        root = bisect(is_refuted, *ends, midpoint=middle, num_iterations=_MU_BISECTIONS)
-        # Where not even mu = 0 is refuted, the lower end of the bracket proves nothing.
-        return jnp.where(root.first_held, root.holds, 0.0)
+        # The lower end, 0, proves nothing.
+        refuted, _ = bisect(is_refuted, *ends, midpoint=middle, num_iterations=_MU_BISECTIONS)
+        return refuted
 
     return jax.lax.map(largest_refuted_by, correct)

@@ -231,15 +231,14 @@ def last_point(condition: Callable[[Array], Array], low: Array, high: Array) -> 
     high = as_float64(high)
     shape_of_condition = jax.eval_shape(condition, low).shape
     shape = jnp.broadcast_shapes(low.shape, high.shape, shape_of_condition)
-    bracket = bisect(
+    holds, _ = bisect(
         condition,
         jnp.broadcast_to(low, shape),
         jnp.broadcast_to(high, shape),
         midpoint=middle,
         num_iterations=_NUM_BISECTIONS,
-        check_ends=False,
     )
-    return bracket.holds
+    return holds
 
 
 def profile_by_search(curve: Curve, epsilon: Array) -> Array:

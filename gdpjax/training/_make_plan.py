@@ -22,6 +22,7 @@ from gdpjax.training._plan import FAILURE, Plan
 from gdpjax.transforms import INDEPENDENT, IndependentGaussian
 
 _ALLOWED_OVERFLOW = 1e-12
+_LEAST_OVERFLOW = 1e-300
 _SHORT_OF_TARGET = 1e-4
 """The part of a target by which the search may miss it."""
 _TARGET = Domain("a number > 0 (inf asks for no privacy)", lambda x: x > 0)
@@ -143,7 +144,8 @@ def _poisson_batches(numbers: dict[str, Any], delta: float, group_size: int) -> 
                 f"give batches=, or of Poisson batches max_examples=, expected_batch_size= and epochs=; no {name}"
             )
     batches = Poisson(num_examples=numbers.pop("max_examples"), **numbers)
-    allowed = min(_ALLOWED_OVERFLOW, check_number("delta", delta, OPEN_UNIT) / 1000)
+    # At a delta that no plan can have, the plan says so.
+    allowed = max(min(_ALLOWED_OVERFLOW, check_number("delta", delta, OPEN_UNIT) / 1000), _LEAST_OVERFLOW)
     spare_rows = check_count("group_size", group_size) - 1
     law = (batches.num_examples, batches.sampling_prob, batches.num_steps)
     capacity = padded_capacity(*law, allowed, spare_rows)

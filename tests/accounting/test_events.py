@@ -20,7 +20,15 @@ from gdpjax.accounting import (
     tradeoff_bounds,
     with_overflow,
 )
-from gdpjax.ledger import ApproximateDPEvent, GaussianEvent, LaplaceEvent, RandomizedResponseEvent, UniformEvent
+from gdpjax.ledger import (
+    ApproximateDPEvent,
+    CorrelatedGaussianEvent,
+    CyclicPoissonEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    RandomizedResponseEvent,
+    UniformEvent,
+)
 from gdpjax.tradeoff import NoGuarantee
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -152,6 +160,9 @@ def test_uniform_events_and_whole_data_releases_under_replace_one():
     assert alone.upper < bounds.upper
     with pytest.raises(ValueError, match="share one neighboring relation"):
         epsilon_bounds(Ledger([training, GaussianEvent(10.0)]), delta=1e-5)
+    correlated = CorrelatedGaussianEvent(3.0, 100, neighboring_relation=REPLACE_ONE)
+    with pytest.raises(ValueError, match="share one neighboring relation"):
+        epsilon_bounds(Ledger([correlated, GaussianEvent(10.0)]), delta=1e-5)
     laplace = LaplaceEvent(0.3, neighboring_relation=REPLACE_ONE)
     assert epsilon_bounds(laplace, delta=1e-9).upper <= 0.3 * (1 + 1e-9)
 
@@ -183,6 +194,7 @@ def test_quantile_clipping_is_a_joint_event():
         (lambda: epsilon_bounds(RandomizedResponseEvent(1.0), delta=1e-5, group_size=2), "group_size > 1 is available"),
         (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "group_size > 1 is available"),
         (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
+        (lambda: epsilon_bounds(CyclicPoissonEvent(*RUN, 8), delta=1e-5, group_size=2), "leave group_size out"),
         (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave neighboring_rel"),
     ],
 )

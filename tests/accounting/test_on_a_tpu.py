@@ -45,7 +45,6 @@ ACCOUNTING = {
     "moments of uniform batches": (moments("uniform"), *RUN, DELTA),
     "rdp": (rdp("poisson"), *RUN[:2]),
     "rdp of uniform batches": (rdp("uniform"), *RUN[:2]),
-    "rdp at traced orders": (accounting.rdp_subsampled_gaussian, *RUN[:2], ORDERS),
     "rdp_epsilon": (accounting.rdp_epsilon, np.ones((2, 2), np.float32), ORDERS, DELTA),
     "mean_num_runs": (accounting.mean_num_runs, NOISE, np.float32(0.1)),
     "gamma_for_mean_num_runs": (accounting.gamma_for_mean_num_runs, np.float32([10.0, 3.0]), NOISE),
@@ -212,7 +211,7 @@ def test_an_upper_bound_is_rounded_up_on_the_host(on_a_tpu):
     close(bound, exact)
 
 
-DIFFERENTIATED = ["gdp_delta", "rdp", "rdp at traced orders", "gdp_compose", "Gaussian", "points"]
+DIFFERENTIATED = ["gdp_delta", "rdp", "gdp_compose", "Gaussian", "points"]
 
 
 @pytest.mark.parametrize("name", DIFFERENTIATED)
@@ -236,7 +235,6 @@ def scan_of_deltas(mu):
 
 COMPILED = {
     "vmap over arrays of several ranks": (jax.vmap(lambda mu, e: accounting.gdp_delta(e, mu)), NOISE, np.ones((2, 3))),
-    "vmap over orders": (jax.vmap(accounting.rdp_subsampled_gaussian), NOISE, ALPHA, np.float32([[2.5, 8], [3, 1.5]])),
     "vmap of points": (jax.vmap(QUESTIONS["points"][0]), ALPHA, ALPHA),
     "hessian": (jax.hessian(lambda mu: accounting.gdp_delta(1.0, mu)), MU),
     "derivative of a scan": (jax.grad(scan_of_deltas), MU),

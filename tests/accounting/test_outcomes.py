@@ -30,6 +30,7 @@ from gdpjax.mechanisms import (
 from gdpjax.tradeoff import Laplace, compose, subsample
 
 REPLACE = NeighboringRelation.REPLACE_ONE
+SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 def overlap(first, second):
@@ -148,8 +149,8 @@ def test_json_and_words():
         (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), group_size=2), "leave group_size and rtol out"),
         (lambda: Ledger([OutcomesEvent([1.0], [1.0])]).to_dp_event(), "got OutcomesEvent"),
         (
-            lambda: certified(Ledger([LaplaceEvent(1.0, sampling_prob=0.5), ShuffledEvent(1.0, 10)])),
-            "both ShuffledEvent and LaplaceEvent",
+            lambda: certified(Ledger([OutcomesEvent([1.0], [1.0], 1, SPECIAL), ShuffledEvent(1.0, 10)])),
+            "both ShuffledEvent and OutcomesEvent",
         ),
     ],
 )

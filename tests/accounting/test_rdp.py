@@ -83,23 +83,23 @@ def excess(bounds, points):
 
 @pytest.fixture(scope="module")
 def excesses():
-    """Return by how much the answers at POINTS exceed the integrals: of concrete orders, and of traced ones."""
+    """Return by how much the answers at POINTS exceed the integrals: of known numbers, and of traced ones."""
     noise_multiplier, sampling_prob, orders = POINTS.T
-    concrete = rdp_subsampled_gaussian(noise_multiplier, sampling_prob, orders)
-    of_concrete = excess(np.diagonal(concrete), POINTS)
+    known = rdp_subsampled_gaussian(noise_multiplier, sampling_prob, orders)
+    of_known = excess(np.diagonal(known), POINTS)
 
     # Traced answers are float32, rounded up.
-    rounded_orders = orders[:6].astype(np.float32)
-    traced = jax.jit(lambda orders: rdp_subsampled_gaussian(noise_multiplier, sampling_prob, orders))(rounded_orders)
-    traced_points = np.stack([noise_multiplier[:6], sampling_prob[:6], rounded_orders], axis=1)
+    single = noise_multiplier[:6].astype(np.float32)
+    traced = jax.jit(lambda noise: rdp_subsampled_gaussian(noise, sampling_prob[:6], orders[:6]))(single)
+    traced_points = np.stack([single, sampling_prob[:6], orders[:6]], axis=1)
     of_traced = excess(np.diagonal(traced), traced_points)
-    return of_concrete, of_traced
+    return of_known, of_traced
 
 
 def test_exact_and_never_below(excesses):
     """The bounds are next to the integrals, from above, and looser where the quadrature does not apply."""
-    of_concrete, of_traced = excesses
-    quadrature, fallback = of_concrete[:6], of_concrete[6:]
+    of_known, of_traced = excesses
+    quadrature, fallback = of_known[:6], of_known[6:]
     assert (quadrature > 0).all()
     assert (fallback > 0).all()
     assert (fallback < 0.5).all()

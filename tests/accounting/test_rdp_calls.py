@@ -35,7 +35,7 @@ def test_noise_whose_inverse_square_overflows_gives_infinity_not_nan(epsilon_of)
 
 
 def test_uniform_divergences():
-    """Concrete and traced orders give the same, with derivatives; the first noise falls back to another bound."""
+    """Derivatives are differences; the first noise falls back to another bound."""
     noise = np.array([0.02, np.float32(1.1), 1.1 + 1e-5, 1.1 - 1e-5])
     prob = np.array([0.1, 0.01, 0.01, 0.01])
 
@@ -44,19 +44,13 @@ def test_uniform_divergences():
 
     with jax.enable_x64(True):
         values, slopes = jax.jit(lambda noise: jax.jvp(divergences, (noise,), (jnp.ones(4),)))(noise)
-    tiny, exact, up, down = np.asarray(values)
+    tiny, _, up, down = np.asarray(values)
     slope = np.asarray(slopes)[2:].mean(axis=0)
     # No cell sum holds the first.
     log_moments = _renyi.log_moments(np.array(0.02), np.array(0.1), UNIFORM_ORDERS, np)
     assert (tiny >= log_moments / (UNIFORM_ORDERS - 1)).all()
     assert np.isfinite(tiny).all()
     np.testing.assert_allclose(slope, (up - down) / 2e-5, rtol=1e-6)
-
-    @jax.jit
-    def at_traced_orders(noise, orders):
-        return rdp_subsampled_gaussian(noise, 0.01, orders, sampling="uniform")
-
-    np.testing.assert_allclose(at_traced_orders(1.1, UNIFORM_ORDERS), exact, rtol=1e-5)
 
 
 def test_transformations():
@@ -98,6 +92,10 @@ def changed(point, place, value):
         (
             lambda: rdp_subsampled_gaussian(1.0, 0.1, [2.0, 1.0]),
             r"orders must be a Renyi order > 1, got 1.0 at index \(1,\)",
+        ),
+        (
+            lambda: jax.vmap(lambda order: rdp_subsampled_gaussian(1.0, 0.1, order))(UNIFORM_ORDERS),
+            "orders must be known before compiling",
         ),
         (
             lambda: rdp_subsampled_gaussian(1.0, 0.1, 2.0, sampling="shuffle"),

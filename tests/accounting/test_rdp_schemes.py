@@ -14,7 +14,7 @@ from gdpjax.accounting import (
     rdp_epsilon,
     rdp_subsampled_gaussian,
 )
-from gdpjax.accounting._rdp_schemes import rdp_of_events
+from gdpjax.accounting._moments_accountant import rdp_of_events
 from gdpjax.ledger import (
     AllocationEvent,
     ApproximateDPEvent,

@@ -234,7 +234,7 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     front = _results.pareto_front(configurations, LAYOUT)
     assert learning_rates(front) == [0.1, 0.2]
     assert [each.epsilon_upper for each in front] == [1.0, 2.0]
-    for budget, last in ((1.5, 0), (2.0, 1), (9.0, 1)):
+    for budget, last in ((2.0 - 1e-9, 0), (2.0, 1), (9.0, 1)):
         assert _results.best_within(configurations, LAYOUT, budget) is front[last]
     assert _results.best_within(configurations, LAYOUT, 1.0 - 1e-12) is None
 

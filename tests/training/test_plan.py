@@ -232,7 +232,7 @@ def test_a_plan_without_enough_noise_says_that_it_is_not_private(options, reason
         (dict(num_steps=None), "exactly one of num_steps and epochs"),
         (dict(noise_multiplier=np.nan), "noise_multiplier"),
         (dict(delta=0.0), "delta"),
-        (dict(delta=1e-320), "delta must exceed"),
+        (dict(delta=5e-324), "delta must exceed"),
         (dict(clip=-1.0), "l2_clip_norm"),
         (dict(expected_batch_size=70_000), "expected_batch_size must be at least 1 and at most num_examples=60000"),
         (dict(sampling="uniform"), "no argument 'sampling'; it takes batches"),

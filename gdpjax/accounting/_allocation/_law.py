@@ -33,6 +33,14 @@ a rounding as long as 4 w |g| + 8 w^2 + 4 h < 45, which holds for all noise mult
 
 Outside of the grid Phi(-x) <= e^{-x^2 / 2} / 2. The upper law moves what is above the last value down to it and its
 P-mass to infinity, and what is below the first one to the values 0 and y_0; the lower law leaves both out.
+
+**One release.** Without composition the deltas of a `Pair` are sums of positive terms, with L_k = log R at outcome k,
+
+    remove: delta(e) = sum_k p_k (1 - e^{e - L_k})_+ + lost P,
+    add:    delta(e) = sum_k q_k (1 - e^{e + L_k})_+ + lost Q.
+
+If the masses are right to a relative error c and every L_k to an absolute one of d, the true value at e lies between
+(1 - c) times the computed one at e + d and (1 + c) times the computed one at e - d.
 """
 
 import math
@@ -40,12 +48,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdpjax._core.roots import bisect_on_host
+from gdpjax._core.types import Bounds
+
 UNIT_ROUNDOFF = 2.0**-53
 SMALLEST_MASS = 1e-280
 """Labels with less Q-mass or P-mass are left out."""
 SMALLEST_NOISE = 0.05
 _LARGEST_LOG_VALUE = 650.0
 """It keeps the values finite, and is less than the reach needs only at the smallest noises and deltas."""
+_BISECTIONS = 64
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -204,3 +216,50 @@ def _pair(
         rounding=rounding,
         displacement=displacement,
     )
+
+
+class _PairBound:
+    """The bound on delta(epsilon) that a pair gives, moved by its errors up (side 1) or down (side -1)."""
+
+    def __init__(self, pair: Pair, side: float) -> None:
+        # The losses, their masses, and the mass of infinite loss, of each direction.
+        remove = (pair.log_ratio, np.exp(pair.log_p), pair.lost_p)
+        add = (-pair.log_ratio, np.exp(pair.log_q), pair.lost_q)
+        self._directions = (remove, add)
+        # Each direction sums that many terms.
+        sum_rounding = UNIT_ROUNDOFF * (2.0 * pair.log_ratio.size + 64.0)
+        self._factor = 1.0 + side * (2.0 * pair.rounding + sum_rounding)
+        self.largest_loss = float(np.max(np.abs(pair.log_ratio), initial=0.0))
+        self._displacement = pair.displacement
+        self._side = side
+
+    def delta(self, epsilon: float) -> float:
+        """Return the larger one of the two directions."""
+        loss_error = self._displacement + 8.0 * UNIT_ROUNDOFF * (self.largest_loss + epsilon)
+        moved_epsilon = epsilon - self._side * loss_error
+        deltas = []
+        for loss, mass, lost in self._directions:
+            exceeds = loss > moved_epsilon
+            deltas.append(np.sum(mass[exceeds] * -np.expm1(moved_epsilon - loss[exceeds])) + lost)
+        return float(max(deltas)) * self._factor
+
+
+def delta_of_pair(pair: Pair, epsilon: float) -> Bounds:
+    """Return a lower bound on delta from a pair that understates, an upper bound from one that overstates."""
+    lower = _PairBound(pair, -1.0).delta(epsilon)
+    upper = _PairBound(pair, 1.0).delta(epsilon)
+    return Bounds(max(lower, 0.0), min(upper, 1.0))
+
+
+def epsilon_of_pair(pair: Pair, delta: float) -> Bounds:
+    """Return bounds on epsilon: from a pair that understates a lower, else an upper one."""
+    below, above = _PairBound(pair, -1.0), _PairBound(pair, 1.0)
+    # Beyond the largest finite loss delta is what is lost.
+    largest = 1.0 + above.largest_loss * (1.0 + 1e-9)
+    lower, _ = bisect_on_host(lambda point: below.delta(point) > delta, 0.0, largest, num_iterations=_BISECTIONS)
+    if above.delta(0.0) <= delta:
+        return Bounds(float(lower), 0.0)
+    if above.delta(largest) > delta:
+        return Bounds(float(lower), np.inf)
+    _, upper = bisect_on_host(lambda point: above.delta(point) > delta, 0.0, largest, num_iterations=_BISECTIONS)
+    return Bounds(float(lower), float(upper))

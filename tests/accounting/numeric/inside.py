@@ -13,7 +13,6 @@ from gdpjax._composition import (
     _questions,
     _rare_outcomes,
     _without_contour,
-    of_phases,
     of_runs,
 )
 from gdpjax._composition._likelihood_ratio import SubsampledGaussian, side_by_side
