@@ -139,10 +139,9 @@ def lost_of(events: Sequence[AnyEvent], group_size: int = 1) -> Lost:
     failure, exact = _failure(guarantees, [] if is_added else bare)
     shown, _ = _failure([], bare if is_added else [])
 
-    overflows = {True: [0.0], False: [0.0]}
-    for event in events:
-        overflows[getattr(event, "announced", False)].append(getattr(event, "overflow", 0.0))
-    announced, silent = math.fsum(overflows[True]), math.fsum(overflows[False])
+    overflows = [(getattr(event, "announced", False), getattr(event, "overflow", 0.0)) for event in events]
+    announced = math.fsum(overflow for is_announced, overflow in overflows if is_announced)
+    silent = math.fsum(overflow for is_announced, overflow in overflows if not is_announced)
 
     # The largest loss, where every release has one.
     rest = [event for event in events if not isinstance(event, SampledEvent | GaussianEvent)]
