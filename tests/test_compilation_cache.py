@@ -120,7 +120,7 @@ def test_the_oldest_programs_are_removed(unset, monkeypatch, tmp_path):
     for age in range(4):
         (folder / str(age)).write_bytes(bytes(100))
         os.utime(folder / str(age), (1000 - age, 1000 - age))
-    monkeypatch.setattr("gdpjax._compilation_cache.LARGEST", 250)
+    monkeypatch.setattr("gdpjax._core.xla.LARGEST", 250)
     jax.config.update("jax_compilation_cache_dir", None)
     gdpjax.use_compilation_cache(tmp_path / "kept")
     assert sorted(path.name for path in folder.iterdir()) == ["0"]

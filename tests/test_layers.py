@@ -11,7 +11,6 @@ ROOT = pathlib.Path(__file__).parents[1] / "gdpjax"
 MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = {
     "_core": set(),
-    "_compilation_cache": set(),
     "_composition": {"_core"},
     "tradeoff": {"_core", "_composition"},
     "ledger": {"_core"},
@@ -41,7 +40,6 @@ LAYERS = {
     "sweeps": {"_core", "accounting", "ledger", "sampling", "training", "plotting"},
     "cli": {
         "_core",
-        "_compilation_cache",
         "accounting",
         "tradeoff",
         "ledger",

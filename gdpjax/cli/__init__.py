@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gdpjax._compilation_cache import use_compilation_cache
+from gdpjax._core.xla import use_compilation_cache
 from gdpjax.cli import _account, _audit, _cards, _convert, _sweep, _trainings
 from gdpjax.cli._report import Parser, Progress
 

@@ -223,11 +223,11 @@ def test_a_run_that_lost_nothing_goes_on_only_as_it_began(tmp_path, monkeypatch)
     begun(tmp_path / "run", training, jax.random.key(9306)).advance(5)
     described = _run.environment
     with monkeypatch.context() as patch:
-        patch.setattr(_run, "environment", lambda: described() | {"jax": "another"})
+        patch.setattr(_run, "environment", lambda *arrays: described() | {"jax": "another"})
         with pytest.raises(CheckpointError, match=r"jax of .* differ here"):
             resumed(tmp_path / "run", training)
         # A later version may describe the environment with a setting more.
-        patch.setattr(_run, "environment", lambda: described() | {"another setting": "on"})
+        patch.setattr(_run, "environment", lambda *arrays: described() | {"another setting": "on"})
         with pytest.raises(CheckpointError, match=r"another setting of .* differ here"):
             resumed(tmp_path / "run", training)
     assert resumed(tmp_path / "run", training).step == 5

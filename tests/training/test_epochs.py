@@ -48,7 +48,7 @@ def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(training, tm
     parts = training, PARAMS, training.place(ROWS, np.zeros(N))
     kept = interrupted(parts, tmp_path / "run", 12, 5, KEY)
     environment = _run.environment
-    monkeypatch.setattr(_run, "environment", lambda: environment() | {"cpu": "another"})
+    monkeypatch.setattr(_run, "environment", lambda *arrays: environment() | {"cpu": "another"})
     run = resume_run(tmp_path / "run", *parts, scan=False)
     assert (run.step, run.num_lost) == (15, 5)
     (event,) = run.ledger.events

@@ -133,7 +133,7 @@ def test_scanned_chunks_resume_too(small, tmp_path):
 def moved(monkeypatch):
     """Another machine."""
     environment = _run.environment
-    monkeypatch.setattr(_run, "environment", lambda: environment() | {"cpu": "another"})
+    monkeypatch.setattr(_run, "environment", lambda *arrays: environment() | {"cpu": "another"})
 
 
 def test_on_another_machine_the_lost_chunk_is_charged_and_gets_new_keys(small, whole, tmp_path, monkeypatch):
@@ -354,7 +354,7 @@ def test_a_platform_that_does_not_repeat_its_bits_is_charged_again(
 ):
     """Trap 12 on a GPU: sums in an order of the moment are other gradients under the same noise."""
     described = {"platform": platform, "xla_flags": flags}
-    monkeypatch.setattr(_run, "environment", lambda: described)
+    monkeypatch.setattr(_run, "environment", lambda *arrays: described)
     run = resume_run(interrupted(small, tmp_path / "run", 3), *small, scan=False)
     assert run.num_lost == (0 if repeats else 7)
 
