@@ -125,7 +125,9 @@ def dominates(mu: float | np.ndarray, epsilon: np.ndarray, needed: np.ndarray) -
 
     def tangent(epsilon: np.ndarray) -> np.ndarray:
         """Return the tangent of delta_mu at y = e^epsilon, lowered by more than its rounding."""
-        fall = slope * np.expm1(epsilon - middle)
-        return level - fall - _SLACK * (level + np.abs(fall))
+        # Beyond all floats the tangent is too low, or NaN, and shows nothing.
+        with np.errstate(over="ignore", invalid="ignore"):
+            fall = slope * np.expm1(epsilon - middle)
+            return level - fall - _SLACK * (level + np.abs(fall))
 
     return (tangent(left) >= needed[:-1]) & (tangent(right) >= needed[1:])
