@@ -31,10 +31,27 @@ def programs_are_described_once():
         yield
 
 
+def forget_keys():
+    """Let keys be used as if the process were new."""
+    _run._KEYS_USED.clear()
+
+
 @pytest.fixture(autouse=True)
-def keys_are_fresh(monkeypatch):
-    """Let each test use its keys as if the process were new: many take the same one, in a loop and step by step."""
-    monkeypatch.setattr(_run, "_KEYS_USED", {})
+def keys_are_fresh():
+    """Each test may use its keys: many take the same one, in a loop and step by step."""
+    yield
+    forget_keys()
+
+
+@pytest.fixture
+def moved_to(monkeypatch):
+    """Return a function that lets runs be elsewhere: ``moved_to(cpu="another")`` is a machine with another processor."""
+    described = _run.environment
+
+    def move(**changes):
+        monkeypatch.setattr(_run, "environment", lambda: described() | changes)
+
+    return move
 
 
 @pytest.fixture(scope="module")
