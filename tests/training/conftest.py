@@ -45,7 +45,7 @@ def keys_are_fresh():
 
 @pytest.fixture
 def moved_to(monkeypatch):
-    """Return a function that lets runs be elsewhere: ``moved_to(cpu="another")`` is a machine with another processor."""
+    """Return a function that moves runs to another machine: ``moved_to(cpu="another")``."""
     described = _run.environment
 
     def move(**changes):

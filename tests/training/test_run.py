@@ -149,7 +149,7 @@ def test_on_another_machine_the_lost_chunk_is_charged_and_gets_new_keys(small, w
     assert run.ledger[0].overflow >= whole.ledger[0].overflow
 
 
-def test_a_move_between_chunks_costs_nothing_but_new_keys(small, tmp_path, monkeypatch):
+def test_a_move_between_chunks_costs_nothing_but_new_keys(small, tmp_path, moved_to):
     """The folder may be a backup, restored where later steps have been taken: they must not meet their noise again."""
     run = begun(small, tmp_path / "run")
     run.advance(7)
@@ -172,7 +172,7 @@ def test_other_data_or_another_learning_rate_is_another_fingerprint(small, tmp_p
     assert run.changes == ("data" if change == "data" else "program",)
 
 
-def test_lost_steps_never_exceed_the_budget(small, tmp_path, monkeypatch):
+def test_lost_steps_never_exceed_the_budget(small, tmp_path, moved_to):
     """A run whose last chunk is lost is charged for all steps, and is over."""
     folder = interrupted(small, tmp_path / "run", killed.NUM_STEPS - 2)
     moved_to(cpu="another")
@@ -334,9 +334,7 @@ def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole
         ("gpu", "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0", True),
     ],
 )
-def test_a_platform_that_does_not_repeat_its_bits_is_charged_again(
-    small, tmp_path, moved_to, platform, flags, repeats
-):
+def test_a_platform_that_does_not_repeat_its_bits_is_charged_again(small, tmp_path, moved_to, platform, flags, repeats):
     """Trap 12 on a GPU: sums in an order of the moment are other gradients under the same noise."""
     moved_to(platform=platform, xla_flags=flags)
     run = resume_run(interrupted(small, tmp_path / "run", 3), *small, scan=False)

@@ -279,9 +279,10 @@ def test_killed_while_it_starts_it_can_start_again(small, tmp_path, monkeypatch)
         raise Killed
 
     for module, name in ((os, "chmod"), (os, "fsync"), (Path, "replace"), (shutil, "disk_usage")):
-        with monkeypatch.context() as patch, pytest.raises(Killed):
+        with monkeypatch.context() as patch:
             patch.setattr(module, name, kill)
-            start_run(tmp_path / "run", *small, key=KEY, scan=False)
+            with pytest.raises(Killed):
+                start_run(tmp_path / "run", *small, key=KEY, scan=False)
     assert start_run(tmp_path / "run", *small, key=KEY, scan=False).step == 0
     assert resume_run(tmp_path / "run", *small, scan=False).step == 0
 
