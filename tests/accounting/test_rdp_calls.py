@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gdpjax.accounting import moments_accountant_epsilon, rdp_epsilon, rdp_subsampled_gaussian
+from tests.refused import refusals
 
 UNIFORM_ORDERS = np.array([1.1, 1.5, 2.0, 4.5, 16.0, 64.0])
 
@@ -86,21 +87,15 @@ def changed(point, place, value):
     return noise, prob, 1000, delta
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: rdp_subsampled_gaussian(1.0, 0.1, [2.0, 1.0]),
-            r"orders must be a Renyi order > 1, got 1.0 at index \(1,\)",
-        ),
-        (
-            lambda: rdp_subsampled_gaussian(1.0, 0.1, 2.0, sampling="shuffle"),
-            "sampling must be one of poisson, uniform",
-        ),
-        (lambda: rdp_epsilon([1.0, 1.0], [2.0], 1e-5), "the last axis of rdp must be that of orders"),
-        (lambda: rdp_epsilon([1.0], [2.0], 1e-5, conversion="best"), "conversion must be one of tight, classic"),
-    ],
+test_bad_input = refusals(
+    (
+        lambda: rdp_subsampled_gaussian(1.0, 0.1, [2.0, 1.0]),
+        r"orders must be a Renyi order > 1, got 1.0 at index \(1,\)",
+    ),
+    (
+        lambda: rdp_subsampled_gaussian(1.0, 0.1, 2.0, sampling="shuffle"),
+        "sampling must be one of poisson, uniform",
+    ),
+    (lambda: rdp_epsilon([1.0, 1.0], [2.0], 1e-5), "the last axis of rdp must be that of orders"),
+    (lambda: rdp_epsilon([1.0], [2.0], 1e-5, conversion="best"), "conversion must be one of tight, classic"),
 )
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

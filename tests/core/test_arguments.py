@@ -10,6 +10,7 @@ import pytest
 
 import gdpjax
 from gdpjax import accounting, sampling, training
+from tests.refused import refusals
 
 
 class _Broken:
@@ -50,10 +51,9 @@ WRONG_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG_CALLS, ids=[message.split()[0] for _, message in WRONG_CALLS])
-def test_wrong_keywords_of_public_functions_are_value_errors(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+test_wrong_keywords_of_public_functions_are_value_errors = refusals(
+    *WRONG_CALLS,
+)
 
 
 def test_a_loss_that_returns_a_tuple_is_told_to_return_the_loss_alone() -> None:
