@@ -20,17 +20,12 @@ from gdpjax.ledger import (
     ledger_from_state,
     record_steps,
 )
+from tests.accounting.closed_forms import gaussian_delta
 from tests.refused import refusals
 
 EPSILONS = np.array([0.0, 0.4, 1.0, 2.0, 3.0])
 FAILURE = 1e-6
 RUN = AllocationEvent(1.0, steps_per_epoch=10, num_epochs=5)
-
-
-def gaussian_delta(epsilon, mu):
-    """E_P (1 - e^{epsilon - L})_+ of N(mu, 1) against N(0, 1), for epsilon of either sign."""
-    first = special.ndtr(-epsilon / mu + 0.5 * mu)
-    return first - np.exp(epsilon + special.log_ndtr(-epsilon / mu - 0.5 * mu))
 
 
 def normal_density(x):

@@ -22,16 +22,12 @@ from gdpjax.accounting import (
 )
 from gdpjax.ledger import ApproximateDPEvent, GaussianEvent, LaplaceEvent, RandomizedResponseEvent, UniformEvent
 from gdpjax.tradeoff import NoGuarantee
+from tests.accounting.closed_forms import gaussian_delta
 from tests.refused import refusals
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 RUN = (1.3, 256 / 60_000, 3516)
 """Noise multiplier, sampling probability and number of steps."""
-
-
-def gaussian_delta(epsilon, mu):
-    """Return delta_mu at any real epsilon."""
-    return ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
 
 
 def assert_inside(bounds, truth, width=np.inf):
@@ -124,23 +120,6 @@ def test_a_guarantee_fails_with_its_delta_and_is_randomized_response_otherwise()
     np.testing.assert_allclose(bounds, expected, rtol=1e-12)
     assert epsilon_bounds(event, delta=0.9 * failure) == (math.inf, math.inf)
     assert epsilon_bounds(event, delta=failure + 1e-9).upper <= 6.0 * (1 + 1e-9)
-
-
-def test_training_with_other_releases_costs_more_than_either_and_less_than_the_sum():
-    """Each further release raises epsilon, by less than its own epsilon, and so does an overflow."""
-    training = Event(*RUN)
-    histogram = LaplaceEvent(0.1, 10)
-    guarantee = ApproximateDPEvent(0.05, 1e-7)
-    alone = epsilon_bounds(training, delta=1e-5)
-    both = epsilon_bounds(Ledger([training, histogram]), delta=1e-5)
-    assert alone.upper < both.lower
-    assert both.upper < alone.lower + 1.0
-    all_three = epsilon_bounds(Ledger([training, histogram, guarantee]), delta=1e-5)
-    assert both.upper < all_three.lower
-    overflowing = Ledger([Event(*RUN, overflow=1e-8), histogram, guarantee])
-    with_loss = epsilon_bounds(overflowing, delta=1e-5)
-    assert with_loss.lower < all_three.lower
-    assert all_three.upper < with_loss.upper
 
 
 def test_uniform_events_and_whole_data_releases_under_replace_one():

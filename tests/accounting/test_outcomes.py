@@ -13,20 +13,8 @@ from gdpjax.accounting import (
     mu_bounds,
     tradeoff_bounds,
 )
-from gdpjax.ledger import (
-    AllocationEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    OutcomesEvent,
-    ShuffledEvent,
-    UniformEvent,
-)
-from gdpjax.mechanisms import (
-    DiscreteGaussianMechanism,
-    DiscreteLaplaceMechanism,
-    LaplaceMechanism,
-    PoissonSubsampled,
-)
+from gdpjax.ledger import AllocationEvent, GaussianEvent, LaplaceEvent, OutcomesEvent, ShuffledEvent, UniformEvent
+from gdpjax.mechanisms import DiscreteGaussianMechanism, DiscreteLaplaceMechanism, LaplaceMechanism, PoissonSubsampled
 from gdpjax.tradeoff import Laplace, compose, subsample
 from tests.refused import refusals
 

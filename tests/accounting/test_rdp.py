@@ -7,12 +7,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from gdpjax.accounting import (
-    gdp_epsilon,
-    moments_accountant_epsilon,
-    rdp_epsilon,
-    rdp_subsampled_gaussian,
-)
+from gdpjax.accounting import gdp_epsilon, moments_accountant_epsilon, rdp_epsilon, rdp_subsampled_gaussian
 from tests.data import MNIST_ROWS, REFERENCE
 
 ORDERS = np.array([1.1, 1.5, 1.7, 2.0, 3.0, 3.3, 4.5, 5.0, 8.0, 16.0, 33.0, 64.0])

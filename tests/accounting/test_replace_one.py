@@ -5,11 +5,7 @@ import pytest
 import scipy
 
 from gdpjax import Event, Ledger, NeighboringRelation
-from gdpjax.accounting import (
-    certified,
-    epsilon_bounds,
-    moments_accountant_epsilon,
-)
+from gdpjax.accounting import certified, epsilon_bounds, moments_accountant_epsilon
 from gdpjax.ledger import LaplaceEvent, UniformEvent
 from tests.refused import refusals
 

@@ -8,13 +8,7 @@ import pytest
 from scipy import special
 
 from gdpjax import Event, Ledger, NeighboringRelation
-from gdpjax.accounting import (
-    certified,
-    epsilon_bounds,
-    gdp_delta,
-    gdp_epsilon,
-    mu_bounds,
-)
+from gdpjax.accounting import certified, epsilon_bounds, gdp_delta, gdp_epsilon, mu_bounds
 from gdpjax.ledger import (
     AllocationEvent,
     GaussianEvent,

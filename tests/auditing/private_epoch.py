@@ -1,10 +1,11 @@
-"""The noisy sums of a private epoch, for audits of the sampling."""
+"""The noisy sums of a private epoch, for audits of the sampling, and such an audit."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import gdpjax
+from gdpjax.auditing import audit_step
 
 
 def release_epoch(key, included, batches, gradients, *, noise_multiplier):
@@ -37,3 +38,9 @@ def at_few_points(claim):
         return np.interp(alpha, points, claim(points))
 
     return coarse
+
+
+def is_refuted(release, claimed):
+    """Return whether an audit of a release at a key that everybody knows refutes the claim."""
+    audit = audit_step(release, jax.random.key(0), delta=1e-5, claimed=claimed, num_releases=4096, confidence=0.9999)
+    return audit.refuted

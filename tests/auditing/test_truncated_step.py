@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import gdpjax
-from gdpjax.auditing import audit_step
 from gdpjax.sampling import TruncatedPoisson
 from gdpjax.tradeoff import Gaussian, subsample
+from tests.auditing.private_epoch import is_refuted
 
 NOISE, PROB, CAPACITY = 0.7, 0.9, 4
 GRADIENTS = np.array([-1.0] * 5 + [1.0], np.float32)  # the last example is the target
@@ -26,15 +26,9 @@ def release(key, included):
     return tx.update(total, tx.init(w), w)[0]
 
 
-def audited(claimed):
-    return audit_step(
-        release, jax.random.key(0), delta=1e-5, claimed=claimed, num_releases=4096, confidence=0.9999
-    ).refuted
-
-
 def test_truncation_accounted_as_poisson_sampling_is_refuted():
-    assert audited(subsample(Gaussian(1 / NOISE), PROB))
+    assert is_refuted(release, subsample(Gaussian(1 / NOISE), PROB))
 
 
 def test_truncation_accounted_as_what_it_is_stands():
-    assert not audited(CLAIM)
+    assert not is_refuted(release, CLAIM)

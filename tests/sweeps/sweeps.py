@@ -74,6 +74,27 @@ def write_rows(folder, rows, layout):
     _folder.write_part(folder, rows, layout)
 
 
+def timeless(rows):
+    """Rows without what a clock said."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+class Watcher:
+    """An observer that notes the rows of each chunk, and how many programs had been compiled by its end."""
+
+    def __init__(self, compilations=None):
+        self.compilations, self.rows, self.at_chunk = compilations, [], []
+
+    def ignore(self, *news):
+        pass
+
+    on_start = on_chunks = on_steps = ignore
+
+    def on_chunk(self, rows):
+        self.rows += rows
+        self.at_chunk.append(self.compilations and self.compilations.count)
+
+
 Progress = _sweep.SweepProgress
 RayBackend = _ray.RayBackend
 

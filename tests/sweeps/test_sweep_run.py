@@ -32,40 +32,28 @@ from gdpjax.sweeps import (
 )
 from tests.compilations import Compilations
 from tests.sweeps import sweeps
-from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, on, rows_of, run_small, spec_of, sweep_of
+from tests.sweeps.sweeps import (
+    SEVERAL,
+    SMALL,
+    Watcher,
+    examples_of,
+    local,
+    on,
+    rows_of,
+    run_small,
+    spec_of,
+    sweep_of,
+    timeless,
+)
 
 PARTS, RESULTS, KEYS, SWEEP = "parts", "results.parquet", "keys.NOT_FOR_RELEASE.json", "sweep.json"
 pytestmark = pytest.mark.usefixtures("shared_programs")
-
-
-class Watcher:
-    """An observer that notes how many programs had been compiled by the end of each chunk."""
-
-    def __init__(self, compilations=None):
-        self.compilations, self.at_chunk = compilations, []
-
-    def on_start(self, num_trials, on_record):
-        pass
-
-    def on_chunks(self, description):
-        pass
-
-    def on_steps(self, done, total):
-        pass
-
-    def on_chunk(self, rows):
-        self.at_chunk.append(self.compilations and self.compilations.count)
 
 
 def plans(text, dataset):
     """The trials of a spec."""
     spec = spec_of(text)
     return plan_trials(spec, list_trials(spec), dataset.num_examples)
-
-
-def timeless(rows):
-    """Rows without what a clock said."""
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
 @pytest.fixture(scope="module")

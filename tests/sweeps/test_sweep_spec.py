@@ -8,7 +8,7 @@ import pytest
 from experiments import cli
 from experiments.errors import UserError
 from gdpjax.sweeps import list_trials, plan_trials
-from tests.sweeps.sweeps import SEVERAL, SMALL, run_small, spec_of
+from tests.sweeps.sweeps import SEVERAL, SMALL, spec_of
 
 HEAD = 'dataset = "digits"\n'
 TABLE = HEAD + "[hyperparameters]\n"
@@ -148,12 +148,6 @@ def test_settings_without_a_plan_are_refused(line, message):
     spec = spec_of(SMALL + line + "\n")
     with pytest.raises(UserError, match=r"line \d+: " + message):
         plan_trials(spec, list_trials(spec), 64)
-
-
-def test_a_batch_above_the_data_names_the_line(tmp_path, small_digits):
-    message = "line 3: expected_batch_size must be at least 1 and at most num_examples=64, got 65"
-    with pytest.raises(UserError, match=message):
-        run_small(TABLE + "batch_size = 65\n", small_digits, tmp_path / "sweep")
 
 
 def test_absent_files_are_one_line_and_nothing_is_made(tmp_path, monkeypatch, capsys):

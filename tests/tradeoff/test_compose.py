@@ -23,6 +23,7 @@ from gdpjax.tradeoff import (
     symmetrize,
 )
 from tests.refused import refusals
+from tests.tradeoff.dominating import one_direction
 
 ALPHA = np.array([1e-9, 1e-5, 1e-3, 0.02, 0.1, 0.3, 0.5, 0.8, 0.97, 0.9999])
 
@@ -30,11 +31,6 @@ ALPHA = np.array([1e-9, 1e-5, 1e-3, 0.02, 0.1, 0.3, 0.5, 0.8, 0.97, 0.9999])
 def numeric(curve, times=1):
     """Compose by the numeric method also where there is a closed form: beside a curve that loses next to nothing."""
     return compose(curve, Laplace(1e-200), times=times)
-
-
-def one_direction(curve, sampling_prob):
-    """Return p f + (1 - p) Id, which is one direction of the subsampled curve."""
-    return subsample(curve, sampling_prob).one_direction
 
 
 def assert_around(bounds, exact, alpha=ALPHA, width=None):

@@ -20,14 +20,10 @@ from gdpjax.tradeoff import (
     symmetrize,
 )
 from tests.refused import refusals
+from tests.tradeoff.dominating import one_direction
 
 ALPHA = np.array([0.0, 1e-9, 1e-4, 0.03, 0.2, 0.37, 0.5, 0.8, 0.999, 1.0])
 SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
-
-
-def one_direction(curve, sampling_prob):
-    """Return p f + (1 - p) Id, which is one direction of the subsampled curve."""
-    return subsample(curve, sampling_prob).one_direction
 
 
 MIXED_SKEW = type(one_direction(Gaussian(1.0), 0.4))(SKEW, 0.4)  # of a curve that is not symmetric

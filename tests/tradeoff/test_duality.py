@@ -21,15 +21,10 @@ from gdpjax.tradeoff import (
     symmetrize,
 )
 from tests.refused import refusals
-from tests.tradeoff.dominating import dominating_mu
+from tests.tradeoff.dominating import dominating_mu, one_direction
 
 CERTIFIED = compose(Laplace(0.5), times=2)
 SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
-
-
-def one_direction(curve, sampling_prob):
-    """Return p f + (1 - p) Id, which is one direction of the subsampled curve."""
-    return subsample(curve, sampling_prob).one_direction
 
 
 def test_gaussian_is_the_accountants_exact_duality():

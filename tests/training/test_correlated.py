@@ -13,7 +13,7 @@ from gdpjax.accounting import certified, gdp_epsilon
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, Ledger, ledger_of
 from gdpjax.sampling import BatchOverflowError, CyclicPoisson, Poisson, Shuffled, WithoutReplacement
 from gdpjax.training import CheckpointError, Plan, batch_source, make_plan, private_training, resume_run, start_run
-from tests.training.interrupted import committed, finished, interrupted
+from tests.training.interrupted import committed, finished, interrupted, stopped
 
 N, D = 60, 3
 PARAMS = {"w": jnp.zeros(D)}
@@ -224,12 +224,7 @@ def test_a_run_that_lost_nothing_goes_on_only_as_it_began(tmp_path, moved_to):
 def test_a_state_that_was_changed_after_an_interruption_is_refused(tmp_path):
     """The lost chunk cannot be repeated on other parameters, nor be left out under new keys."""
     run = begun(tmp_path / "run", built("banded"), jax.random.key(9305))
-
-    def stop(done):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run.advance(3, on_step=stop)
+    stopped(run, 3, by=KeyboardInterrupt)
     kept = run.state
     run.state = kept._replace(params={"w": kept.params["w"] + 1})
     with pytest.raises(ValueError, match="with correlated noise cannot go on"):

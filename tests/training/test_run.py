@@ -20,7 +20,7 @@ import gdpjax
 from gdpjax.training import CheckpointError, resume_run, start_run
 from tests.training import interrupted as runs
 from tests.training import killed
-from tests.training.interrupted import Killed, committed
+from tests.training.interrupted import Killed, committed, stopped
 
 KEY = jax.random.key(11)
 CHECKPOINTS = "checkpoints.NOT_FOR_RELEASE"
@@ -306,16 +306,9 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
 
 def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole, tmp_path):
     """Ctrl-C, then on with the same object: same length, and no second line for the same steps."""
-
-    def stop(done):
-        if done == 9:
-            raise KeyboardInterrupt
-
     run = begun(small, tmp_path / "run")
     run.advance(7)
-    with pytest.raises(KeyboardInterrupt) as interruption:
-        run.advance(7, on_step=stop)
-    (how_to_go_on,) = interruption.value.__notes__
+    (how_to_go_on,) = stopped(run, 7, at=9, by=KeyboardInterrupt).__notes__
     assert how_to_go_on.startswith(f"7 of 20 steps are kept in {tmp_path / 'run'}, and 14 are charged: ")
     assert "start_run(..., resume=True)" in how_to_go_on
     run.advance(3)

@@ -18,7 +18,7 @@ import pytest
 
 from gdpjax.training import CheckpointError, private_training, resume_run, start_run
 from tests.training import killed
-from tests.training.interrupted import Killed, committed
+from tests.training.interrupted import Killed, committed, stopped
 
 fcntl = pytest.importorskip("fcntl")
 KEY = jax.random.key(11)
@@ -47,14 +47,8 @@ def seven(small, tmp_path_factory):
 @pytest.fixture(scope="module")
 def lost(small, tmp_path_factory):
     """A folder whose second chunk of seven was lost, to be copied."""
-
-    def stop(done):
-        if done == 9:
-            raise Killed
-
     run = begun(small, tmp_path_factory.mktemp("lost") / "run")
-    with pytest.raises(Killed):
-        run.advance(7, on_step=stop)
+    stopped(run, 7, at=9)
     return run.folder
 
 
@@ -121,12 +115,7 @@ def test_a_state_changed_by_hand_is_not_repeated_with_the_same_noise(small, tmp_
     run = begun(small, tmp_path / "run")
     old = keys_of(run)
     run.state = run.state._replace(params=jax.tree.map(lambda leaf: leaf * 2, run.state.params))
-
-    def stop(done):
-        raise Killed
-
-    with pytest.raises(Killed):
-        run.advance(7, on_step=stop)
+    stopped(run, 7)
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     again = resume_run(copy, *small, scan=False)
     assert (again.step, again.num_lost) == (14, 7)
@@ -163,12 +152,7 @@ def test_a_state_that_is_put_back_is_charged_and_gets_new_keys(small, tmp_path):
 def test_saving_in_the_middle_of_a_chunk_leaves_the_chunk_lost(small, tmp_path):
     """The state that is saved in the middle of a chunk is the one before it."""
     run = begun(small, tmp_path / "run")
-
-    def stop(done):
-        raise Killed
-
-    with pytest.raises(Killed):
-        run.advance(7, on_step=stop)
+    stopped(run, 7)
     run.save()
     again = resume_run(tmp_path / "run", *small, scan=False)
     again.advance(2)

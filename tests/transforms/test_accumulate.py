@@ -176,28 +176,21 @@ def test_a_compiled_update_does_not_guess_how_many_rows_it_will_be_given():
     with pytest.raises(ValueError, match="of how many rows the accumulated sum is cannot be seen"):
         update(jax.jit(grad_fn)(params, nothing(8)), tx.init(params), params)
 
-    # Told how many there can be at most, it counts so many.
-    told = gdpjax.clipped_grad(zero_loss, 1.0, max_batch_size=1024)
-    private = gdpjax.privatize(told, **PRIVATE)
-    tx = gdpjax.accumulate_clipped(private, 2)
-    update, clipped_sum, state = jax.jit(tx.update), jax.jit(told), tx.init(params)
-    for size in (8, 64):
+
+@pytest.mark.parametrize(
+    ("of_the_clip", "of_the_sum", "sizes"),
+    [({"max_batch_size": 1024}, {}, (8, 64)), ({}, {"microbatch_rows": 1024}, (1024, 1024))],
+    ids=["told the clip", "told the sum"],
+)
+def test_sums_that_another_program_made_are_charged_for_the_rows_that_were_told(of_the_clip, of_the_sum, sizes):
+    grad_fn = gdpjax.clipped_grad(zero_loss, 1.0, **of_the_clip)
+    params = jnp.zeros(3)
+    tx = gdpjax.accumulate_clipped(gdpjax.privatize(grad_fn, **PRIVATE), 2, **of_the_sum)
+    update, clipped_sum, state = jax.jit(tx.update), jax.jit(grad_fn), tx.init(params)
+    for size in sizes:
         released, state = update(clipped_sum(params, nothing(size)), state, params)
     ratio = np.asarray(released, np.float64) / noise_of_one_sum()
-    np.testing.assert_allclose(ratio, factor_of(1024, 2, 3, max_batch_size=1024), rtol=1e-6)
-
-
-def test_the_charge_is_a_function_of_static_arguments():
-    """The stated arguments decide also where the sum was made in another program."""
-    grad_fn = gdpjax.clipped_grad(zero_loss, 1.0)
-    params = jnp.zeros(3)
-    private = gdpjax.privatize(grad_fn, **PRIVATE)
-    tx = gdpjax.accumulate_clipped(private, 2, microbatch_rows=1024)
-    update, clipped_sum, state = jax.jit(tx.update), jax.jit(grad_fn), tx.init(params)
-    for _ in range(2):
-        released, state = update(clipped_sum(params, nothing(1024)), state, params)
-    ratio = np.asarray(released, np.float64) / noise_of_one_sum()
-    np.testing.assert_allclose(ratio, factor_of(1024, 2, 3), rtol=1e-6)
+    np.testing.assert_allclose(ratio, factor_of(1024, 2, 3, **of_the_clip), rtol=1e-6)
 
 
 def test_a_sum_from_elsewhere_is_charged_for_any_number_of_devices(monkeypatch):
