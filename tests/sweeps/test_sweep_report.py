@@ -286,14 +286,6 @@ def test_price_is_that_of_the_accountants():
     assert _results.price(rows[:1]) is None
 
 
-def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):
-    """A sweep whose only trial failed has a page with the error, and a summary."""
-    _, layout = begin(tmp_path, SMALL, small_digits)
-    failed = dict.fromkeys(layout.columns) | {"trial": 0, "delta": 1e-5, "error": "refused: too little noise"}
-    _folder.write_part(tmp_path, [failed], layout)
-    assert "refused: too little noise" in report_sweep(tmp_path).report.read_text()
-
-
 def test_cells_are_rounded_to_the_safe_side():
     """Upper bounds are rounded up, lower ones down, and settings not at all."""
     value = 2.0000049

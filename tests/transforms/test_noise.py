@@ -78,17 +78,6 @@ def test_known_answers_of_threefry():
         assert [int(word) for word in found] == list(expected)
 
 
-def test_longer_arrays_begin_with_the_same_words():
-    """On both sides of the size from which the words are our own, and whatever JAX's layout is."""
-
-    @jax.jit
-    def draw_words(key):
-        return keys.bits(key, (threefry.FEWEST_ENTRIES - 1,)), keys.bits(key, (threefry.FEWEST_ENTRIES + 5,))
-
-    short, long = draw_words(KEYS[0])
-    np.testing.assert_array_equal(long[: threefry.FEWEST_ENTRIES - 1], short)
-
-
 def test_inversion_is_accurate_over_the_whole_range():
     """Values of one word and of two are quantiles of the normal distribution."""
     rng = np.random.default_rng(0)
