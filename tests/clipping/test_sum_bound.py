@@ -14,19 +14,12 @@ from gdpjax._core import trees
 from gdpjax.clipping import accumulation_charge
 from gdpjax.clipping._rounding_budget import rounding_budget
 from tests.clipping.compiling import fast
+from tests.clipping.definition import sum_of_clipped
 
 
 def dot_loss(w, x):
     """Return a loss whose gradient at example x is x itself."""
     return jnp.vdot(w, x)
-
-
-def exact_sum(rows, l2_clip_norm):
-    """Return the clipped sum in float64."""
-    rows = np.asarray(rows, np.float64)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    factors = np.minimum(1, l2_clip_norm / np.maximum(norms, 1e-300))
-    return (rows * factors).sum(axis=0)
 
 
 @functools.cache
@@ -82,7 +75,7 @@ def test_large_batch_in_float32_keeps_the_bound(chunk):
 
     # Rows are clipped to C / (1 + slack), and the sum is off by less than its half of the slack.
     slack = rounding_budget([np.zeros(3, np.float32)], len(rows)).slack
-    exact = exact_sum(rows, 1 / (1 + slack))
+    exact = sum_of_clipped(rows, 1 / (1 + slack))
     assert np.linalg.norm(whole - exact) <= slack / 2
 
 
