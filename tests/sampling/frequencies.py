@@ -22,6 +22,11 @@ def rows_of_steps(batches, steps, key):
     return chosen
 
 
+def rows_of(sample):
+    """Return the rows of a batch, without its padding."""
+    return np.asarray(sample.indices)[~np.asarray(sample.is_padding)].tolist()
+
+
 def included(indices, is_padding, num_examples):
     """Return bool[rounds, num_examples] from batches [rounds, slots], and refuse a row that is twice in a batch."""
     times = np.zeros((len(indices), num_examples), int)

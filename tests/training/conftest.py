@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from gdpjax.training import _in_place, _run
+from tests.training import killed
 from tests.transforms.conftest import simple_normals
 
 
@@ -41,6 +42,12 @@ def keys_are_fresh():
     """Each test may use its keys: many take the same one, in a loop and step by step."""
     yield
     forget_keys()
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Training, parameters and data of the small run, which is killed elsewhere, too."""
+    return killed.build()
 
 
 @pytest.fixture

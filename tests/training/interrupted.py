@@ -5,6 +5,9 @@ import pytest
 
 from gdpjax.training import start_run
 
+KEY = jax.random.key(11)
+CHECKPOINTS = "checkpoints.NOT_FOR_RELEASE"
+
 
 class Killed(BaseException):
     """Stands for kill -9."""

@@ -20,16 +20,7 @@ import gdpjax
 from gdpjax.training import CheckpointError, resume_run, start_run
 from tests.training import interrupted as runs
 from tests.training import killed
-from tests.training.interrupted import Killed, committed, stopped
-
-KEY = jax.random.key(11)
-CHECKPOINTS = "checkpoints.NOT_FOR_RELEASE"
-
-
-@pytest.fixture(scope="module")
-def small():
-    """Training, parameters and data of the small run."""
-    return killed.build()
+from tests.training.interrupted import CHECKPOINTS, KEY, Killed, committed, stopped
 
 
 @pytest.fixture(scope="module")

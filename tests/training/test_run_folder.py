@@ -18,17 +18,9 @@ import pytest
 
 from gdpjax.training import CheckpointError, private_training, resume_run, start_run
 from tests.training import killed
-from tests.training.interrupted import Killed, committed, stopped
+from tests.training.interrupted import CHECKPOINTS, KEY, Killed, committed, stopped
 
 fcntl = pytest.importorskip("fcntl")
-KEY = jax.random.key(11)
-CHECKPOINTS = "checkpoints.NOT_FOR_RELEASE"
-
-
-@pytest.fixture(scope="module")
-def small():
-    """Training, parameters and data of the small run."""
-    return killed.build()
 
 
 def begun(small, folder):
