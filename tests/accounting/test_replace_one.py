@@ -10,7 +10,6 @@ from gdpjax.ledger import LaplaceEvent, UniformEvent
 from tests.refused import refusals
 
 REPLACE = NeighboringRelation.REPLACE_ONE
-SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 def steps(noise_multiplier, sampling_prob, num_steps, **fields):
