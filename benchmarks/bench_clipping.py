@@ -3,8 +3,7 @@
     python -m benchmarks.bench_clipping --output benchmarks/results/clipping_cpu.json
 
 writes the JSON, and tables and a picture beside it. ``--cases`` and ``--contenders`` choose some of them, ``--preset
-cpu-tiny`` makes all of them small; ``--merge`` keeps the other cases that the output already has, so that a long run
-can be made in parts. The peers are the ``benchmarks-clipping`` extra; a missing one is reported.
+cpu-tiny`` makes all of them small. The peers are the ``benchmarks-clipping`` extra; a missing one is reported.
 """
 
 from benchmarks import harness

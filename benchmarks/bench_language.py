@@ -3,8 +3,7 @@
     python -m benchmarks.bench_language --preset tiny --output benchmarks/results/language_tiny.json
 
 writes the JSON, and tables beside it, for a processor; presets are smallest, tiny and small. ``--cases`` (full, lora)
-and ``--contenders`` choose some; ``--merge`` keeps the other cases that the output already has, so that a long run can
-be made in parts. The peer is jax_privacy (the ``benchmarks-clipping`` extra); a missing one is reported.
+and ``--contenders`` choose some. The peer is jax_privacy (the ``benchmarks-clipping`` extra); it may be missing.
 """
 
 from benchmarks import harness

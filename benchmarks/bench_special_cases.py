@@ -50,7 +50,7 @@ _PRIMITIVES = "gdpjax.clipping._tracing.primitives."
 _NO_EXACT = ((_FORMS + "_table.is_exact", lambda *args: False),)
 _NO_FAST = (
     (_PRIMITIVES + "_fast_convolution.is_rewritten", lambda eqn: False),
-    (_PRIMITIVES + "_convolution.Convolution.is_site", lambda self, eqn, operand: False),
+    (_PRIMITIVES + "_linear.Convolution.is_site", lambda self, eqn, operand: False),
 )
 
 SPECIALS = (

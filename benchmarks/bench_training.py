@@ -3,8 +3,7 @@
     python -m benchmarks.bench_training --output benchmarks/results/training_cpu.json
 
 writes the JSON, and tables beside it. ``--cases`` and ``--contenders`` choose some of them, ``--preset cpu-tiny`` makes
-all of them small; ``--merge`` keeps the other cases that the output already has, so that a long run can be made in
-parts. The peers are the ``benchmarks-clipping`` extra; a missing one is reported.
+all of them small. The peers are the ``benchmarks-clipping`` extra; a missing one is reported.
 """
 
 from benchmarks import harness

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import functools
 import importlib
-import json
 import pathlib
 import shlex
 import sys
@@ -155,33 +154,6 @@ def chosen(wanted: Sequence[str], there: dict[str, Any], what: str) -> list[Any]
     return [value for name, value in there.items() if not wanted or name in wanted]
 
 
-def merge(benchmark: Benchmark, previous: Result, result: Result) -> Result:
-    """Return ``result`` with the cases that only ``previous`` has, in the preset's order.
-
-    Ratios are of times from one machine: ValueError if the two were made on different ones, with other versions or
-    with other settings.
-    """
-    if _made_on(previous) != _made_on(result):
-        raise ValueError("cannot merge: the earlier part has another machine, version, preset, threads or repetitions")
-
-    # What was measured again counts as it is now.
-    measured = previous["cases"] | result["cases"]
-    cases = {name: measured[name] for name in benchmark.preset(result["settings"]["preset"]) if name in measured}
-    merged = result | {
-        "cases": cases,
-        "settings": result["settings"] | {"cases": list(cases)},
-        "missing": previous["missing"] | result["missing"],
-        "load_average_before": previous["load_average_before"],
-        "total_seconds": previous["total_seconds"] + result["total_seconds"],
-        "command": f"{previous['command']}; {result['command']}",
-    }
-    return merged | _targets(benchmark, merged)
-
-
-def _made_on(result: Result) -> list[Any]:
-    return [result["machine"], *(result["settings"][name] for name in ("preset", "threads", "repetitions"))]
-
-
 # ---- The command line ----
 
 
@@ -192,28 +164,19 @@ def main(benchmark: Benchmark, arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=pathlib.Path, required=True, help="the JSON to write; the rest goes beside it")
-    if benchmark.room:
-        parser.add_argument("--merge", action="store_true", help="keep the cases of an earlier part of the run")
     for name, hint in typing.get_type_hints(type(benchmark.settings)).items():
         _add_option(parser, name, hint, getattr(benchmark.settings, name))
     options = vars(parser.parse_args(arguments))
-    output, merging = options.pop("output"), options.pop("merge", False)
+    output = options.pop("output")
 
     # Before JAX is imported.
     machine.use_cores(options.get("threads", 1))
     made_by: Result = {"command": command(benchmark.module, arguments)}
     if benchmark.keeps_memory:
         made_by["memory_kept"] = machine.keep_memory()
-    previous = json.loads(output.read_text()) if merging and output.exists() else None
-
-    def complete(result: Result) -> Result:
-        """Add the command, and what an earlier part of the run measured."""
-        result = result | made_by
-        return result if previous is None else merge(benchmark, previous, result)
-
     settings = benchmark.settings._replace(**options)
-    result = run(benchmark, settings, lambda result: write_json(output, complete(result)))
-    write(complete(result), output, importlib.import_module(benchmark.report))
+    result = run(benchmark, settings, lambda result: write_json(output, result | made_by))
+    write(result | made_by, output, importlib.import_module(benchmark.report))
 
 
 def _add_option(parser: argparse.ArgumentParser, name: str, hint: Any, default: Any) -> None:

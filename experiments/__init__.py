@@ -2,7 +2,7 @@
 
 Run ``python -m experiments --help``. Where things are, from the bottom; imports go down this list only:
 
-* `errors`, `config`        what a user can mend; what can be configured, from which the command line is generated
+* `config`                  what can be configured, from which the command line is generated
 * `tables`, `progress`      Markdown and means over seeds; the progress bar
 * `data`                    data sets by name, from a folder or a checked download
 * `models`                  small networks by name, their loss, and their scores on test data

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import tyro
 
 from experiments import config
-from experiments.errors import RunInterrupted
 from gdpjax import use_compilation_cache
 from gdpjax.sampling import BatchOverflowError
+from gdpjax.sweeps import RunInterrupted
 
-NO_CACHE = "--no-compilation-cache"
 _DESCRIPTION = (
     "Compiled programs are kept in your cache folder, so that the next start takes seconds; "
-    f"{NO_CACHE}, or GDPJAX_COMPILATION_CACHE=off, keeps none."
+    "GDPJAX_COMPILATION_CACHE=off keeps none."
 )
 
 
@@ -92,10 +91,8 @@ def main(args: Sequence[str] | None = None) -> int:
     Exit codes: 0 done, 1 stopped by an overflowing batch, a model that is not finite or a trial that failed, 2 user's
     mistake, 130 interrupted.
     """
-    given = sys.argv[1:] if args is None else args
-    command, settings = parse([word for word in given if word != NO_CACHE])
-    if NO_CACHE not in given:
-        use_compilation_cache()
+    command, settings = parse(sys.argv[1:] if args is None else args)
+    use_compilation_cache()
     try:
         exit_code = command.run(settings)
     except ValueError as error:  # such as a UserError

@@ -20,5 +20,5 @@ def run(config: DemoConfig) -> None:
     result = run_quietly(dataclasses.replace(PRESETS["digits"], run=config.run), console, "demo")
     print_training(console, result)
     print(report(result.out))
-    save_figure(plot_score(result), result.out / FIGURE)
+    save_figure(plot_score({"digits": result.history}, delta=result.cost.delta), result.out / FIGURE)
     console.print(f"Figure: {result.out / FIGURE}", soft_wrap=True)

@@ -19,10 +19,10 @@ from gdpjax import reporting as reporting
 from gdpjax import sampling as sampling
 from gdpjax import tradeoff as tradeoff
 from gdpjax import training as training
-from gdpjax._compilation_cache import use_compilation_cache
 from gdpjax._core import VERSION
 from gdpjax._core.keys import fresh_key
 from gdpjax._core.types import Bounds, NeighboringRelation
+from gdpjax._core.xla import use_compilation_cache
 from gdpjax.clipping import (
     AutoS,
     Flat,

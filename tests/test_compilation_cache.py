@@ -120,18 +120,16 @@ def test_the_oldest_programs_are_removed(unset, monkeypatch, tmp_path):
     for age in range(4):
         (folder / str(age)).write_bytes(bytes(100))
         os.utime(folder / str(age), (1000 - age, 1000 - age))
-    monkeypatch.setattr("gdpjax._compilation_cache.LARGEST", 250)
+    monkeypatch.setattr("gdpjax._core.xla.LARGEST", 250)
     jax.config.update("jax_compilation_cache_dir", None)
     gdpjax.use_compilation_cache(tmp_path / "kept")
     assert sorted(path.name for path in folder.iterdir()) == ["0"]
 
 
-def test_the_command_line_has_an_option_against_it(monkeypatch, capsys):
+def test_the_command_line_turns_it_on(monkeypatch, capsys):
     called = []
     monkeypatch.setattr("gdpjax.cli.use_compilation_cache", lambda: called.append(True))
     from gdpjax.cli import main
 
-    assert main(["convert", "--mu", "1", "--no-compilation-cache"]) == 0
-    assert not called
     assert main(["convert", "--mu", "1"]) == 0
     assert called

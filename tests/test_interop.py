@@ -57,6 +57,7 @@ def test_what_cannot_be_expressed_is_refused(form):
     [
         ([(1.0, 0.1, 2.5)], "num_steps must be a whole number"),
         ({"history": [(1.0, 0.1, 2)], "mechanism": "laplace"}, "the mechanism rdp, prv or gdp"),
+        ({"history": [(1.0, 0.1, 2)]}, "the mechanism rdp, prv or gdp"),
     ],
 )
 def test_bad_history(history, message):

@@ -11,7 +11,6 @@ ROOT = pathlib.Path(__file__).parents[1] / "gdpjax"
 MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = {
     "_core": set(),
-    "_compilation_cache": set(),
     "_composition": {"_core"},
     "tradeoff": {"_core", "_composition"},
     "ledger": {"_core"},
@@ -41,7 +40,6 @@ LAYERS = {
     "sweeps": {"_core", "accounting", "ledger", "sampling", "training", "plotting"},
     "cli": {
         "_core",
-        "_compilation_cache",
         "accounting",
         "tradeoff",
         "ledger",
@@ -85,7 +83,6 @@ def imported_modules(path: pathlib.Path) -> list[str]:
 
 # The places of the experiments from the bottom: each imports only what stands above it in this list, or in itself.
 EXPERIMENTS = (
-    "errors",
     "config",
     "tables",
     "progress",

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 
 import matplotlib
 import numpy as np
@@ -192,7 +191,7 @@ def test_figures_are_a_column_wide(small, steps):
     for figure in (
         plotting.plot_tradeoff(small),
         plotting.plot_epsilon(steps),
-        plotting.plot_score(FIRST, delta=1e-5),
+        plotting.plot_score({"run": FIRST}, delta=1e-5),
     ):
         assert figure.get_figwidth() == 3.3
         assert figure.axes[0].bbox.width > 0.78 * figure.bbox.width
@@ -200,61 +199,42 @@ def test_figures_are_a_column_wide(small, steps):
 
 FIRST = [{"step": 5 * n, "epsilon_upper": 0.5 * n, "test_accuracy": 0.6 + 0.03 * n} for n in range(1, 9)]
 SECOND = [{"step": n, "epsilon_upper": 0.3 * n, "test_accuracy": 0.5 + 0.04 * n} for n in range(1, 11)]
-LOG = [{"notice": "public"}, *FIRST, {"step": 45, "test_accuracy": 0.9, "epsilon_upper": "inf"}]
+NOT_FINITE = {"epsilon_upper": "inf", "test_accuracy": 0.9}, {"epsilon_upper": 9.0, "test_accuracy": "nan"}
 
 
-def folder_of(path, records, delta=1e-5):
-    """Make the folder of a run with these lines in its log."""
-    path.mkdir()
-    (path / "plan.json").write_text(json.dumps({"delta": delta}))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-def test_the_score_is_drawn_against_the_certified_upper_ends(tmp_path):
-    """A folder's log and a list of records give lines of epsilon_upper and percent, with the folder's delta."""
-    first = folder_of(tmp_path / "first", LOG)
-    figure = plotting.plot_score(first, SECOND, names=["one", "two"], delta=1e-5)
+def test_the_score_is_drawn_against_the_certified_upper_ends():
+    """Records give lines of epsilon_upper and percent; what is not finite, in a log a text, is left out."""
+    figure = plotting.plot_score({"one": [*FIRST, *NOT_FINITE], "two": SECOND}, delta=1e-5)
     axes = figure.axes[0]
     for line, records in zip(axes.lines, (FIRST, SECOND), strict=True):
         epsilons = [record["epsilon_upper"] for record in records]
         assert line.get_xdata().tolist() == epsilons
-        assert (np.diff(line.get_xdata()) > 0).all()
         np.testing.assert_allclose(line.get_ydata(), [100 * record["test_accuracy"] for record in records])
     assert legend_texts(figure) == ["one", "two"]
-    assert legend_texts(plotting.plot_score(str(first))) == ["first"]
     assert axes.get_ylabel() == "test accuracy (%)"
     assert "certified" in axes.get_xlabel()
     assert "10^{-5}" in axes.get_xlabel()
 
 
-def test_a_finished_training_and_another_score_are_drawn(tmp_path):
-    """What train() returned has its own delta and name; a score that is no accuracy is drawn as it is."""
+def test_another_score_is_drawn_as_it_is():
+    """A score that is no accuracy has no percent."""
     history = [{"epsilon_upper": 1.0, "accuracy": 0.5, "rmse": 2.0}, {"epsilon_upper": 0.999, "rmse": 1.5}]
-    result = types.SimpleNamespace(out=folder_of(tmp_path / "run", history, delta=1e-6))
-    figure = plotting.plot_score(result, score="rmse")
-    assert figure.axes[0].lines[0].get_xydata().tolist() == [[1.0, 2.0], [1.0, 1.5]], "upper ends that waver are raised"
-    assert figure.axes[0].get_ylabel() == "rmse"
-    assert "10^{-6}" in figure.axes[0].get_xlabel()
+    axes = plotting.plot_score({"run": history}, delta=1e-6, score="rmse").axes[0]
+    assert axes.lines[0].get_xydata().tolist() == [[1.0, 2.0], [1.0, 1.5]], "upper ends that waver are raised"
+    assert axes.get_ylabel() == "rmse"
 
 
-def test_scores_that_cannot_share_a_picture_are_refused(tmp_path):
-    """One delta, one run in a list, a score that is there, a name for each run, a log that can be read."""
-    folder = folder_of(tmp_path / "run", LOG, delta=1e-6)
-    for arguments, options, message in (
-        ((), {}, "delta"),
-        ((FIRST,), {}, "delta= for records"),
-        ((folder, FIRST), {"delta": 1e-5}, "one delta"),
-        ((folder,), {"delta": 1e-5}, "one delta"),
-        ((FIRST,), {"delta": 2.0}, "delta must be"),
-        ((FIRST,), {"delta": 1e-5, "score": "f1"}, "the score 'f1'"),
-        (([],), {"delta": 1e-5}, "got no record$"),
-        ((FIRST + FIRST,), {"delta": 1e-5}, "several runs as several arguments"),
-        ((FIRST,), {"delta": 1e-5, "names": ["a", "b"]}, "2 names for 1 runs"),
-        ((tmp_path / "none",), {}, "plan.json"),
+def test_scores_that_cannot_share_a_picture_are_refused():
+    """A delta, a run with records, one run in a list, a score that is there."""
+    for runs, options, message in (
+        ({}, {}, "at least one run"),
+        ({"a": FIRST}, {"delta": 2.0}, "delta must be"),
+        ({"a": FIRST}, {"score": "f1"}, "score 'f1'"),
+        ({"a": []}, {}, "got no record$"),
+        ({"a": FIRST + FIRST}, {}, "several runs by a name each"),
     ):
         with pytest.raises(ValueError, match=message):
-            plotting.plot_score(*arguments, **options)
+            plotting.plot_score(runs, **{"delta": 1e-5} | options)
 
 
 def test_infinite_bounds_are_left_open(steps):
@@ -266,6 +246,12 @@ def test_infinite_bounds_are_left_open(steps):
     figure = plotting.plot_epsilon(curves)
     assert figure.axes[0].get_ylim()[1] < 1.1
     assert_nothing_is_cut(figure)
+
+
+def test_a_run_of_one_step_has_a_picture_on_logarithmic_axes_too(steps):
+    one = np.ones(1)
+    only = steps._replace(num_steps=one, certified=Bounds(one, one), moments_accountant=one)
+    plotting.plot_epsilon(only._replace(moments_accountant_classic=one, clt=one), log=True)
 
 
 @pytest.mark.parametrize("suffix", SIGNATURES)

@@ -357,14 +357,15 @@ def test_names_are_escaped(cards):
 
 
 def test_plans_files_and_curves(tmp_path):
-    """A plan, a folder with a plan and a file with its ledger have one epsilon, and a curve has its own figures."""
+    """A plan, folders with a plan and a file with its ledger have one epsilon, and names of their own."""
     plan = plan_of()
-    folder = tmp_path / "my run"
-    folder.mkdir()
-    (folder / "plan.json").write_text(plan.to_json())
+    folders = [tmp_path / "a" / "my run", tmp_path / "b" / "my run"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text(plan.to_json())
     (tmp_path / "ledger.json").write_text(Ledger([plan.event]).to_json())
-    cards = report(plan, folder, str(tmp_path / "ledger.json"), deltas=[1e-5])
-    assert cards.names == ["run 1", "my run", "ledger.json"]
+    cards = report(plan, *folders, str(tmp_path / "ledger.json"), deltas=[1e-5])
+    assert cards.names == ["run 1", "my run", "my run (3)", "ledger.json"]
     assert {cards.figure(EPSILON, name) for name in cards.names} == {tuple(plan.epsilon_bounds())}
 
     bounds = compose(Laplace(0.5), times=8)

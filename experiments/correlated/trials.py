@@ -16,9 +16,8 @@ import gdpjax
 from experiments import models
 from experiments.correlated.methods import Task
 from experiments.data import Dataset
-from experiments.errors import UserError
 from experiments.models.scores import initial_params, make_scores
-from gdpjax.sweeps import records
+from gdpjax.sweeps import UserError, records
 from gdpjax.training import Data, private_training
 
 TRIALS = "trials.jsonl"

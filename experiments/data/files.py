@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.errors import UserError
+from gdpjax.sweeps import UserError
 
 ENVIRONMENT_VARIABLE = "GDPJAX_DATA"
 REPLACE = f"replace it by the original, or unset {ENVIRONMENT_VARIABLE}, so that it is downloaded"

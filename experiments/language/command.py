@@ -20,7 +20,6 @@ from rich.markdown import Markdown
 
 import gdpjax
 from experiments.config import LanguageConfig
-from experiments.errors import RunInterrupted, UserError
 from experiments.language.config import PRESETS, ModelConfig
 from experiments.language.evaluation import perplexity, sample_of
 from experiments.language.finetuning import Finetuning
@@ -36,7 +35,7 @@ from experiments.language.weights import load_published
 from experiments.progress import progress_bar
 from experiments.tables import table
 from gdpjax.sampling import Poisson, TruncatedPoisson
-from gdpjax.sweeps import SEED_NOTICE, make_keys, records
+from gdpjax.sweeps import SEED_NOTICE, RunInterrupted, UserError, make_keys, records
 from gdpjax.sweeps.records import upper
 from gdpjax.training import CheckpointError, start_run
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PRNGKeyArray
 
-from experiments.errors import UserError
+from gdpjax.sweeps import UserError
 
 Params = dict[str, Any]
 """Nested dictionaries of arrays."""

@@ -24,10 +24,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from experiments.errors import UserError
 from experiments.language.config import ModelConfig
 from experiments.language.lora import LoraConfig, Params, nested
 from experiments.language.targets import next_tokens, unit_loss
+from gdpjax.sweeps import UserError
 
 _INITIAL_STDDEV = 0.02
 """The standard deviation of initial weights, as in GPT-2."""

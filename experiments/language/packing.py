@@ -40,8 +40,8 @@ from typing import Literal
 import jax
 import numpy as np
 
-from experiments.errors import UserError
 from experiments.language.tokenizer import TokenizedCorpus
+from gdpjax.sweeps import UserError
 
 UnitKind = Literal["document", "user"]
 

@@ -18,8 +18,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.errors import UserError
 from experiments.language.lora import Params
+from gdpjax.sweeps import UserError
 
 DATA = "data"
 

@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from experiments.errors import UserError
+from gdpjax.sweeps import UserError
 
 Standing = Literal["public", "private", "evaluation"]
 STANDINGS: dict[str, str] = {

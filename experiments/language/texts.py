@@ -5,11 +5,11 @@ import dataclasses
 import jax
 
 from experiments.config import LanguageConfig
-from experiments.errors import UserError
 from experiments.language.packing import Units, pack_units, split_units
 from experiments.language.presets import Settings
 from experiments.language.text import STAND_INS, Corpus, load_public, load_stand_in, read_text
 from experiments.language.tokenizer import Tokenizer, tokenize, train_tokenizer
+from gdpjax.sweeps import UserError
 
 TOKENIZER = "tokenizer.json"
 HELD_OUT = 0.1

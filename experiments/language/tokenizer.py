@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
-from experiments.errors import UserError
 from experiments.language.text import Corpus, Standing
-from gdpjax.sweeps import records
+from gdpjax.sweeps import UserError, records
 
 SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>")
 LEAST_VOCAB_SIZE = 256 + len(SPECIAL)

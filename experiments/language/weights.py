@@ -17,9 +17,9 @@ import msgspec
 from jaxtyping import Array
 from safetensors.flax import load_file
 
-from experiments.errors import UserError
 from experiments.language.config import ModelConfig, RotaryScaling
 from experiments.language.lora import Params, nested
+from gdpjax.sweeps import UserError
 
 _OUTER = {
     "model.embed_tokens.weight": "embedding/table",

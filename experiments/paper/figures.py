@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.errors import UserError
 from experiments.paper import accountant_grid
 from experiments.paper.settings import CERTIFIED_NOISE, FIGURE4_EPSILON
 from experiments.paper.tables import path_of, read_rows
 from gdpjax import accounting
 from gdpjax.plotting.style import BLUE, GREEN, RED, look, save_figure
+from gdpjax.sweeps import UserError
 from gdpjax.sweeps.records import upper as rounded_up
 from gdpjax.tradeoff import Gaussian
 

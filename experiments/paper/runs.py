@@ -9,33 +9,18 @@ import msgspec
 from rich.console import Console
 
 from experiments.config import TrainConfig, identity
-from experiments.errors import RunInterrupted, UserError
 from experiments.paper.settings import Row
 from experiments.train.command import run_quietly
-from gdpjax.sweeps import records
+from gdpjax.sweeps import RunInterrupted, UserError, records
 
 PUBLIC_METRICS = ("step", "epoch", "test_accuracy", "test_rmse", "epsilon_lower", "epsilon_upper")
 """What is kept of every epoch."""
 
 
-class Privacy(msgspec.Struct):
-    """The fields of ``privacy`` in the result of a run that are read. Infinite epsilons are written as texts."""
-
-    noise_multiplier: float
-    sampling_prob: float
-    num_steps: records.Whole
-    delta: float
-    mu_clt: float | str
-    epsilon_clt: float | str
-    epsilon_moments_accountant: float | str
-    epsilon_lower: float | str
-    epsilon_upper: float | str
-
-
 class ResultFile(msgspec.Struct):
     """The fields of the result of a run that are read."""
 
-    privacy: Privacy
+    privacy: dict[str, Any]
     config: dict[str, Any]
 
 

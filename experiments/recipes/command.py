@@ -46,7 +46,7 @@ def _rows_of_sweep(spec: Path, out: Path) -> list[Row]:
     """Return the rows of a sweep, from its folder as far as they are there."""
     if not _is_finished(out, spec):
         # One trial at a time: they are large.
-        config = SweepConfig(spec, out=out, resume=out.exists(), width=1)
+        config = SweepConfig(spec, out=out, resume=(out / "sweep.json").is_file(), width=1)
         sweep.run(config)
     return report_sweep(out).rows
 

@@ -10,11 +10,10 @@ or inside the budget, which held-out private data are not; and every training is
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.errors import UserError
 from experiments.recipes.catalogue import Recipe
 from experiments.tables import mean_and_stdev
 from gdpjax import accounting
-from gdpjax.sweeps import Spec
+from gdpjax.sweeps import Spec, UserError
 
 Row = dict[str, Any]
 """The record of one trial, by column."""

@@ -10,18 +10,7 @@ from experiments.config import PRESETS, TrainConfig
 from experiments.models.scores import initial_params, scores_of
 from gdpjax.sweeps import Model, Task
 
-
-def sgd(learning_rate: float) -> optax.GradientTransformation:
-    """DP-SGD."""
-    return optax.sgd(learning_rate)
-
-
-def adam(learning_rate: float) -> optax.GradientTransformation:
-    """DP-Adam."""
-    return optax.adam(learning_rate)
-
-
-OPTIMIZERS = {"sgd": sgd, "adam": adam}
+OPTIMIZERS: dict[str, Any] = {"sgd": optax.sgd, "adam": optax.adam}
 
 
 def load(dataset: str) -> Any:

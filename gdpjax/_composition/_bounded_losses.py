@@ -180,10 +180,10 @@ def epsilon_from_atom(events: Sequence[BoundedLossEvents], log_delta: float) -> 
     return max(loss + below_loss - 1e-12, 0.0)
 
 
-def delta_from_atom(events: Sequence[BoundedLossEvents], epsilon: float) -> float:
+def delta_from_atom(events: Sequence[BoundedLossEvents], epsilon: Array) -> Array:
     """Return a lower bound on delta at epsilon, from the largest loss alone."""
     loss, log_mass = largest_atom(events)
-    gain = -np.expm1(min(epsilon - loss, 0.0))
+    gain = -np.expm1(np.minimum(epsilon - loss, 0.0))
     return np.exp(log_mass) * gain * (1.0 - 1e-12)
 
 

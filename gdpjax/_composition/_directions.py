@@ -464,14 +464,8 @@ def _log_infinite(run: RunDescription) -> float:
 # Log delta of a run.
 
 
-def log_delta_of_run(run: RunDescription, epsilon: float, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
-    """Return the bracket on log delta, the larger of the two directions."""
-    brackets = log_deltas_of_run(run, np.array([epsilon]), width)
-    return EstimatedBounds(brackets.lower[0], brackets.upper[0], brackets.estimate[0])
-
-
 def log_deltas_of_run(run: RunDescription, epsilon: Array, width: float = RELATIVE_WIDTH) -> EstimatedBounds:
-    """Return the same at several epsilon [n] that are close enough to share a contour."""
+    """Return the brackets on log delta, the larger of the two directions, at epsilons [n] that share a contour."""
     nothing = np.full(epsilon.shape, -np.inf)
     best = EstimatedBounds(nothing, nothing, nothing)
     for sign in run.signs:
@@ -479,7 +473,7 @@ def log_deltas_of_run(run: RunDescription, epsilon: Array, width: float = RELATI
     return best
 
 
-def deltas_on_grid(run: RunDescription, epsilon: Array, num_sharing: int, width: float) -> Bounds:
+def deltas_of_run(run: RunDescription, epsilon: Array, num_sharing: int = 1, width: float = RELATIVE_WIDTH) -> Bounds:
     """Return brackets on delta at many epsilon [n], of which some neighbours each share a contour.
 
     Args:

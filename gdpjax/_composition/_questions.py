@@ -241,18 +241,26 @@ def _epsilon_without_sampling(run: RunDescription, delta: float) -> float:
 
 def _delta(run: RunDescription, epsilon: float, rtol: float) -> Bounds:
     """Return the bracket on delta at epsilon."""
+    lower, upper = _deltas(run, np.array([epsilon]), rtol)
+    return Bounds(lower[0], upper[0])
+
+
+def _deltas(run: RunDescription, epsilon: Array, rtol: float) -> Bounds:
+    """Return the brackets on delta at each epsilon [n], which share the work."""
     if _without_contour.has_closed_form(run):
         lower, upper = _without_contour.closed_delta(run, epsilon)
     elif _without_contour.has_little_noise(run) and _without_contour.number_suffices(run):
-        lower, upper = _without_contour.delta_by_number(run, epsilon)
+        lower, upper = np.array([_without_contour.delta_by_number(run, one) for one in epsilon]).T
     else:
-        log_delta = _directions.log_delta_of_run(run, epsilon, rtol)
-        lower, upper = _directions.exp_outward(log_delta.lower, log_delta.upper)
+        # As many neighbours share a contour as lie within some span.
+        spacing = np.max(np.diff(epsilon), initial=1e-300)
+        num_sharing = int(np.clip(_CLOSE / spacing, *PROFILE_SHARING))
+        lower, upper = _directions.deltas_of_run(run, epsilon, num_sharing, rtol)
     if run.finite:
-        lower = max(lower, _bounded_losses.delta_from_atom(run.finite, epsilon))
+        lower = np.maximum(lower, _bounded_losses.delta_from_atom(run.finite, epsilon))
     upper = np.fmin(upper, _run_description.chance_of_leaking(run))
     # A lower end that is not known, next to no noise, is 0.
-    return Bounds(np.fmax(lower - _TINY, 0.0), min(upper + _TINY, 1.0))
+    return Bounds(np.fmax(lower - _TINY, 0.0), np.minimum(upper + _TINY, 1.0))
 
 
 def _tradeoff_at(run: RunDescription, alpha: float, _rtol: float) -> Bounds:
@@ -390,23 +398,10 @@ def profile_of_phases(family: Family, columns: tuple[Any, ...], epsilon: np.ndar
 
     vectors = tuple(np.asarray(column, np.float64) for column in columns)
     with np.errstate(all="ignore"):
-        return _profile(prepare(family, vectors), np.asarray(epsilon, np.float64), width)
-
-
-def _profile(prepared: _PreparedRun, epsilon: Array, width: float) -> Bounds:
-    """Return brackets on delta at each epsilon [n]."""
-    if prepared.is_nothing:
-        return Bounds(np.zeros(epsilon.shape), np.zeros(epsilon.shape))
-    run = prepared.run
-    if _without_contour.has_closed_form(run):
-        lower, upper = np.array([_without_contour.closed_delta(run, one) for one in epsilon]).T
-    else:
-        # As many neighbours share a contour as lie within some span.
-        spacing = np.max(np.diff(epsilon), initial=1e-300)
-        num_sharing = int(np.clip(_CLOSE / spacing, *PROFILE_SHARING))
-        lower, upper = _directions.deltas_on_grid(run, epsilon, num_sharing, width)
-    upper = np.minimum(np.fmin(upper, _run_description.chance_of_leaking(run)) + _TINY, 1.0)
-    lower = np.maximum(lower - _TINY, 0.0)
+        prepared = prepare(family, vectors)
+        if prepared.is_nothing:
+            return Bounds(np.zeros(epsilon.shape), np.zeros(epsilon.shape))
+        lower, upper = _deltas(prepared.run, np.asarray(epsilon, np.float64), width)
     if prepared.raised:  # the lower ends are those of a larger sampling probability
         lower = np.zeros_like(upper)
     return Bounds(lower, upper)

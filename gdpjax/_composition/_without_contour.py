@@ -52,7 +52,8 @@ import scipy
 from gdpjax._composition._likelihood_ratio import SubsampledGaussian
 from gdpjax._composition._moments import UNIT_ROUNDOFF
 from gdpjax._composition._run_description import RunDescription, gaussian_mu, is_alone
-from gdpjax._core.gdp import delta_kernel, subsampled_epsilon_kernel
+from gdpjax._core.dominating import gaussian_delta
+from gdpjax._core.gdp import subsampled_epsilon_kernel
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Array, Bounds
 
@@ -96,32 +97,15 @@ def closed_epsilon(run: RunDescription, delta: float) -> Bounds:
     return Bounds(max(lower, 0.0), upper)
 
 
-def closed_delta(run: RunDescription, epsilon: float) -> Bounds:
-    """Bracket delta at epsilon of a run with a closed form. The caller undoes underflow to zero."""
+def closed_delta(run: RunDescription, epsilon: float | Array) -> Bounds:
+    """Bracket delta at epsilon of a run with a closed form."""
     sampling_prob = run.steps[0].sampling_prob
     # e' = log(1 + (e^epsilon - 1) / p), without cancellation at small epsilon and without overflow at large epsilon.
-    if epsilon < 1.0:
-        inner_epsilon = np.log1p(np.expm1(epsilon) / sampling_prob)
-    else:
-        missed = (sampling_prob - 1.0) * np.exp(-epsilon)
-        inner_epsilon = epsilon + np.log1p(missed) - np.log(sampling_prob)
-    lower, upper = gaussian_delta(inner_epsilon, gaussian_mu(run))
+    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / sampling_prob)
+    missed = (sampling_prob - 1.0) * np.exp(-np.maximum(epsilon, 1.0))
+    large = epsilon + np.log1p(missed) - np.log(sampling_prob)
+    lower, upper = gaussian_delta(np.where(epsilon < 1.0, small, large), gaussian_mu(run))
     return Bounds(sampling_prob * lower, sampling_prob * upper)
-
-
-def gaussian_delta(epsilon: float, mu: Array) -> Bounds:
-    """Bracket delta at epsilon of a Gaussian mechanism, where both are right to eight roundings of their own size."""
-    value = delta_kernel(np, np.asarray(epsilon), np.asarray(mu))
-
-    # x = epsilon / mu - mu / 2 is off by as much of the sum of its terms, and log delta feels |x| + 1 times that.
-    safe_mu = np.maximum(mu, 1e-300)
-    quotient = epsilon / safe_mu
-    x_size = np.abs(quotient - 0.5 * mu)
-    moved = 16.0 * UNIT_ROUNDOFF * (x_size + 1.0) * (quotient + mu)
-
-    lower = value * np.exp(-moved) * (1.0 - 2.0 * _SLACK)
-    upper = value * np.exp(moved) * (1.0 + 2.0 * _SLACK)
-    return Bounds(lower, np.fmin(upper, 1.0))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ second value would hide the first, such as the noise or the events of a ledger.
 """
 
 import collections
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -92,6 +93,11 @@ def convert_document(value: Any, kind: type[T], source: str) -> T:
             problem = match["message"]
             field = match["field"]
         raise DocumentError(source, problem[:1].lower() + problem[1:], field) from error
+
+
+def digest_of_document(value: Any) -> str:
+    """Return the SHA-256 of a JSON value, the same in every order of its names."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def read_document(path: Path, kind: type[T]) -> T:

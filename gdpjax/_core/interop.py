@@ -69,7 +69,10 @@ def rows_of_history(history: Iterable[Any] | Mapping[str, Any]) -> Sequence[Row]
     """Return the rows of an Opacus accountant's history, or of its state dict; ValueError for something else."""
     rows: Any = history
     if isinstance(history, Mapping):
-        if history["mechanism"] not in ("rdp", "prv", "gdp"):
-            raise ValueError(f"an Opacus accountant has the mechanism rdp, prv or gdp; got {history['mechanism']!r}")
+        mechanism = history.get("mechanism")
+        if mechanism not in ("rdp", "prv", "gdp") or "history" not in history:
+            raise ValueError(
+                f"the state of an Opacus accountant has a history, and the mechanism rdp, prv or gdp; got {mechanism!r}"
+            )
         rows = history["history"]
     return [(noise_multiplier, sampling_prob, num_steps) for noise_multiplier, sampling_prob, num_steps in rows]

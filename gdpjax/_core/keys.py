@@ -261,6 +261,18 @@ def bits(key: Any, shape: tuple[int, ...]) -> Array:
     return one_key_at_a_time(lambda key: jax.random.bits(key, shape, jnp.uint32))(key)
 
 
+def coins(key: Any, shape: tuple[int, ...], probability: Any) -> Array:
+    """Truth values that hold with probability floor(2^32 p) / 2^32, exactly (for uniform bits)."""
+    # A float32 uniform compared with p would be below it with a larger probability. Floating-point numbers hold p 2^32
+    # as exactly as p; p = 1 does not fit 32 bits. A probability that is NaN, since it is out of range, is taken for 0.
+    xp = jnp if is_traced(probability) else np
+    wide = xp.asarray(probability, float)
+    threshold = xp.floor(xp.clip(xp.nan_to_num(wide), 0.0, 1.0) * 2.0**32)
+    is_certain = threshold >= 2.0**32
+    threshold = xp.where(is_certain, 0.0, threshold).astype(np.uint32)
+    return is_certain | (bits(key, shape) < threshold)
+
+
 def split(key: Any, num: int = 2) -> Array:
     """`jax.random.split` of one key into an array of ``num`` keys; ValueError as for `bits`."""
     refuse_key_of_a_loop(key)

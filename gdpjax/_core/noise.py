@@ -39,6 +39,8 @@ from gdpjax._core.keys import bits, is_threefry, refuse_key_of_a_loop, split
 from gdpjax._core.threefry import MOST_ENTRIES, WordPair, encrypted, entry_numbers
 from gdpjax._core.types import Array, PyTree
 
+SCALE_MARGIN = 1 + 2.0**-21
+"""By how much scales of noise are enlarged, for all the roundings from the number that is stated to the noise."""
 _ROW = 64
 _EXTREME = 1 << 19
 _LARGEST_SMALL = 64 * 256

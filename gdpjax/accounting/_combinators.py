@@ -44,26 +44,6 @@ def _ordered(lower: Array, upper: Array) -> Bounds:
 class AccountedCurve(CertifiedCurve):
     """The certified curve of something that was run, or of each of an array of runs."""
 
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Bracket epsilon."""
-        return self._ask("epsilon", delta)
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Bracket delta."""
-        return self._ask("delta", epsilon)
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Bracket mu."""
-        return self._ask("mu", failure)
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Bracket the trade-off curve."""
-        return self._ask("tradeoff", alpha)
-
-    def _ask(self, question: str, at: Numbers) -> Bounds:
-        """Return the answer of the method of this name."""
-        raise NotImplementedError
-
     def regret(self, mu: Array | None = None) -> Bounds:
         """Bracket the regret of reporting mu, as `CertifiedCurve.regret`; of every run of an array."""
         if mu is None:

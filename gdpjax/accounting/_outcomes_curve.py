@@ -23,15 +23,16 @@ from typing import Any
 import numpy as np
 import scipy
 
-from gdpjax._composition import _atoms, _bounded_losses, _directions, _tradeoff, _without_contour, prepare
+from gdpjax._composition import _atoms, _bounded_losses, _directions, _tradeoff, prepare
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._questions import SMALLEST_PROB
 from gdpjax._composition._run_description import RunDescription, gaussian_mu
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, UNIT, known
+from gdpjax._core.dominating import gaussian_delta
 from gdpjax._core.gdp import epsilon_kernel
 from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.accounting._allocation import _bounds, _one_run
-from gdpjax.accounting._allocation._bounds import Scheme, Sides, exp_outward, make_scheme, within
+from gdpjax.accounting._allocation._bounds import Scheme, Sides, make_scheme, within
 from gdpjax.accounting._combinators import AccountedCurve, Between, Meet
 from gdpjax.accounting._ledgers import Described, check_relations, describe, events_of
 from gdpjax.accounting._outcomes import is_given_by_outcomes, sides_of
@@ -169,15 +170,16 @@ class OutcomesCurve(AccountedCurve):
         largest = 1.0
         shifted_epsilon = epsilon - self.largest_loss * (1.0 + _bounds.EXP_ROUNDING)
         if shifted_epsilon >= 0:
-            gaussian = _without_contour.gaussian_delta(shifted_epsilon, self.gaussian_mu)
+            gaussian = gaussian_delta(shifted_epsilon, self.gaussian_mu)
             largest = float(gaussian.upper)
             if self._is_gaussian:
-                return Bounds(max(float(gaussian.lower) - _TINY, 0.0), min(largest + _TINY, 1.0))
+                return Bounds(float(gaussian.lower), largest)
 
         def ask(run: RunDescription) -> Bounds:
             if _is_one_release(run):
                 return _one_run.delta(_bounds.only_pair(run.atoms), epsilon)
-            return exp_outward(_directions.log_delta_of_run(run, epsilon))
+            lower, upper = _directions.deltas_of_run(run, np.array([epsilon]))
+            return Bounds(lower[0], upper[0])
 
         def coarse(guess: float) -> RunDescription | None:
             return self._runs_around(guess, _bounds.FEWEST_CELLS).below

@@ -14,12 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Integer, PRNGKeyArray, Real
 
 from gdpjax._core.arguments import check_array, check_count, check_flag, check_positions
 from gdpjax._core.checks import POSITIVE, REAL, check_scalar, checked_scalar
-from gdpjax._core.keys import as_key, bits, one_key_at_a_time, split
-from gdpjax._core.trees import num_elements, wide_dtype
+from gdpjax._core.keys import as_key, bits, one_key_at_a_time
+from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, PyTree, Scalar
 
 
@@ -76,59 +77,35 @@ def gradient_canaries(
     num_canaries = check_count("num_canaries", num_canaries)
     check_scalar("norm", norm, POSITIVE)
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params))
-    drawn = _along_coordinates if check_flag("coordinates", coordinates) else _in_any_direction
-    return jax.tree.unflatten(structure, drawn(key, num_canaries, leaves, norm))
+    sizes = [leaf.size for leaf in leaves]
+    drawn = _coordinates if check_flag("coordinates", coordinates) else _directions
+    rows = norm * drawn(as_key(key), num_canaries, sum(sizes))
 
-
-def _in_any_direction(key: Array, num_canaries: int, leaves: list[Array], norm: Array) -> list[Array]:
-    """Return vectors in uniformly random directions, leaf by leaf."""
-    # One standard normal vector for each canary, over all leaves, and its squared norm.
-    normals = []
-    squared_norms = 0
-    for leaf_key, leaf in zip(split(key, len(leaves)), leaves, strict=True):
-        normal = _normal(leaf_key, (num_canaries, *leaf.shape), wide_dtype(leaf))
-        squared_norms = squared_norms + jnp.sum(normal.reshape(num_canaries, -1) ** 2, axis=1)
-        normals.append(normal)
-
-    # Scale each vector to the norm that was asked for.
-    scale = norm / jnp.sqrt(squared_norms)
+    # Each leaf has columns of its own.
     canaries = []
-    for normal in normals:
-        other_axes = range(1, normal.ndim)
-        scaled = normal * jnp.expand_dims(scale, tuple(other_axes))
-        canaries.append(scaled.astype(normal.dtype))
-    return canaries
+    for leaf, columns in zip(leaves, jnp.split(rows, np.cumsum(sizes)[:-1], axis=1), strict=True):
+        canaries.append(columns.reshape(num_canaries, *leaf.shape).astype(wide_dtype(leaf)))
+    return jax.tree.unflatten(structure, canaries)
 
 
-def _normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Draw standard normal numbers; the key must be used for nothing else."""
+def _directions(key: Array, num_canaries: int, num_params: int) -> Array:
+    """Return unit vectors in uniformly random directions, float32[num_canaries, num_params]."""
 
     def draw(key: Array) -> Array:
-        return jax.random.normal(key, shape, dtype)
+        return jax.random.normal(key, (num_canaries, num_params))
 
-    return one_key_at_a_time(draw)(key)
+    normals = one_key_at_a_time(draw)(key)
+    return normals / jnp.linalg.norm(normals, axis=1, keepdims=True)
 
 
-def _along_coordinates(key: Array, num_canaries: int, leaves: list[Array], norm: Array) -> list[Array]:
-    """Return multiples of different coordinate vectors, leaf by leaf."""
-    num_params = sum(num_elements(leaf) for leaf in leaves)
+def _coordinates(key: Array, num_canaries: int, num_params: int) -> Array:
+    """Return different coordinate vectors, float32[num_canaries, num_params]."""
     num_canaries = check_count("num_canaries", num_canaries, most=num_params)
 
-    # A different coordinate for each canary, as a number over all leaves together.
-    def permute_coordinates(key: Array) -> Array:
+    def permute(key: Array) -> Array:
         return jax.random.permutation(key, num_params)
 
-    coordinates = one_key_at_a_time(permute_coordinates)(as_key(key))[:num_canaries]
-
-    canaries = []
-    start = 0
-    for leaf in leaves:
-        size = num_elements(leaf)
-        # A coordinate outside this leaf has a one-hot row of zeros.
-        rows = norm * jax.nn.one_hot(coordinates - start, size, dtype=wide_dtype(leaf))
-        canaries.append(rows.reshape(num_canaries, *leaf.shape))
-        start += size
-    return canaries
+    return jax.nn.one_hot(one_key_at_a_time(permute)(key)[:num_canaries], num_params)
 
 
 def with_gradient_canaries(loss_fn: Callable[..., Array]) -> Callable[..., Array]:
@@ -247,10 +224,7 @@ def white_box_scores(released: PyTree, canaries: PyTree) -> Float[Array, " canar
     of_leaves = jax.tree.map(
         lambda value, rows: _leaf_scores(jnp.asarray(value), jnp.asarray(rows)), released, canaries
     )
-    scores: Array = 0
-    for of_leaf in jax.tree.leaves(of_leaves):
-        scores = scores + of_leaf
-    return scores
+    return sum(jax.tree.leaves(of_leaves))
 
 
 def _leaf_scores(released: Array, canaries: Array) -> Array:
@@ -291,3 +265,27 @@ def black_box_scores(
     if losses.ndim != 1 or reference.shape not in ((), losses.shape):
         raise ValueError(f"expected two vectors of one loss a canary, got shapes {losses.shape}, {reference.shape}")
     return reference - losses
+
+
+def check_scores(scores: Any, included: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scores as float64[m] and the coins as bool[m].
+
+    ValueError for NaN scores, for coins that are not 0 or 1 and for unequal lengths. A NaN has no place in a ranking,
+    and sorting would put it at one end: that is a guess nobody decided on.
+    """
+    numbers = np.asarray(check_array("scores", scores)).astype(np.float64)
+    coins = np.asarray(check_array("included", included, kinds="biuf"))
+    is_coin = bool(np.isin(coins.astype(np.float64), (0.0, 1.0)).all())
+    if numbers.ndim != 1 or numbers.shape != coins.shape or not numbers.size:
+        raise ValueError(
+            f"scores and included must be two vectors of equal length >= 1, got shapes {numbers.shape}, {coins.shape}"
+        )
+    is_nan = np.isnan(numbers)
+    if is_nan.any():
+        raise ValueError(
+            f"scores must not be NaN, got NaN at index {int(is_nan.argmax())}; give such canaries a fixed "
+            "score (0, say) whether or not they were included, or leave them out by a rule that does not look at that"
+        )
+    if not is_coin:
+        raise ValueError("included must hold True or False (1 or 0) for each canary, got other values")
+    return numbers, coins.astype(bool)

@@ -13,7 +13,7 @@ from gdpjax._core.figures import plain, rounded, text_table
 from gdpjax._core.keys import as_key
 from gdpjax.accounting import epsilon_bounds
 from gdpjax.auditing._step import StepAudit, audit_step
-from gdpjax.auditing._step_checks import StepCheck, step_checks
+from gdpjax.auditing._step_checks import step_checks
 from gdpjax.auditing._worst_cases import WorstCase, worst_cases
 
 _CONSISTENT = "consistent"
@@ -117,14 +117,12 @@ def audit_installation(
 
     checks = step_checks(check_key, num_releases)
     check_error = (1 - confidence) / 2 / len(checks)
-    checked = {name: _checked(check, check_error) for name, check in checks.items()}
+    checked = {}
+    for name, check in checks.items():
+        verdict = "FAILED" if check.p_value <= check_error else _CONSISTENT
+        checked[name] = {"verdict": verdict, **check._asdict()}
     is_sound = all(one["verdict"] == _CONSISTENT for one in (*found.values(), *checked.values()))
     return InstallationAudit(is_sound, confidence, delta, found, checked)
-
-
-def _checked(check: StepCheck, error: float) -> dict[str, Any]:
-    """Return a check with its verdict."""
-    return {"verdict": "FAILED" if check.p_value <= error else _CONSISTENT, **check._asdict()}
 
 
 def _figures(case: WorstCase, audit: StepAudit, epsilon_upper: float) -> dict[str, Any]:

@@ -40,11 +40,11 @@ import scipy
 from jaxtyping import PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import check_number
-from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, REAL, UNIT, check
+from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT, REAL, UNIT, WHOLE, check, known
 from gdpjax._core.keys import as_key
 from gdpjax._core.types import Array, Floats, Number, Numbers
 from gdpjax.accounting import gdp_epsilon
-from gdpjax.auditing._check import STANDING, check_counts, check_scores
+from gdpjax.auditing._canaries import check_scores
 
 _ROUNDING = 1 + 1e-9
 _SMALLEST_DELTA = 1e-300
@@ -79,7 +79,7 @@ class ManyRunsAudit(NamedTuple):
     threshold: float
     low_means_in: bool
     num_runs: int
-    standing: str = STANDING
+    standing: str = "empirical lower"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,11 +130,11 @@ class ErrorRegion:
 
         Reference: Clopper and Pearson, Biometrika 26 (1934); Fisher, Statistical Methods for Research Workers (1932).
         """
-        counts = check_counts(
-            false_positives=false_positives, num_out=num_out, false_negatives=false_negatives, num_in=num_in
-        )
         # A last axis for the corners.
-        errors_out, trials_out, errors_in, trials_in = (count[..., None] for count in counts.values())
+        errors_out = known("false_positives", false_positives, WHOLE)[..., None]
+        trials_out = known("num_out", num_out, WHOLE)[..., None]
+        errors_in = known("false_negatives", false_negatives, WHOLE)[..., None]
+        trials_in = known("num_in", num_in, WHOLE)[..., None]
         if (errors_out > trials_out).any() or (errors_in > trials_in).any():
             raise ValueError(f"more errors than runs: {false_positives} of {num_out}, {false_negatives} of {num_in}")
 

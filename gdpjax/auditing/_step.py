@@ -29,7 +29,6 @@ from gdpjax._core.checks import HALF_OPEN_UNIT, OPEN_UNIT
 from gdpjax._core.keys import as_key
 from gdpjax._core.shown import shown
 from gdpjax._core.types import Array, PyTree
-from gdpjax.auditing._check import STANDING
 from gdpjax.auditing._many_runs import ErrorRegion, best_test, judge
 from gdpjax.auditing._statistics import STATISTICS, Score
 from gdpjax.tradeoff import CertifiedCurve
@@ -66,7 +65,7 @@ class StepAudit(NamedTuple):
     beta: float
     claimed_beta: float | None
     num_releases: int
-    standing: str = STANDING
+    standing: str = "empirical lower"
 
 
 class _ChosenAttack(NamedTuple):
@@ -117,12 +116,7 @@ def _rows(release: Callable[[Array, Array], PyTree], key: Array, num_releases: i
     # Check the release before it runs; the trace is kept for the call below.
     shapes = _run_all.eval_shape(partial, keys, included)
     for leaf in shapes:
-        is_real = (
-            jnp.issubdtype(leaf.dtype, jnp.integer)
-            or jnp.issubdtype(leaf.dtype, jnp.floating)
-            or jnp.issubdtype(leaf.dtype, jnp.bool_)
-        )
-        if not is_real:
+        if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
             raise ValueError(f"a release must be a tree of real arrays, got a leaf of {leaf.dtype}")
     size = sum(leaf.shape[1] for leaf in shapes)
     fewest = max(_FEWEST, _RUNS_PER_COORDINATE * size)

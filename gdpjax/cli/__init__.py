@@ -14,8 +14,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gdpjax._compilation_cache import use_compilation_cache
-from gdpjax.cli import _account, _audit, _cards, _convert, _sweep, _trainings
+from gdpjax._core.xla import use_compilation_cache
+from gdpjax.cli import _account, _audit, _cards, _sweep, _trainings
 from gdpjax.cli._report import Parser, Progress
 
 CLOSED_PIPE = 141
@@ -37,7 +37,7 @@ def _run(argv: Sequence[str] | None) -> int:
     """Run a command, and say in one line what is wrong with its input."""
     parser = Parser(prog="gdpjax", description="Privacy accounting for differentially private deep learning.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in (_account, _convert, _cards, _sweep, _audit, _trainings):
+    for module in (_account, _cards, _sweep, _audit, _trainings):
         module.add_parser(commands)
     try:
         arguments = parser.parse_args(argv)
@@ -45,8 +45,7 @@ def _run(argv: Sequence[str] | None) -> int:
         # After the text of --help.
         sys.stdout.flush()
         raise
-    if not arguments.no_compilation_cache:
-        use_compilation_cache()
+    use_compilation_cache()
     try:
         # Trainings say themselves how far they are.
         if arguments.command in ("train", "sweep-trainings"):

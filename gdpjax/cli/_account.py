@@ -1,9 +1,13 @@
-"""``gdpjax account``, what a run costs, and ``gdpjax calibrate``, the noise that meets a target."""
+"""``gdpjax account``, what a run costs, ``calibrate``, the noise for a target, and ``convert``, between measures."""
 
 import argparse
 import math
+import sys
 from typing import Any
 
+import numpy as np
+
+from gdpjax._core.checks import NONNEGATIVE, check
 from gdpjax._core.figures import rounded
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting import (
@@ -11,10 +15,14 @@ from gdpjax.accounting import (
     certified,
     clt_epsilon,
     clt_mu_poisson,
+    gdp_delta,
+    gdp_epsilon,
+    gdp_mu,
     moments_accountant_epsilon,
+    rdp_epsilon,
 )
+from gdpjax.cli._inputs import add_run_options, option_names, run_of_options
 from gdpjax.cli._report import CLT_CAVEAT, Row, add_json_option, clt_is_reliable, printed
-from gdpjax.cli._runs import add_run_options, option_names, run_of_options
 
 _TARGETS = {
     "advantage": "target membership advantage instead",
@@ -40,10 +48,18 @@ _STANDINGS = {
     "epsilon_moments_accountant": ("upper bound, not tight", "up"),
 }
 """Standing and rounding of the figures. What privacy costs is rounded up."""
+_MEASURES = {
+    "mu": "Gaussian privacy parameter; add --epsilon or --delta",
+    "rho": "zero-concentrated privacy parameter; add --epsilon or --delta",
+    "epsilon": None,
+    "delta": None,
+}
+_LEAST = sys.float_info.min
+_MISSING = (Row("epsilon", None, "needs --delta"), Row("delta", None, "needs --epsilon"))
 
 
 def add_parser(commands: Any) -> None:
-    """Add ``account`` and ``calibrate``."""
+    """Add ``account``, ``calibrate`` and ``convert``."""
     account = commands.add_parser("account", help="what a DP-SGD run costs")
     add_run_options(account)
     calibrate = commands.add_parser("calibrate", help="the noise multiplier that meets a target")
@@ -53,7 +69,10 @@ def add_parser(commands: Any) -> None:
     calibrate.add_argument("--with-mu", action="store_true", help="report the certified mu, too, which takes a second")
     calibrate.add_argument("--accountant", choices=("numeric", "rdp", "clt"), default="numeric")
     add_run_options(calibrate, with_cost=False)
-    for parser, report in ((account, _account), (calibrate, _calibrate)):
+    convert = commands.add_parser("convert", help="between mu, (epsilon, delta) and zCDP rho")
+    for name, text in _MEASURES.items():
+        convert.add_argument(f"--{name}", type=float, help=text)
+    for parser, report in ((account, _account), (calibrate, _calibrate), (convert, _convert)):
         add_json_option(parser)
         parser.set_defaults(run=printed(report))
 
@@ -92,22 +111,18 @@ def _run_report(
 
 def _figures(run: tuple[float, float, int], delta: float | None, failure: float, with_mu: bool) -> dict[str, Any]:
     """Return the figures of every accountant by their keys, without those that are not asked for."""
-    curve = certified(*run)
-    found: dict[str, Any] = {"mu_failure": failure}
     if run[0] == 0:
-        found |= dict.fromkeys(("mu_clt", "epsilon_clt", "mu_upper", "epsilon_moments_accountant"), math.inf)
-        found["clt_reliable"] = False
+        return {**dict.fromkeys(_STANDINGS, math.inf), "clt_reliable": False, "mu_failure": failure}
+    curve = certified(*run)
+    found: dict[str, Any] = {"mu_clt": float(clt_mu_poisson(*run)), "mu_failure": failure}
+    if with_mu:
+        found["mu_upper"] = float(curve.mu(failure).upper)
     if delta is not None:
         bounds = curve.epsilon(delta)
         found["epsilon_lower"], found["epsilon_upper"] = map(float, bounds)
-        if run[0] != 0:
-            found["epsilon_clt"] = float(clt_epsilon(*run, delta))
-            found["clt_reliable"] = bool(clt_is_reliable(bounds, found["epsilon_clt"]))
-            found["epsilon_moments_accountant"] = float(moments_accountant_epsilon(*run, delta))
-    if run[0] != 0:
-        found["mu_clt"] = float(clt_mu_poisson(*run))
-        if with_mu:
-            found["mu_upper"] = float(curve.mu(failure).upper)
+        found["epsilon_clt"] = float(clt_epsilon(*run, delta))
+        found["clt_reliable"] = bool(clt_is_reliable(bounds, found["epsilon_clt"]))
+        found["epsilon_moments_accountant"] = float(moments_accountant_epsilon(*run, delta))
     return found
 
 
@@ -156,3 +171,68 @@ def _reached(quantity: str, run: tuple[float, float, int], target: dict[str, Any
     question = getattr(certified(*run), quantity)
     others = [value for name, value in target.items() if name != quantity]
     return float(question(*others).upper)
+
+
+# ---- Conversions ----
+
+
+def _convert(arguments: argparse.Namespace) -> list[Row]:
+    """Return the report for the one or two parameters that are given."""
+    given = {name: getattr(arguments, name) for name in _MEASURES if getattr(arguments, name) is not None}
+    for name, value in given.items():
+        if name != "delta":
+            check(f"--{name}", value, NONNEGATIVE)
+    if given.keys() == {"epsilon", "delta"}:
+        found = _from_epsilon(**given)
+    elif len(given.keys() & {"mu", "rho"}) != 1 or len(given) > 2:
+        raise ValueError("give one of --mu and --rho, with at most one of --epsilon and --delta, or these two")
+    elif "mu" in given:
+        found = _from_mu(**given)
+    else:
+        found = _from_rho(**given)
+
+    # A later row stands in place of an earlier one.
+    rows = [*_MISSING, *found]
+    rows += [Row(name, value, "given", "exact") for name, value in given.items()]
+    row_of_key = {row.key: row for row in rows}
+    return [row_of_key[key] for key in ("mu", "epsilon", "delta", "rho")]
+
+
+def _from_epsilon(epsilon: float, delta: float) -> list[Row]:
+    """Return mu and rho as budgets: the mechanism that meets them is (epsilon, delta)-DP."""
+    mu = float(gdp_mu(epsilon, delta))
+    of_mu = "exact for the Gaussian mechanism that is just (epsilon, delta)-DP; others may have no mu"
+    of_rho = "exact for that Gaussian mechanism only"
+    return [Row("mu", mu, of_mu, "down"), Row("rho", mu * mu / 2, of_rho, "down")]
+
+
+def _from_mu(mu: float, epsilon: float | None = None, delta: float | None = None) -> list[Row]:
+    """Return the other parameters of mu-GDP; of epsilon and delta at most one is given."""
+    standing = "exact for the Gaussian mechanism, upper bound for any other mu-GDP one"
+    rows = [Row("rho", mu * mu / 2, standing, "up")]
+    if delta is not None:
+        rows.append(Row("epsilon", float(gdp_epsilon(delta, mu)), "exact", "up"))
+    if epsilon is not None:
+        exact = float(gdp_delta(epsilon, mu))
+        # A delta below every float64.
+        is_lost = exact == 0 < mu
+        rows.append(Row("delta", _LEAST, "upper bound", "up") if is_lost else Row("delta", exact, "exact", "up"))
+    return rows
+
+
+def _from_rho(rho: float, epsilon: float | None = None, delta: float | None = None) -> list[Row]:
+    """Return the other parameters of rho-zCDP; of epsilon and delta at most one is given."""
+    rows = [Row("mu", None, "not implied: zCDP bounds no mu in general")]
+    # rho-zCDP is rdp(order) = rho order for every order, so any grid of orders gives a valid bound.
+    orders = 1 + np.geomspace(1e-6, 1e8, 20_001)
+    rdp = rho * orders
+    if delta is not None:
+        upper = float(rdp_epsilon(rdp, orders, delta))
+        rows.append(Row("epsilon", upper, "upper bound", "up"))
+    if epsilon is not None:
+        # The conversion of `rdp_epsilon`, solved for delta: Canonne, Kamath and Steinke, arXiv:2004.00010, Prop. 12.
+        log_delta = (orders - 1) * (rdp - epsilon + np.log1p(-1 / orders)) - np.log(orders)
+        least = min(log_delta.min(), 0.0)
+        upper = max(float(np.exp(least)), _LEAST)
+        rows.append(Row("delta", upper, "upper bound", "up"))
+    return rows

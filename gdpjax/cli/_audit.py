@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from gdpjax.auditing import audit_installation, audit_many_runs, audit_one_run
+from gdpjax.cli._inputs import read_table
 from gdpjax.cli._report import Row, add_json_option, printed
-from gdpjax.cli._tables import read_table
 
 _COINS = {"true": True, "false": False}
 _OWN_OPTIONS = {"--step": "num_releases", "--many-runs": "threshold", "one run": "num_guesses"}

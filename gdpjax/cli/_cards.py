@@ -7,8 +7,8 @@ from typing import Any
 
 from gdpjax._core.arguments import check_target
 from gdpjax._core.figures import plain
-from gdpjax.cli._report import add_cache_option, add_json_option
-from gdpjax.cli._runs import add_run_options, run_of_options
+from gdpjax.cli._inputs import add_run_options, run_of_options
+from gdpjax.cli._report import add_json_option
 from gdpjax.plotting import epsilon_curves, plot_epsilon, plot_tradeoff, save_figure, tradeoff_curves
 from gdpjax.plotting.style import check_picture
 from gdpjax.reporting import report
@@ -41,7 +41,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--delta", type=float, action="append", help="where epsilon is asked for; may be repeated")
     parser.add_argument("--name", action="append", help="what a run is called; once for each run")
     parser.add_argument("--unit", help="what one row is, such as patient, for runs that do not say it")
-    add_cache_option(parser)
     parser.set_defaults(run=_report)
 
     plotter = commands.add_parser("plot", help="a trade-off curve, or epsilon against steps, as PNG, PDF or SVG")

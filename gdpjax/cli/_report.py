@@ -88,18 +88,8 @@ def printed(report: Callable[[argparse.Namespace], list[Row]]) -> Callable[[argp
 
 
 def add_json_option(parser: argparse.ArgumentParser, instead_of: str = "a table") -> None:
-    """Add ``--json`` and ``--no-compilation-cache``."""
+    """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help=f"one JSON object instead of {instead_of}")
-    add_cache_option(parser)
-
-
-def add_cache_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--no-compilation-cache``."""
-    parser.add_argument(
-        "--no-compilation-cache",
-        action="store_true",
-        help="keep no compiled programs in the user's cache folder for the next start (GDPJAX_COMPILATION_CACHE=off)",
-    )
 
 
 def _as_json(rows: list[Row], command: str) -> str:
@@ -146,13 +136,11 @@ class Progress:
     def _count(self) -> None:
         """Write the line once a second, until the command is done."""
         start = time.monotonic()
-        text = ""
         while not self._done.wait(1.0):
-            before, text = text, f"{self._command}: {self.note}, {time.monotonic() - start:.0f} s (Ctrl-C stops it)"
-            self._write(text.ljust(len(before)))
-        if text:
-            self._write(" " * len(text) + "\r")
+            self._write(f"{self._command}: {self.note}, {time.monotonic() - start:.0f} s (Ctrl-C stops it)")
+        self._write("")
 
     def _write(self, text: str) -> None:
-        self._stream.write(f"\r{text}")
+        """Write a line in place of the one before."""
+        self._stream.write(f"\r\033[K{text}")
         self._stream.flush()

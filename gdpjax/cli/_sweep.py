@@ -25,9 +25,21 @@ from gdpjax._core.figures import MOST_VALUES, values_of
 from gdpjax._core.files import FolderIsLocked, FolderLock, write_atomically
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting import certified, clt_epsilon, clt_mu_poisson, moments_accountant_epsilon
+from gdpjax.cli._inputs import (
+    NOISE,
+    OTHER_NAMES,
+    RUN_OPTIONS,
+    check_given,
+    csv_to_parquet,
+    format_csv,
+    is_parquet,
+    option_names,
+    parse_csv,
+    read_table,
+    run_of,
+    text_of,
+)
 from gdpjax.cli._report import add_json_option, clt_is_reliable
-from gdpjax.cli._runs import NOISE, OTHER_NAMES, RUN_OPTIONS, check_given, option_names, run_of
-from gdpjax.cli._tables import csv_to_parquet, format_csv, is_parquet, parse_csv, read_table, text_of
 
 PIECE = 1024
 """Rows computed together: about a second."""

@@ -7,8 +7,6 @@ import shutil
 import sys
 from typing import Any
 
-from gdpjax.cli._report import add_cache_option
-
 INTERRUPTED, FAILED = 130, 1
 _SPEC = """\
 the spec is a TOML file:
@@ -55,7 +53,6 @@ def _command(commands: Any, name: str, what: str, run: Any) -> argparse.Argument
     epilog = _SPEC if run in (_train, _sweep) else None
     description = f"{what[:1].upper()}{what[1:]}."
     parser = commands.add_parser(name, help=what, description=description, epilog=epilog, formatter_class=formatter)
-    add_cache_option(parser)
     parser.set_defaults(run=run)
     return parser
 

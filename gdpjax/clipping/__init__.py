@@ -6,6 +6,7 @@ primitive does to gradients is in `_tracing/primitives`, a clip rule in `_rules`
 
 # What is imported under an alias is for the other parts of the library, and not public.
 from gdpjax.clipping._augmentation import average_augmentations
+from gdpjax.clipping._clip_rule import AbstractClipRule, Groups
 from gdpjax.clipping._clipped_grad import ClippedGrad as ClippedGrad
 from gdpjax.clipping._clipped_grad import clipped_grad
 from gdpjax.clipping._explain import explain
@@ -16,7 +17,7 @@ from gdpjax.clipping._per_example_grad import per_example_grad
 from gdpjax.clipping._rounding_budget import AccumulationCharge as AccumulationCharge
 from gdpjax.clipping._rounding_budget import accumulation_charge as accumulation_charge
 from gdpjax.clipping._rounding_budget import charge_of_sum as charge_of_sum
-from gdpjax.clipping._rules import AbstractClipRule, AutoS, Flat, Groups, Normalize, PerGroup, PerLeaf, Sensitivity
+from gdpjax.clipping._rules import AutoS, Flat, Normalize, PerGroup, PerLeaf, Sensitivity
 from gdpjax.clipping._rules import as_rule as as_rule
 from gdpjax.clipping._rules import rule_sensitivity as rule_sensitivity
 from gdpjax.clipping._tracing import AbstractPrimitive, register_primitive

@@ -26,15 +26,16 @@ from jaxtyping import Bool, Float, Int
 
 from gdpjax._core.arguments import check_choice, check_flag, check_static_size
 from gdpjax._core.provenance import Provenance
-from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
+from gdpjax.clipping._clip_rule import AbstractClipRule
 from gdpjax.clipping._clipped_sum import clipped_sum, merge_leaves
 from gdpjax.clipping._devices import placement_of, sum_over_devices
 from gdpjax.clipping._loss import Call, LossSpec, batch_rows, flatten_call, prepare
 from gdpjax.clipping._per_example_grad import zero_padding_rows
 from gdpjax.clipping._planner import STRATEGIES, engine_of
 from gdpjax.clipping._rounding_budget import RoundingBudget, rounding_budget
-from gdpjax.clipping._rules import AbstractClipRule, as_rule, rule_sensitivity, trained_groups
+from gdpjax.clipping._rule_enforcement import trained_groups
+from gdpjax.clipping._rules import as_rule, rule_sensitivity
 
 
 def clipped_grad(
@@ -115,7 +116,7 @@ def clipped_grad(
     check_static_size("max_batch_size", max_batch_size)
     if microbatch_size is not None and strategy == "vmap":
         raise ValueError('strategy "vmap" takes the whole batch at once; drop microbatch_size or use "microbatch"')
-    spec = LossSpec.create(
+    spec = LossSpec(
         loss_fn,
         argnums=argnums,
         batch_argnums=batch_argnums,
@@ -212,8 +213,6 @@ class ClippedGrad:
     def __call__(self, *args: Any, is_padding: Bool[Array, " batch"] | None = None, **loss_kwargs: Any) -> Any:
         """The clipped sum for one batch, or (clipped sum, ClipInfo) with ``return_info=True``."""
         call = prepare(self.spec, args, loss_kwargs, is_padding)
-        if call.batch_size == 0:
-            return self._sum_of_no_rows(call)
 
         # The rounding slack follows from shapes alone, and counts the rows and partial sums of all devices.
         placement = placement_of(batch_rows(call), call.batch_size)
@@ -235,7 +234,8 @@ class ClippedGrad:
 
         # Leaves that are not trained get exact zeros.
         total = merge_leaves(call.params, call.is_trained, sums)
-        self.provenance.record(total, call.batch_size, num_devices, has_mask=is_padding is not None)
+        has_mask = is_padding is not None or call.batch_size == 0
+        self.provenance.record(total, call.batch_size, num_devices, has_mask)
         return (total, info) if self.return_info else total
 
     def sum_rows(self, call: Call, budget: RoundingBudget, positions: Array) -> tuple[list[Array], ClipInfo]:
@@ -251,7 +251,7 @@ class ClippedGrad:
         """
         engine = engine_of(call, self.strategy, self.microbatch_size, self.constant_work)
         groups = trained_groups(self.rule, call.params, call.is_trained)
-        outcome = clipped_sum(
+        sums, norms, is_dropped, (values, aux) = clipped_sum(
             engine,
             batch_rows(call),
             positions,
@@ -261,14 +261,13 @@ class ClippedGrad:
             budget,
             call.is_padding,
         )
-        values, aux = outcome.extra
         info = ClipInfo(
             values=zero_padding_rows(values, call.is_padding),
-            norms=outcome.norms,
+            norms=norms,
             aux=jax.tree.map(lambda rows: zero_padding_rows(rows, call.is_padding), aux),
-            is_dropped=outcome.is_dropped,
+            is_dropped=is_dropped,
         )
-        return outcome.sums, info
+        return sums, info
 
     def _rows_of_slack(self, call: Call) -> int:
         """Return the number of rows that the slack counts, which must not follow the realised batch size."""
@@ -277,15 +276,3 @@ class ClippedGrad:
         if call.batch_size > self.max_batch_size:
             raise ValueError(f"a batch of {call.batch_size} rows is larger than max_batch_size={self.max_batch_size}")
         return self.max_batch_size
-
-    def _sum_of_no_rows(self, call: Call) -> Any:
-        """Return the zeros that an empty batch adds up to; the loss is traced and checked all the same."""
-        engine = engine_of(call, self.strategy, self.microbatch_size, self.constant_work)
-        zeros = [jnp.zeros(leaf.shape, wide_dtype(leaf)) for leaf in call.trained_leaves]
-        total = merge_leaves(call.params, call.is_trained, zeros)
-        self.provenance.record(total, num_rows=0)
-        if not self.return_info:
-            return total
-
-        values, aux = engine.no_outputs(0)
-        return total, ClipInfo(values, jnp.zeros(0, values.dtype), aux, jnp.zeros(0, bool))

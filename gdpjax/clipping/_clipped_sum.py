@@ -24,29 +24,24 @@ import numpy as np
 from gdpjax._core.checks import CLIP_NORM, is_traced
 from gdpjax._core.trees import wide_dtype, zeros_like_sum
 from gdpjax._core.types import Array, PyTree
-from gdpjax.clipping._forms import Full, RowGradients, RowWeights, RunningSum, formed_rows, stacked, wide
+from gdpjax.clipping._clip_rule import AbstractClipRule, Groups
+from gdpjax.clipping._forms import (
+    AbstractFactor,
+    Full,
+    RowGradients,
+    RowWeights,
+    RunningSum,
+    Sparse,
+    formed_rows,
+    stacked,
+    wide,
+)
 from gdpjax.clipping._planner import Engine
 from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._rules import AbstractClipRule, Groups, bounded_coefficients
+from gdpjax.clipping._rule_enforcement import bounded_coefficients
 
 _SMALL_PARAMETER = 2**14
 """Entries up to which the formed gradients of a parameter are put together with those of others."""
-
-
-class ClippedSum(NamedTuple):
-    """The clipped sum of a batch, and numbers of each of its rows.
-
-    Attributes:
-      sums: one array for each trained parameter, in float32 or wider.
-      norms: [N], norms before clipping; zero for padding and for rows that are dropped.
-      is_dropped: bool [N], rows that are not padding and whose gradient is not finite.
-      extra: whatever else the gradients came with, each with a leading axis of rows.
-    """
-
-    sums: list[Array]
-    norms: Array
-    is_dropped: Array
-    extra: Any
 
 
 class Pack(NamedTuple):
@@ -109,7 +104,9 @@ class RowScales(NamedTuple):
     is_dropped: Array
 
 
-def packs_of(params: list[Any], is_formed: list[bool], is_compensated: list[bool], groups: Groups) -> list[Pack]:
+def packs_of(
+    params: list[Any], forms: list[AbstractFactor], groups: Groups, budget: RoundingBudget, size: int, num_chunks: int
+) -> list[Pack]:
     """Put the small parameters of one group whose gradients are formed together.
 
     A model has many of them, biases and scales of layers. One row of all their entries needs one norm and one sum,
@@ -118,22 +115,25 @@ def packs_of(params: list[Any], is_formed: list[bool], is_compensated: list[bool
 
     Args:
       params: the trained parameters.
-      is_formed: whether their gradients are formed.
-      is_compensated: whether the errors of adding them up are kept.
+      forms: the forms of their gradients.
       groups: the clip rule's groups.
+      budget: the roundings that their sums may take.
+      size: rows of a chunk.
+      num_chunks: how many chunks are added up.
     """
-    # Sort out the small ones, by group, dtype and kind of running sum.
+    # Sort out the small ones, by group and dtype. Table rows may be added in whole numbers, whose sum is a pair.
+    needs_errors = budget.plain_rows == 1 or not budget.covers(size, num_chunks)
     packs = []
     small: dict[Any, list[int]] = {}
-    for leaf, param in enumerate(params):
-        group, compensated = groups.of_leaf[leaf], is_compensated[leaf]
-        if is_formed[leaf] and math.prod(param.shape) <= _SMALL_PARAMETER:
-            small.setdefault((group, wide_dtype(param), compensated), []).append(leaf)
+    for leaf, (param, form) in enumerate(zip(params, forms, strict=True)):
+        group = groups.of_leaf[leaf]
+        if isinstance(form, Full) and math.prod(param.shape) <= _SMALL_PARAMETER:
+            small.setdefault((group, wide_dtype(param)), []).append(leaf)
         else:
-            packs.append(Pack((leaf,), group, compensated))
+            packs.append(Pack((leaf,), group, needs_errors or isinstance(form, Sparse)))
 
-    for (group, _, compensated), leaves in small.items():
-        packs.append(Pack(tuple(leaves), group, compensated))
+    for (group, _), leaves in small.items():
+        packs.append(Pack(tuple(leaves), group, needs_errors))
     return packs
 
 
@@ -182,9 +182,10 @@ def norm_dtype(leaves: list[Any]) -> Any:
 def _checked_bound(bound: Array, groups: Groups, dtype: Any) -> Array:
     """Return the bound of a group, or NaN where it is no clip norm."""
     bound = jnp.asarray(bound, dtype)
-    # A bound that is split over many leaves may lie below the range of a whole one.
-    split = float(np.sqrt(len(groups.bounds)))
-    return jnp.where(CLIP_NORM.contains(bound * split), bound, jnp.nan)
+    # A bound that is split over many leaves, and lowered for rounding, may lie below the range of a whole one.
+    split = float(np.sqrt(len(groups.bounds))) * (1 + 1e-5)
+    is_valid = CLIP_NORM.contains(bound) | CLIP_NORM.contains(bound * split)
+    return jnp.where(is_valid, bound, jnp.nan)
 
 
 def add_clipped(
@@ -218,9 +219,8 @@ def sum_of_rows(
     is_padding: Array | None,
 ) -> tuple[list[Array], RowScales]:
     """Return the clipped sum of gradients that are all there."""
-    is_formed = [isinstance(each.factor, Full) for each in gradients]
-    is_compensated = [each.needs_compensation(budget) for each in gradients]
-    packs = packs_of(leaves, is_formed, is_compensated, groups)
+    forms = [each.factor for each in gradients]
+    packs = packs_of(leaves, forms, groups, budget, gradients[0].num_rows, num_chunks=1)
     totals = [pack.zero(leaves) for pack in packs]
     totals, scales = add_clipped(packs, totals, gradients, rule, groups, budget, is_padding)
     return rounded_sums(packs, totals, leaves, groups), scales
@@ -230,8 +230,7 @@ def rounded_sums(packs: list[Pack], totals: list[RunningSum], leaves: list[Any],
     """Return the sum of each parameter, rounded once; NaN in the groups whose traced bound is no clip norm.
 
     A batch of padding alone, whose chunks are all skipped, would else give zeros for such a bound, and every other
-    batch NaN. A batch of no rows at all, which is known before anything is traced, does not come here: its sum is zero,
-    whatever the bound.
+    batch NaN.
     """
     dtype = norm_dtype(leaves)
     sums = {}
@@ -254,7 +253,7 @@ def clipped_sum(
     groups: Groups,
     budget: RoundingBudget,
     is_padding: Array | None,
-) -> ClippedSum:
+) -> tuple[list[Array], Array, Array, Any]:
     """Clip the rows of a batch and add them up.
 
     Args:
@@ -266,16 +265,21 @@ def clipped_sum(
       groups: its groups of the trained parameters.
       budget: the rounding budget of the whole batch.
       is_padding: bool [N], rows to ignore, or None.
+
+    Returns:
+      * the sum for each trained parameter, in float32 or wider;
+      * [N], norms before clipping; zero for padding and for rows that are dropped;
+      * bool [N], rows that are not padding and whose gradient is not finite;
+      * (losses, aux), each with a leading axis of rows.
     """
-    num_rows = positions.shape[0]
-    size = min(engine.chunk, num_rows)
+    num_rows, size = positions.shape[0], engine.chunk
     num_chunks = -(-num_rows // size)
 
     # One chunk needs no loop.
     if num_chunks == 1:
         gradients, extra = engine.gradients(batch, positions)
         sums, scales = sum_of_rows(gradients, leaves, rule, groups, budget, is_padding)
-        return ClippedSum(sums, scales.norms, scales.is_dropped, extra)
+        return sums, scales.norms, scales.is_dropped, extra
 
     def add_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         rows, positions, padding = chunk
@@ -286,8 +290,8 @@ def clipped_sum(
     def skip_chunk(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         del chunk  # holds only padding
         norms = jnp.zeros(size, norm_dtype(leaves))
-        is_dropped = jnp.zeros(size, bool)
-        return totals, (norms, is_dropped, engine.no_outputs(size))
+        outputs = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), engine.outputs)
+        return totals, (norms, jnp.zeros(size, bool), outputs)
 
     def add_unless_padding(totals: list[RunningSum], chunk: Any) -> tuple[list[RunningSum], Any]:
         _, _, padding = chunk
@@ -300,14 +304,10 @@ def clipped_sum(
         padding = padding | split(is_padding)
     chunks = (jax.tree.map(split, batch), split(positions), padding)
 
-    # Add up the chunks. Unless the caller names padding, every chunk has rows.
-    numbers = range(len(leaves))
-    is_formed = [isinstance(form, Full) for form in engine.forms]
-    is_compensated = [engine.needs_compensation(number, budget, num_chunks) for number in numbers]
-    packs = packs_of(leaves, is_formed, is_compensated, groups)
+    # Add up the chunks.
+    packs = packs_of(leaves, engine.forms, groups, budget, size, num_chunks)
     totals = [pack.zero(leaves) for pack in packs]
-    skips = is_padding is not None and not engine.constant_work
-    step = add_unless_padding if skips else add_chunk
+    step = add_unless_padding if engine.skips_padding else add_chunk
     totals, outputs = jax.lax.scan(step, totals, chunks)
 
     # Put the outputs of the chunks one after the other, without those of the rows that fill up the last one.
@@ -315,8 +315,7 @@ def clipped_sum(
         return x.reshape(-1, *x.shape[2:])[:num_rows]
 
     norms, is_dropped, extra = jax.tree.map(joined, outputs)
-    sums = rounded_sums(packs, totals, leaves, groups)
-    return ClippedSum(sums, norms, is_dropped, extra)
+    return rounded_sums(packs, totals, leaves, groups), norms, is_dropped, extra
 
 
 def _split(rows: Array, num_chunks: int, size: int) -> Array:

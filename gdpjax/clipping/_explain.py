@@ -23,6 +23,7 @@ from gdpjax._core.figures import text_table
 from gdpjax._core.trees import leaf_name, wide_dtype
 from gdpjax._core.types import Array, PyTree
 from gdpjax.clipping._clipped_grad import ClippedGrad, clipped_grad
+from gdpjax.clipping._forms import Outer
 from gdpjax.clipping._loss import Call, flatten_call, prepare
 from gdpjax.clipping._planner import engine_of
 from gdpjax.clipping._rounding_budget import rounding_budget
@@ -96,7 +97,37 @@ def explain(
         constant_work=constant_work,
     )
     batches = batch if len(clip.spec.batch_argnums) > 1 and isinstance(batch, tuple) else (batch,)
-    return _explain(clip, prepare(clip.spec, (params, *batches, *args), loss_kwargs, is_padding))
+    call = prepare(clip.spec, (params, *batches, *args), loss_kwargs, is_padding)
+
+    # Plan the call as `clipped_grad` does, and describe the plan.
+    engine = engine_of(call, clip.strategy, clip.microbatch_size, clip.constant_work)
+    plan = engine.plan
+
+    tapped = plan.abstract_gradients()
+    forms = iter(enumerate(engine.forms))
+    leaves = []
+    paths_and_leaves = jax.tree_util.tree_flatten_with_path(call.params)[0]
+    for (path, param), is_trained in zip(paths_and_leaves, call.is_trained, strict=True):
+        name, shape = leaf_name(path), tuple(param.shape)
+        if not is_trained:
+            leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0, 0))
+            continue
+        number, form = next(forms)
+        reason = plan.reason(number)
+        factor = tapped.get(number)
+        if isinstance(factor, Outer) and factor.num_products > 1:
+            reason = f"{reason}, a sum of {factor.num_products} outer products"
+        num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
+        formed_bytes = math.prod(shape) * wide_dtype(param).itemsize
+        leaves.append(LeafPlan(name, shape, form.method, reason, num_bytes, formed_bytes))
+    return Explanation(
+        tuple(leaves),
+        clip.strategy,
+        engine.chunk,
+        call.batch_size,
+        _clipped_flops(clip, call),
+        _ordinary_flops(call, plan.frame),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,37 +211,6 @@ def _in_words(count: float) -> str:
     return f"{count:,.0f} billion"
 
 
-def _explain(clip: ClippedGrad, call: Call) -> Explanation:
-    """Plan one call as `clipped_grad` does, and describe the plan."""
-    engine = engine_of(call, clip.strategy, clip.microbatch_size, clip.constant_work)
-    plan = engine.plan
-
-    tapped = plan.abstract_gradients()
-    forms = iter(enumerate(engine.forms))
-    leaves = []
-    paths_and_leaves = jax.tree_util.tree_flatten_with_path(call.params)[0]
-    for (path, param), is_trained in zip(paths_and_leaves, call.is_trained, strict=True):
-        name, shape = leaf_name(path), tuple(param.shape)
-        if not is_trained:
-            leaves.append(LeafPlan(name, shape, "not trained", "frozen, empty or not floating", 0, 0))
-            continue
-        number, form = next(forms)
-        reason = plan.reason(number)
-        if number in tapped and tapped[number].num_products > 1:
-            reason = f"{reason}, a sum of {tapped[number].num_products} outer products"
-        num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
-        formed_bytes = math.prod(shape) * wide_dtype(param).itemsize
-        leaves.append(LeafPlan(name, shape, form.method, reason, num_bytes, formed_bytes))
-    return Explanation(
-        tuple(leaves),
-        clip.strategy,
-        engine.chunk,
-        call.batch_size,
-        _clipped_flops(clip, call),
-        _ordinary_flops(call, plan.frame),
-    )
-
-
 def _clipped_flops(clip: ClippedGrad, call: Call) -> float | None:
     """Return the operations in products of the clipped sum of a call."""
     budget = rounding_budget(call.trained_leaves, max(call.batch_size, 1))
@@ -281,11 +281,16 @@ def _flops_of_results(jaxpr: Any, is_read: Sequence[bool] | None) -> float | Non
 
 def _flops_of(equation: Any, is_read: list[bool]) -> float | None:
     """Return the operations of one equation, whose results are read or not."""
-    name = equation.primitive.name
+    # Two for each entry of the result of a product, and each pair that is summed into it.
+    name, params = equation.primitive.name, equation.params
     if name == "dot_general":
-        return _flops_of_product(equation)
+        (contracted, _), _ = params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
+        return 2.0 * equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
     if name == "conv_general_dilated":
-        return _flops_of_convolution(equation)
+        kernel = equation.invars[1].aval.shape
+        output_axis = params["dimension_numbers"].rhs_spec[0]
+        return 2.0 * equation.outvars[0].aval.size * math.prod(kernel) / kernel[output_axis]
 
     # What a loop carries is read by its next round.
     num_rounds = 1
@@ -297,7 +302,7 @@ def _flops_of(equation: Any, is_read: list[bool]) -> float | None:
         is_read = [True] * scan.num_carry + is_read[scan.num_carry :]
 
     inner = []
-    for body in jaxprs_in_params(equation.params):
+    for body in jaxprs_in_params(params):
         has_these_results = len(body.outvars) == len(is_read)
         flops = _flops_of_results(body, is_read if has_these_results else None)
         if flops is None:
@@ -308,17 +313,3 @@ def _flops_of(equation: Any, is_read: list[bool]) -> float | None:
     if name == "cond":
         return max(inner)
     return num_rounds * sum(inner)
-
-
-def _flops_of_product(equation: Any) -> float:
-    """Two operations for each entry of the result and each pair that is summed into it."""
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    shape = equation.invars[0].aval.shape
-    return 2.0 * equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
-
-
-def _flops_of_convolution(equation: Any) -> float:
-    """Two operations for each entry of the result and each entry of the kernel that goes into it."""
-    kernel = equation.invars[1].aval.shape
-    output_axis = equation.params["dimension_numbers"].rhs_spec[0]
-    return 2.0 * equation.outvars[0].aval.size * math.prod(kernel) / kernel[output_axis]

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core.checks import is_traced
+from gdpjax._core.checks import is_traced, number_kind
 from gdpjax._core.shown import shown
 from gdpjax.clipping._tracing import Frame, is_literal
 
@@ -34,89 +34,56 @@ class WholeArgument(NamedTuple):
     """An argument that every example sees whole, neither a parameter nor a key.
 
     Attributes:
-      position: its number, or None for a keyword argument.
-      keyword: its keyword, or None for a positional argument.
+      name: its name in messages.
       value: a tree.
       is_named: whether the user named it as shared.
+      as_batched: how to say that it has a row for each example.
+      as_shared: how to say that all examples share it.
     """
 
-    position: int | None
-    keyword: str | None
+    name: str
     value: Any
     is_named: bool
-
-    @property
-    def name(self) -> str:
-        """The name in messages."""
-        if self.keyword is None:
-            return f"argument {self.position}"
-        return f"keyword argument {self.keyword}"
+    as_batched: str
+    as_shared: str
 
 
-def refuse_unnamed_arguments(
-    arguments: Iterable[WholeArgument],
-    batch_size: int,
-    batch_argnums: tuple[int, ...],
-) -> None:
+def refuse_unnamed_arguments(arguments: Iterable[WholeArgument], batch_size: int) -> None:
     """Refuse an array as long as the batch that was named neither as batched nor as shared.
 
     Args:
       arguments: the arguments that every example sees whole.
       batch_size: the number of rows.
-      batch_argnums: the batched arguments, for the message.
 
     Raises:
       ValueError: there is such an array, or a list of as many numbers.
     """
 
+    def is_number(value: Any) -> bool:
+        return isinstance(value, (int, float, complex)) or getattr(value, "shape", None) == ()
+
     def is_column(tree: Any) -> bool:
-        return isinstance(tree, (list, tuple)) and len(tree) == batch_size and _holds_only_numbers(tree)
+        return isinstance(tree, (list, tuple)) and len(tree) == batch_size and all(map(is_number, tree))
 
     for argument in arguments:
         if argument.is_named:
             continue
         for path, leaf in jax.tree_util.tree_flatten_with_path(argument.value, is_leaf=is_column)[0]:
             is_array = hasattr(leaf, "shape") and jnp.shape(leaf)[:1] == (batch_size,)
-            if is_array or is_column(leaf):
-                where = f"{argument.name}{jax.tree_util.keystr(path)}"
-                raise ValueError(_unnamed_message(argument, where, leaf, is_array, batch_size, batch_argnums))
+            if not is_array and not is_column(leaf):
+                continue
+            kind = shown(leaf) if is_array else f"a {type(leaf).__name__} of numbers"
+            found = f"{argument.name}{jax.tree_util.keystr(path)} is {kind}, as long as the batch ({batch_size} rows)"
 
-
-def _holds_only_numbers(values: Iterable[Any]) -> bool:
-    for value in values:
-        if not isinstance(value, (int, float, complex)) and getattr(value, "shape", None) != ():
-            return False
-    return True
-
-
-def _unnamed_message(
-    argument: WholeArgument,
-    where: str,
-    leaf: Any,
-    is_array: bool,
-    batch_size: int,
-    batch_argnums: tuple[int, ...],
-) -> str:
-    kind = f"an array {described(leaf)}" if is_array else f"a {type(leaf).__name__} of numbers"
-
-    # A vector of bools is most likely the padding, given by position.
-    if is_array and leaf.dtype == bool and jnp.ndim(leaf) == 1:
-        return (
-            f"{where} is {kind}, as long as the batch: a mask of padding is given "
-            f"by name, is_padding=...; if it is data, add its number to batch_argnums={batch_argnums}"
-        )
-
-    if argument.position is None:
-        say_batched = "pass it by position and name that in batch_argnums"
-        say_shared = f"shared_argnames={shown(argument.keyword)}"
-    else:
-        say_batched = f"say batch_argnums={(*batch_argnums, argument.position)}"
-        say_shared = f"shared_argnums={argument.position}"
-    return (
-        f"{where} is {kind}, as long as the batch "
-        f"({batch_size} rows), but it is not in batch_argnums={batch_argnums}: every example would see "
-        f"all of it. If it has a row for each example, {say_batched}; if all examples share it, say {say_shared}"
-    )
+            # A vector of bools is most likely the padding, given by position.
+            if is_array and leaf.dtype == bool and jnp.ndim(leaf) == 1:
+                raise ValueError(
+                    f"{found}: a mask of padding is given by name, is_padding=...; if it is data, {argument.as_batched}"
+                )
+            raise ValueError(
+                f"{found}, but it is not in batch_argnums: every example would see all of it. If it has a row for each "
+                f"example, {argument.as_batched}; if all examples share it, say {argument.as_shared}"
+            )
 
 
 def refuse_closed_over_rows(
@@ -171,7 +138,7 @@ def refuse_closed_over_rows(
         has_rows_of_the_batch = (shape[1:], _dtype_kind(array.dtype)) in row_kinds
         if has_rows_of_the_batch or not is_known_length:
             raise ValueError(
-                f"loss_fn closes over an array {described(array)} whose first axis is as long as the data "
+                f"loss_fn closes over {shown(array)} whose first axis is as long as the data "
                 f"({num_rows}): every example would see all of it. If it has a row for each example, pass it as an "
                 "argument and name that in batch_argnums; if all examples share it, pass it as an argument and name "
                 "that in shared_argnums"
@@ -192,17 +159,9 @@ def _closed_over(constants: Iterable[Any], shared: list[Any]) -> list[Any]:
     return list(arrays.values())
 
 
-def described(array: Any) -> str:
-    """Return the dtype and shape of an array as text, never its values."""
-    dtype = getattr(array, "dtype", None) or jnp.result_type(array)
-    return f"{dtype}{list(jnp.shape(array))}"
-
-
 def _dtype_kind(dtype: Any) -> str:
-    for kind in (jnp.integer, jnp.floating, jnp.complexfloating):
-        if jnp.issubdtype(dtype, kind):
-            return kind.__name__
-    return str(dtype)
+    """Return a letter for the kind of numbers, the same for whole numbers with and without a sign."""
+    return number_kind(dtype).replace("u", "i")
 
 
 def _is_count(array: Any) -> bool:
@@ -258,20 +217,16 @@ def refuse_mean_of_one_example(frame: Frame, keep_batch_dim: bool) -> None:
         elif eqn.primitive.name == "reduce_sum" and _sums_one_entry(eqn, keep_batch_dim):
             known[eqn.outvars[0]] = _Entries(operands[0].source, True)
         elif eqn.primitive.name == "sub":
-            _refuse_difference(*operands)
+            left, right = operands
+            if left.source is right.source and left.is_mean != right.is_mean:
+                raise ValueError(
+                    "loss_fn takes from a value its mean over the batch, which is the value itself, as it sees one "
+                    "example: all gradients before that are exactly zero. This is a BatchNorm in training; use "
+                    "GroupNorm or LayerNorm, or the statistics of a public data set (use_running_average=True)"
+                )
     for bodies in frame.children.values():
         for body in bodies:
             refuse_mean_of_one_example(body, keep_batch_dim)
-
-
-def _refuse_difference(left: _Entries, right: _Entries) -> None:
-    """Refuse a value minus its own mean."""
-    if left.source is right.source and left.is_mean != right.is_mean:
-        raise ValueError(
-            "loss_fn takes from a value its mean over the batch, which is the value itself, as it sees one "
-            "example: all gradients before that are exactly zero. This is a BatchNorm in training; use "
-            "GroupNorm or LayerNorm, or the statistics of a public data set (use_running_average=True)"
-        )
 
 
 def _keeps_entries(eqn: Any) -> bool:

@@ -1,6 +1,6 @@
 """The loss of one example: the roles of its arguments, and its trace.
 
-    spec = LossSpec.create(loss_fn, argnums=0, batch_argnums=(1, 2), ...)   # once
+    spec = LossSpec(loss_fn, argnums=0, batch_argnums=(1, 2), ...)          # once
     call = prepare(spec, args, kwargs, is_padding)                          # for each batch: checks, by shapes alone
     trace = trace_loss(call)                                                # the program of one example, checked too
     loss, aux = example_loss(call, trained_leaves, rows, position)          # what that program computes
@@ -11,6 +11,7 @@ batch axis, its keys are made from the given ones and its position, and all othe
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,17 +38,17 @@ from gdpjax.clipping._loss_checks import (
     split_aux,
 )
 from gdpjax.clipping._row_independence import CONVOLUTION, read_program
-from gdpjax.clipping._tracing import Frame, frame_of
+from gdpjax.clipping._tracing import CUSTOM, Frame, frame_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossSpec:
-    """A loss of one example and the roles of its arguments, as given to `gdpjax.clipped_grad`.
+    """A loss of one example and the roles of its arguments, as given to `gdpjax.clipped_grad`: checked and normalised.
 
     Attributes:
       loss_fn: the loss.
-      argnums: the argument that holds the parameters, or a tuple of them.
-      batch_argnums: the arguments with a leading batch axis.
+      argnums: the argument that holds the parameters, an int, or a tuple of them.
+      batch_argnums: the arguments with a leading batch axis, a tuple of ints like the other roles.
       key_argnums: the arguments that are one PRNG key each.
       keep_batch_dim: whether the loss is given rows with a batch axis of length one.
       has_aux: whether the loss returns (loss, aux).
@@ -55,49 +56,25 @@ class LossSpec:
       shared_argnums: the arguments that all examples share although they are as long as the batch.
       shared_argnames: the same, of keyword arguments.
       num_examples: the length of the data set where the library draws the batches from it, or None.
+
+    Raises:
+      ValueError: one of them is not what it should be, or two roles overlap.
     """
 
     loss_fn: Callable[..., Any]
-    argnums: int | tuple[int, ...]
-    batch_argnums: tuple[int, ...]
-    key_argnums: tuple[int, ...]
+    argnums: Any
+    batch_argnums: Any
+    key_argnums: Any
     keep_batch_dim: bool
     has_aux: bool
     trainable: PyTree | None
-    shared_argnums: tuple[int, ...] = ()
-    shared_argnames: tuple[str, ...] = ()
+    shared_argnums: Any
+    shared_argnames: Any
     num_examples: int | None = None
 
-    @classmethod
-    def create(
-        cls,
-        loss_fn: Any,
-        *,
-        argnums: Any,
-        batch_argnums: Any,
-        key_argnums: Any,
-        keep_batch_dim: bool,
-        has_aux: bool,
-        trainable: Any,
-        shared_argnums: Any = (),
-        shared_argnames: Any = (),
-    ) -> "LossSpec":
-        """Check the static arguments and normalise them.
-
-        Raises:
-          ValueError: one of them is not what it should be, or two roles overlap.
-        """
-        given = {
-            "argnums": argnums,
-            "batch_argnums": batch_argnums,
-            "key_argnums": key_argnums,
-            "shared_argnums": shared_argnums,
-        }
-        roles = {name: check_positions(name, numbers) for name, numbers in given.items()}
-        if isinstance(shared_argnames, tuple | list | set | frozenset):
-            keywords = tuple(shared_argnames)
-        else:
-            keywords = (shared_argnames,)
+    def __post_init__(self) -> None:
+        names = ("argnums", "batch_argnums", "key_argnums", "shared_argnums")
+        roles = {name: check_positions(name, getattr(self, name)) for name in names}
 
         # Every argument has one role.
         numbers = [number for role in roles.values() for number in role]
@@ -105,18 +82,14 @@ class LossSpec:
             raise ValueError(f"argnums and batch_argnums must name arguments, and each have one role, got {roles}")
 
         # As with `jax.grad`, one number gives one tree and a tuple gives a tuple of trees.
-        is_tuple = isinstance(argnums, tuple | list | range)
-        return cls(
-            loss_fn,
-            argnums=roles["argnums"] if is_tuple else roles["argnums"][0],
-            batch_argnums=roles["batch_argnums"],
-            key_argnums=roles["key_argnums"],
-            keep_batch_dim=check_flag("keep_batch_dim", keep_batch_dim),
-            has_aux=check_flag("has_aux", has_aux),
-            trainable=trainable,
-            shared_argnums=roles["shared_argnums"],
-            shared_argnames=keywords,
-        )
+        is_tuple = isinstance(self.argnums, tuple | list | range)
+        checked: dict[str, Any] = {**roles, "argnums": roles["argnums"] if is_tuple else roles["argnums"][0]}
+        is_one = not isinstance(self.shared_argnames, tuple | list | set | frozenset)
+        checked["shared_argnames"] = (self.shared_argnames,) if is_one else tuple(self.shared_argnames)
+        for name in ("keep_batch_dim", "has_aux"):
+            checked[name] = check_flag(name, getattr(self, name))
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def param_argnums(self) -> tuple[int, ...]:
@@ -145,9 +118,15 @@ class LossSpec:
         arguments = []
         for number, value in enumerate(args):
             if number not in other_roles:
-                arguments.append(WholeArgument(number, None, value, number in self.shared_argnums))
+                is_named = number in self.shared_argnums
+                as_batched = f"say batch_argnums={(*self.batch_argnums, number)}"
+                name = f"argument {number}"
+                arguments.append(WholeArgument(name, value, is_named, as_batched, f"shared_argnums={number}"))
+        as_batched = "pass it by position and name that in batch_argnums"
         for keyword, value in kwargs.items():
-            arguments.append(WholeArgument(None, keyword, value, keyword in self.shared_argnames))
+            is_named = keyword in self.shared_argnames
+            name, as_shared = f"keyword argument {keyword}", f"shared_argnames={keyword!r}"
+            arguments.append(WholeArgument(name, value, is_named, as_batched, as_shared))
         return arguments
 
 
@@ -180,8 +159,7 @@ class Call(NamedTuple):
     @property
     def trained_leaves(self) -> list[Array]:
         """The leaves of the parameters that are differentiated."""
-        leaves = jax.tree.leaves(self.params)
-        return [leaf for leaf, mark in zip(leaves, self.is_trained, strict=True) if mark]
+        return list(itertools.compress(jax.tree.leaves(self.params), self.is_trained))
 
     @property
     def data_length(self) -> int:
@@ -216,7 +194,7 @@ def prepare(spec: LossSpec, args: tuple[Any, ...], kwargs: dict[str, Any], is_pa
     batch_size = check_batch_size(args, spec.batch_argnums)
     refuse_varying_arguments(args)
     if batch_size > 1:
-        refuse_unnamed_arguments(spec.whole_arguments(args, kwargs), batch_size, spec.batch_argnums)
+        refuse_unnamed_arguments(spec.whole_arguments(args, kwargs), batch_size)
     return Call(spec, args, kwargs, is_trained, batch_size, check_padding(is_padding, batch_size), batch_size)
 
 
@@ -349,8 +327,8 @@ def _check_program(
         )
     refuse_closed_over_rows(program.constants, shared, call.data_length, row_leaves)
 
-    # The equations of a derivative rule are only in the gradient program.
-    if not program.has_derivative_rules:
+    # The equations of a derivative rule that was written by hand are only in the gradient program.
+    if program.primitives.isdisjoint(CUSTOM):
         return program.primitives
     where = "a derivative rule that loss_fn uses"
     gradient = read_program(trace_gradient(), depends_on_rows, where, is_sequential)
@@ -400,7 +378,7 @@ def flatten_call(call: Call, positions: Array) -> FlatCall:
         remaining = iter(values)
         merged = [next(remaining) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
         args, kwargs, is_padding = jax.tree.unflatten(structure, merged)
-        batch_size = check_batch_size(args, call.spec.batch_argnums)
-        return call._replace(args=args, kwargs=kwargs, batch_size=batch_size, is_padding=is_padding), local_positions
+        num_local = local_positions.shape[0]
+        return call._replace(args=args, kwargs=kwargs, batch_size=num_local, is_padding=is_padding), local_positions
 
     return FlatCall([*arrays, positions], [*is_batched, True], rebuild)

@@ -10,6 +10,7 @@ rounding bound: rows are clipped to slightly less than C, so that the sum as it 
 row.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,13 +19,13 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import broadcast_trainable, is_floating, leaf_name, num_elements, refuse_complex, wide_dtype
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._clip_rule import AbstractClipRule
 from gdpjax.clipping._clipped_sum import merge_leaves, sum_of_rows
-from gdpjax.clipping._forms import formed_rows
-from gdpjax.clipping._loss import LossSpec, batch_rows, prepare, trace_loss
+from gdpjax.clipping._forms import formed_rows, per_row
+from gdpjax.clipping._loss import LossSpec, batch_rows, prepare
+from gdpjax.clipping._planner import engine_of
 from gdpjax.clipping._rounding_budget import rounding_budget
-from gdpjax.clipping._row_map import vmap_of
-from gdpjax.clipping._rules import AbstractClipRule, trained_groups
-from gdpjax.clipping._tracing import plan_of, row_gradients
+from gdpjax.clipping._rule_enforcement import trained_groups
 
 
 def per_example_grad(
@@ -55,7 +56,7 @@ def per_example_grad(
     >>> grads.shape
     (2, 2)
     """
-    spec = LossSpec.create(
+    spec = LossSpec(
         loss_fn,
         argnums=argnums,
         batch_argnums=batch_argnums,
@@ -69,14 +70,10 @@ def per_example_grad(
 
     def grads_fn(*args: Any, is_padding: Array | None = None, **loss_kwargs: Any) -> PyTree:
         call = prepare(spec, args, loss_kwargs, is_padding)
-        trace = trace_loss(call)
-        trained = call.trained_leaves
-        plan = plan_of(trace.frame, len(trained), dict.fromkeys(range(len(trained)), "strategy"))
-        positions = jnp.arange(call.batch_size, dtype=jnp.int32)
-        inputs = [*jax.tree.leaves(batch_rows(call)), positions]
-        gradients, _ = row_gradients(plan, trained, inputs, vmap_of(trace.has_convolution))
+        engine = engine_of(call, "vmap", None, constant_work=True)
+        gradients, _ = engine.gradients(batch_rows(call), jnp.arange(call.batch_size, dtype=jnp.int32))
         rows = []
-        for leaf, gradient in zip(trained, gradients, strict=True):
+        for leaf, gradient in zip(call.trained_leaves, gradients, strict=True):
             (formed,) = jax.tree.leaves(gradient)
             rows.append(zero_padding_rows(formed.astype(leaf.dtype), call.is_padding))
 
@@ -93,8 +90,7 @@ def zero_padding_rows(rows: Array, is_padding: Array | None) -> Array:
     """Replace the rows [B, ...] that are padding by zeros."""
     if is_padding is None:
         return rows
-    mask = is_padding.reshape(is_padding.shape + (1,) * (rows.ndim - 1))
-    return jnp.where(mask, jnp.zeros((), rows.dtype), rows)
+    return jnp.where(per_row(is_padding, rows), jnp.zeros((), rows.dtype), rows)
 
 
 class ClippedRows(NamedTuple):
@@ -144,8 +140,7 @@ def clip_rows(
     is_trained = tuple(mark and is_floating(shape) and num_elements(shape) > 0 for mark, shape in pairs)
     if not any(is_trained):
         raise ValueError("the per-example gradients have no trainable floating-point leaf")
-    rows = _selected(jax.tree.leaves(grads), is_trained)
-    trained_shapes = _selected(shapes, is_trained)
+    trained_shapes = list(itertools.compress(shapes, is_trained))
 
     if num_rows == 0:
         sums = [jnp.zeros(shape.shape, wide_dtype(shape)) for shape in trained_shapes]
@@ -153,14 +148,9 @@ def clip_rows(
 
     budget = rounding_budget(trained_shapes, max_batch_size or num_rows)
     groups = trained_groups(rule, one_gradient, is_trained)
-    gradients = [formed_rows(leaf) for leaf in rows]
+    gradients = [formed_rows(leaf) for leaf in itertools.compress(jax.tree.leaves(grads), is_trained)]
     sums, scales = sum_of_rows(gradients, trained_shapes, rule, groups, budget, is_padding=None)
     return ClippedRows(merge_leaves(one_gradient, is_trained, sums), scales.norms, num_rows)
-
-
-def _selected(leaves: list, marks: tuple[bool, ...]) -> list:
-    """Return the leaves that are marked."""
-    return [leaf for leaf, mark in zip(leaves, marks, strict=True) if mark]
 
 
 def _check_rows(grads: PyTree, params: PyTree | None) -> int:

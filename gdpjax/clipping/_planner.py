@@ -19,16 +19,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from gdpjax._core import xla
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, Sparse
-from gdpjax.clipping._loss import Call, TracedLoss, trace_loss
-from gdpjax.clipping._rounding_budget import RoundingBudget
-from gdpjax.clipping._row_map import one_by_one, vmap_of
-from gdpjax.clipping._tracing import Plan, plan_of, row_gradients
+from gdpjax.clipping._loss import Call, trace_loss
+from gdpjax.clipping._row_map import map_rows, one_by_one
+from gdpjax.clipping._tracing import Plan, parameter_flow, row_gradients
 
 STRATEGIES = ("auto", "vmap", "microbatch", "sequential", "ghost")
 """``ghost`` is the older name of ``auto``."""
@@ -62,7 +60,7 @@ class Engine:
     Attributes:
       gradients: (rows, positions) to the gradients, and (losses, aux).
       chunk: rows to take at a time.
-      constant_work: whether chunks that hold only padding are computed too.
+      skips_padding: whether chunks that hold only padding are not computed.
       forms: the form in which each gradient of a row is kept, with shapes in place of values.
       outputs: shapes and dtypes of (loss, aux) of one example.
       plan: which gradients are read off the loss, and where.
@@ -70,19 +68,10 @@ class Engine:
 
     gradients: Callable[..., tuple[list[RowGradients], Any]]
     chunk: int
-    constant_work: bool
+    skips_padding: bool
     forms: list[AbstractFactor]
     outputs: Any
     plan: Plan
-
-    def no_outputs(self, num_rows: int) -> Any:
-        """Return zeros in place of the (losses, aux) of rows that are not computed."""
-        return jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), self.outputs)
-
-    def needs_compensation(self, leaf: int, budget: RoundingBudget, num_chunks: int) -> bool:
-        """Return whether the errors of adding up the chunks of a parameter's sum have to be kept."""
-        # Sums of table rows have a rule of their own.
-        return isinstance(self.forms[leaf], Sparse) or not budget.covers(self.chunk, num_chunks)
 
 
 def engine_of(call: Call, strategy: str, microbatch_size: int | None, constant_work: bool) -> Engine:
@@ -91,20 +80,28 @@ def engine_of(call: Call, strategy: str, microbatch_size: int | None, constant_w
     trace = trace_loss(call, is_sequential)
     num_leaves = len(call.trained_leaves)
     all_formed = dict.fromkeys(range(num_leaves), "strategy") if strategy in _FORMING else {}
-    plan = plan_of(trace.frame, num_leaves, all_formed)
+    plan = Plan(trace.frame, parameter_flow(trace.frame, num_leaves, all_formed))
     forms = kept_forms(plan, call.trained_leaves)
 
     # How rows are mapped over, and how many to take at a time.
-    map_rows = one_by_one if is_sequential else vmap_of(trace.has_convolution)
-    gradients = functools.partial(_gradients, call, trace, plan, map_rows)
+    vmap = map_rows if trace.has_convolution else jax.vmap
+    vmap = one_by_one if is_sequential else vmap
+    skips = call.is_padding is not None and not constant_work
     if strategy in _FORMING:
         size = call.batch_size if strategy == "vmap" else _MICROBATCH
     else:
-        skips = call.is_padding is not None and not constant_work
         size = chunk_rows(plan, forms, call.trained_leaves, call.batch_size, skips)
     chunk = max(min(microbatch_size or size, call.batch_size), 1)
 
-    return Engine(gradients, chunk, constant_work, forms, _outputs(trace), plan)
+    def gradients(rows: Any, positions: Array) -> tuple[list[RowGradients], Any]:
+        inputs = [*jax.tree.leaves(rows), positions]
+        gradients, (losses, *aux) = row_gradients(plan, call.trained_leaves, inputs, vmap)
+        losses = losses.astype(wide_dtype(losses))
+        return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
+
+    loss, *aux = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in trace.frame.jaxpr.outvars]
+    outputs = loss.update(dtype=wide_dtype(loss)), jax.tree.unflatten(trace.aux_structure, aux)
+    return Engine(gradients, chunk, skips, forms, outputs, plan)
 
 
 def kept_forms(plan: Plan, params: list[Any]) -> list[AbstractFactor]:
@@ -120,23 +117,6 @@ def kept_forms(plan: Plan, params: list[Any]) -> list[AbstractFactor]:
     return forms
 
 
-def _outputs(trace: TracedLoss) -> Any:
-    """Return shapes and dtypes of (loss, aux) of one example."""
-    loss, *aux = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in trace.frame.jaxpr.outvars]
-    loss = jax.ShapeDtypeStruct(loss.shape, wide_dtype(loss))
-    return loss, jax.tree.unflatten(trace.aux_structure, aux)
-
-
-def _gradients(
-    call: Call, trace: TracedLoss, plan: Plan, map_rows: Callable[..., Any], rows: Any, positions: Array
-) -> tuple[list[RowGradients], Any]:
-    """Return the gradients of some rows, and (losses, aux)."""
-    inputs = [*jax.tree.leaves(rows), positions]
-    gradients, (losses, *aux) = row_gradients(plan, call.trained_leaves, inputs, map_rows)
-    losses = losses.astype(wide_dtype(losses))
-    return gradients, (losses, jax.tree.unflatten(trace.aux_structure, aux))
-
-
 # The number of rows in a chunk.
 
 
@@ -149,8 +129,7 @@ def row_bytes(plan: Plan, forms: list[AbstractFactor], params: list[Any]) -> int
         if isinstance(form, Sparse) and form.rows.shape[0] > 1:
             # Equal rows have to be found, in an array as long as the table.
             tables += _INDEX_BYTES * math.prod(param.shape[:1])
-    activations = plan.activation_bytes() + plan.working_bytes()
-    return max(activations + formed + tables, 1)
+    return max(plan.num_bytes() + formed + tables, 1)
 
 
 def chunk_rows(plan: Plan, forms: list[AbstractFactor], params: list[Any], batch_size: int, skips_padding: bool) -> int:

@@ -96,18 +96,6 @@ class RoundingBudget(NamedTuple):
         needed = plain_roundings(rows) + parts - 1
         return needed <= plain_roundings(self.plain_rows)
 
-    def accumulated(self, num_rows: int) -> tuple[float, float]:
-        """Return what one of several sums adds to the sensitivity of their total, in clip norms.
-
-        Returns:
-          The largest norm of a row, and what the roundings of a sum of ``num_rows`` rows and of adding it to the total
-          can move the total by.
-        """
-        clipped_to = 1 / (1 + self.slack)
-        of_a_row = (1 + self.norm) * clipped_to
-        of_the_sum = num_rows * (self.per_row + _RESULT_ROUNDINGS * self.unit) * clipped_to
-        return of_a_row, of_the_sum
-
 
 def rounding_budget(leaves: Sequence[Any], num_rows: int, num_devices: int = 1) -> RoundingBudget:
     """Return the budget for a batch of gradients.
@@ -198,7 +186,9 @@ def accumulation_charge(budget: RoundingBudget, microbatch_rows: int, num_microb
     if microbatch_rows == 0:
         return AccumulationCharge(0.0, 0.0)
 
-    row, of_sum = budget.accumulated(microbatch_rows)
+    # Rows are clipped to 1 / (1 + slack). Each counts the roundings of its sum, and of adding that to the total.
+    row = (1 + budget.norm) / (1 + budget.slack)
+    of_sum = microbatch_rows * (budget.per_row + _RESULT_ROUNDINGS * budget.unit) / (1 + budget.slack)
     total = row + num_microbatches * of_sum
     if total > 1 + MAX_SLACK:
         rows = num_microbatches * microbatch_rows
@@ -251,20 +241,14 @@ def charge_of_sum(
 
     # The clip lowered its threshold for so many rows; without a record and a limit, for the rows that were told.
     rows_of_slack = clip.max_batch_size or known_rows or charged_rows
+    # A sum that was made in another trace can have been spread over any number of devices.
     charges = []
-    for num_devices in _possible_devices(recorded):
+    for num_devices in range(1, jax.device_count() + 1) if recorded is None else [recorded.num_devices]:
         budget = _budget_or_none(clip, clipped_sum, rows_of_slack, num_devices)
         if budget is not None:
             charges.append(accumulation_charge(budget, charged_rows, num_microbatches))
     row = max(charge.row for charge in charges)
     return AccumulationCharge(row, max(charge.rounding for charge in charges))
-
-
-def _possible_devices(recorded: RecordedSum | None) -> range:
-    """Return the numbers of devices that the rows of a sum can have been spread over."""
-    if recorded is None:
-        return range(1, jax.device_count() + 1)
-    return range(recorded.num_devices, recorded.num_devices + 1)
 
 
 def _budget_or_none(clip: Any, clipped_sum: PyTree, num_rows: int, num_devices: int) -> RoundingBudget | None:

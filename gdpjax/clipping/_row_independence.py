@@ -49,11 +49,6 @@ class Program(NamedTuple):
     primitives: set[str]
     constants: list[Any]
 
-    @property
-    def has_derivative_rules(self) -> bool:
-        """Whether it uses a derivative rule written by hand, whose equations are only in the gradient program."""
-        return not self.primitives.isdisjoint(CUSTOM)
-
 
 def read_program(
     closed: Any, depends_on_rows: Sequence[bool], where: str = "loss_fn", is_sequential: bool = False
@@ -194,8 +189,13 @@ def _check_for_anyone(eqn: Any, own_axes: frozenset[Any], where: str) -> None:
             f"{where} has side effects ({name}): a callback would show private examples, and may be given all of them "
             "at once; remove prints and callbacks, write the computation in jax.numpy, and return what you need as aux"
         )
-    if name in COLLECTIVES:
-        _check_collective(eqn, own_axes, where)
+    outside = _collective_axes(eqn) - own_axes if name in COLLECTIVES else frozenset()
+    if outside:
+        raise ValueError(
+            f"{where} names an axis across examples ({name} over {sorted(map(str, outside))}); it sees one example "
+            "only, and what comes from another device is of other examples: sum over devices after clipping, and use "
+            "GroupNorm or LayerNorm in place of BatchNorm"
+        )
 
 
 def _check_under_vmap(eqn: Any, is_private: bool, where: str) -> None:
@@ -213,7 +213,12 @@ def _check_under_vmap(eqn: Any, is_private: bool, where: str) -> None:
             f"reach every gradient; write it for one example in jax.numpy, or {_WAY_OUT}"
         )
     if name == "ffi_call":
-        _check_foreign_call(eqn, where)
+        method = eqn.params.get("vmap_method")
+        if method not in ("sequential", "sequential_unrolled"):
+            raise ValueError(
+                f"{where} makes a foreign call ({name}) with vmap_method={method!r}, which gives it all examples at "
+                f'once, so that one could reach every gradient; use vmap_method="sequential", or {_WAY_OUT}'
+            )
         return
     if name in COLLECTIVES:
         return
@@ -234,28 +239,6 @@ def _check_under_vmap(eqn: Any, is_private: bool, where: str) -> None:
         )
     if is_private:
         _check_generator(eqn, where)
-
-
-def _check_foreign_call(eqn: Any, where: str) -> None:
-    """Refuse a foreign call that is given several examples at once."""
-    method = eqn.params.get("vmap_method")
-    if method not in ("sequential", "sequential_unrolled"):
-        raise ValueError(
-            f"{where} makes a foreign call ({eqn.primitive.name}) with vmap_method={method!r}, which gives it all "
-            f'examples at once, so that one could reach every gradient; use vmap_method="sequential", or {_WAY_OUT}'
-        )
-
-
-def _check_collective(eqn: Any, own_axes: frozenset[Any], where: str) -> None:
-    """Refuse a collective over an axis that the loss did not make itself."""
-    outside = _collective_axes(eqn) - own_axes
-    if outside:
-        axes = sorted(map(str, outside))
-        raise ValueError(
-            f"{where} names an axis across examples ({eqn.primitive.name} over {axes}); it sees one example only, and "
-            "what comes from another device is of other examples: sum over devices after clipping, and use GroupNorm "
-            "or LayerNorm in place of BatchNorm"
-        )
 
 
 def _foreign_classes(eqn: Any) -> list[str]:

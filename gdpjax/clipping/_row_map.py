@@ -1,13 +1,13 @@
 """Map a function of one example over the rows of a batch, so that no row can reach another.
 
-    gradients = map_rows(gradient_of_one, in_axes=(None, 0))(params, rows)
+    gradients = map_rows(gradient_of_one)(arrays)      # each array has a leading axis of rows
 
 `map_rows` is `jax.vmap`, but for convolutions of two values that both depend on the example, such as that by which JAX
 computes the gradient of a kernel. Under vmap they become one convolution with the rows as groups, in which XLA lets a
 row that overflows reach the others: `isolated_convolution` says how, and computes them in another way.
 
 The function is traced for one example. These convolutions are found in its program, which is then evaluated under vmap
-with each of them replaced. Tracing it takes time, so only losses with convolutions are mapped like this: see `vmap_of`.
+with each of them replaced. Tracing it takes time, so only losses with convolutions are mapped like this.
 """
 
 import functools
@@ -33,55 +33,35 @@ from gdpjax.clipping._tracing import (
 )
 
 
-def vmap_of(has_convolution: bool) -> Callable[..., Any]:
-    """Return the function that maps over rows: `map_rows` for a loss with convolutions, else `jax.vmap`."""
-    return map_rows if has_convolution else jax.vmap
-
-
-def one_by_one(function: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
+def one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that computes rows one after the other, also under a `jax.vmap` around all of it.
 
     The function is never given more than one row, so it may be made of anything that does not keep a state.
     """
-    return jax.vmap(jax.custom_batching.sequential_vmap(function), in_axes)
+    return jax.vmap(jax.custom_batching.sequential_vmap(function))
 
 
-def map_rows(function: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """Return ``jax.vmap(function, in_axes)``, with convolutions that keep the rows apart.
+def map_rows(function: Callable[[list[Array]], Any]) -> Callable[[list[Array]], Any]:
+    """Return ``jax.vmap(function)``, with convolutions that keep the rows apart.
 
     Args:
-      function: a function of one example.
-      in_axes: for each argument 0, if its leaves have a leading axis of rows, or None.
+      function: a function of the arrays of one example.
 
     Raises:
       ValueError: such a convolution is inside an operation that cannot be evaluated step by step.
     """
 
-    def mapped(*args: Any) -> Any:
+    def mapped(rows: list[Array]) -> Any:
         # Trace the function for one row.
-        specs = []
-        depends_on_rows = []
-        for arg, axis in zip(args, in_axes, strict=True):
-            for leaf in jax.tree.leaves(arg):
-                shape = jnp.shape(leaf)
-                shape = shape if axis is None else shape[1:]
-                specs.append(jax.ShapeDtypeStruct(shape, jnp.result_type(leaf)))
-                depends_on_rows.append(axis is not None)
-        structure = jax.tree.structure(args)
-
-        def flat(*leaves: Any) -> Any:
-            return function(*jax.tree.unflatten(structure, leaves))
-
-        closed, outputs = jax.make_jaxpr(flat, return_shape=True)(*specs)
+        row = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in rows]
+        closed, outputs = jax.make_jaxpr(function, return_shape=True)(row)
         frame = frame_of(closed, CALLS | CUSTOM)
-        replaced = {place: functools.partial(_isolated, eqn) for place, eqn in _mixing(frame, depends_on_rows)}
+        replaced = {place: functools.partial(_isolated, eqn) for place, eqn in _mixing(frame, [True] * len(row))}
 
-        def one_row(*leaves: Any) -> list[Any]:
-            return evaluate_replaced(frame, leaves, replaced, dict.fromkeys(replaced, ()))
+        def one_row(row: list[Array]) -> list[Any]:
+            return evaluate_replaced(frame, row, replaced, dict.fromkeys(replaced, ()))
 
-        axes = tuple(0 if depends else None for depends in depends_on_rows)
-        results = jax.vmap(one_row, axes)(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(outputs), results)
+        return jax.tree.unflatten(jax.tree.structure(outputs), jax.vmap(one_row)(rows))
 
     return mapped
 

@@ -5,9 +5,6 @@ from gdpjax.correlated._banded_inverse import BandedInverse, bisr, lambda_cgd, o
 from gdpjax.correlated._banded_toeplitz import BandedToeplitz, optimize_banded_toeplitz
 from gdpjax.correlated._buffered_toeplitz import BufferedToeplitz, optimize_buffered_toeplitz
 from gdpjax.correlated._dense import Dense, optimize_dense
-from gdpjax.correlated._documents import STRATEGIES as STRATEGIES
-from gdpjax.correlated._documents import from_document as from_document
-from gdpjax.correlated._documents import to_document as to_document
 from gdpjax.correlated._participation import (
     AbstractParticipation,
     FixedEpochs,
@@ -17,6 +14,7 @@ from gdpjax.correlated._participation import (
 )
 from gdpjax.correlated._participation import check_batches as check_batches
 from gdpjax.correlated._strategy import AbstractNoiseStrategy
+from gdpjax.correlated._strategy import CoefficientStrategy as CoefficientStrategy
 from gdpjax.correlated._workloads import AbstractWorkload, MomentumSGD, PrefixSum
 
 __all__ = [

@@ -21,7 +21,7 @@ from gdpjax.correlated._minimize import (
     through_reciprocal,
 )
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
-from gdpjax.correlated._series import CertifiedSeries, certified_reciprocal, reciprocal
+from gdpjax.correlated._series import CertifiedSeries, certified_reciprocal, filled_up, reciprocal
 from gdpjax.correlated._strategy import Draw, ToeplitzStrategy, check_error, checked_coefficients, length_of
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, MomentumSGD, check_workload
 
@@ -78,10 +78,7 @@ class BandedInverse(ToeplitzStrategy):
 
     def inverse_column(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
         """Return the first column of C^-1."""
-        column = np.zeros(num_steps)
-        used = min(num_steps, self.num_bands)
-        column[:used] = self.noising_coefficients[:used]
-        return column
+        return filled_up(self.noising_coefficients, num_steps)
 
     def init(self, like: PyTree) -> PyTree:
         """Return (), or the empty ring buffer, float32 zeros with a leading axis of p."""
@@ -317,7 +314,7 @@ def _loss(
         gradient_by_column[1:] += 2.0 * penalty * increase[:-1]
 
         # The error is that of the noising coefficients, followed by zeros.
-        log_error, gradient_by_noising = log_squared_error(np.pad(noising, (0, num_steps - num_bands)), error, workload)
+        log_error, gradient_by_noising = log_squared_error(filled_up(noising, num_steps), error, workload)
         gradient = through_reciprocal(gradient_by_column, column, noising) + gradient_by_noising[:num_bands]
         return log_sensitivity + log_error + penalty * float(increase @ increase), gradient[1:]
 

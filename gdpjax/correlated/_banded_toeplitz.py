@@ -9,7 +9,7 @@ from gdpjax._core.arguments import check_count
 from gdpjax._core.types import Array, PyTree, Whole, pytree_dataclass
 from gdpjax.correlated import _buffers
 from gdpjax.correlated._minimize import Loss, log_squared_error, minimize, through_reciprocal
-from gdpjax.correlated._series import CertifiedSeries, reciprocal
+from gdpjax.correlated._series import CertifiedSeries, filled_up, reciprocal
 from gdpjax.correlated._strategy import Draw, ToeplitzStrategy, check_error, checked_coefficients, length_of
 from gdpjax.correlated._workloads import PREFIX_SUM, AbstractWorkload, check_workload
 
@@ -52,10 +52,8 @@ class BandedToeplitz(ToeplitzStrategy):
 
     def column(self, num_steps: int) -> CertifiedSeries:
         """Return the first column of C, which is exact."""
-        column = np.zeros(num_steps)
-        used = min(num_steps, self.num_bands)
-        column[:used] = self.coefficients[:used]
-        return CertifiedSeries(column, np.zeros(num_steps), num_nonzero=used)
+        column = filled_up(self.coefficients, num_steps)
+        return CertifiedSeries(column, np.zeros(num_steps), num_nonzero=self.num_bands)
 
     def inverse_column(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
         """Return the first column of C^-1."""

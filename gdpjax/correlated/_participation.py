@@ -196,10 +196,11 @@ def _examples_of(batch: Any, step: int) -> list[int]:
     indices, is_padding = np.asarray(indices), np.asarray(is_padding)
     is_whole = indices.dtype.kind in "iu" or not indices.size
     is_mask = is_padding.dtype == bool and is_padding.shape == indices.shape
-    if indices.ndim != 1 or not is_whole or not is_mask or indices[is_padding].any():
+    if indices.ndim != 1 or not is_whole or not is_mask or indices[is_padding].any() or (indices < 0).any():
         raise ValueError(
-            f"the batch of step {step} must be whole numbers, or (indices, is_padding) with a mask of truth values and "
-            f"row 0 in the slots of padding; got {shown(batch)}. Of a pair such as (ids, labels) give the ids alone"
+            f"the batch of step {step} must be whole numbers >= 0, or (indices, is_padding) with a mask of truth "
+            f"values and row 0 in the slots of padding; got {shown(batch)}. Of a pair such as (ids, labels) give the "
+            "ids alone"
         )
     examples = indices[~is_padding].tolist()
     if len(set(examples)) < len(examples):

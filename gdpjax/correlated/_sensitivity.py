@@ -11,8 +11,6 @@ here return the smallest of several proved bounds on max_P S(P); docs/theory/mat
   other coefficients the same formula holds for any larger coefficients that do not increase.
 * Lags: entry (i, j) of a pattern has a lag of at least (j - i) b and lies at or after step j b, so |G| is at most its
   largest value there.
-* Rows: S(P) = sum_{i in P} sum_{j in P} |G_ij| <= sum_{i in P} R_i, with R_i the largest sum of |G_ij| over the steps
-  j of any pattern that contains i.
 
 Every number is rounded outwards, by the bound on the rounding error of all of its sums.
 """
@@ -35,8 +33,6 @@ _MOST_TRANSFORMED = 3 * 10**7
 """Numbers that may be sent through an FFT for a better bound."""
 _FFT_ERROR = 1e-13
 """More than the relative error of a convolution by FFT, 2^-53 times a small multiple of log2 of its length."""
-_MOST_ROW_SUMS = 2 * 10**8
-"""Additions that may be spent on the bound by rows."""
 
 
 def toeplitz_sensitivity(column: CertifiedSeries, participation: AbstractParticipation) -> float:
@@ -207,13 +203,8 @@ def _gram(matrix: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _bound_from_gram(gram: np.ndarray, entry_error: float, count: int, separation: int) -> float:
-    """Return the smaller of the bounds by rows and by lags, for a |G| whose entries are off by ``entry_error``."""
-    if count == 1:
-        squared = float(np.max(np.diag(gram)))
-    else:
-        row_bound = _row_bound(gram, count, separation)
-        lag_bound = _lag_bound(gram, count, separation)
-        squared = min(row_bound, lag_bound)
+    """Return the bound by lags, for a |G| whose entries are off by ``entry_error``."""
+    squared = _lag_bound(gram, count, separation)
     return _rounded_up_root_with_errors(squared, entry_error, count, len(gram))
 
 
@@ -257,67 +248,6 @@ def _largest_to_come(values: np.ndarray) -> np.ndarray:
     """Return the largest of each value and those after it, along the first axis."""
     backwards = np.maximum.accumulate(values[::-1], axis=0)
     return backwards[::-1]
-
-
-def _row_bound(gram: np.ndarray, count: int, separation: int) -> float:
-    """Return max over patterns P of sum_{i in P} R_i.
-
-    R_i is the largest sum of |G_ij| over the steps j of any pattern that contains i.
-    """
-    num_steps = len(gram)
-    any_number_fits = count == 1 + (num_steps - 1) // separation
-    if not any_number_fits and count * num_steps**2 > _MOST_ROW_SUMS:
-        return math.inf
-    sums_before = _sums_of_any_number if any_number_fits else _sums_of_few
-
-    # Participations after a step are those before it in a run that goes backwards.
-    backwards = gram[::-1, ::-1]
-    before = sums_before(gram, count, separation)
-    after = sums_before(backwards, count, separation)[:, ::-1]
-
-    # Split the other k - 1 participations between before and after.
-    row_sums = np.zeros(num_steps)
-    for sum_before, sum_after in zip(before, after[::-1], strict=True):
-        np.maximum(row_sums, sum_before + sum_after, out=row_sums)
-    row_sums += np.diag(gram)
-
-    # The best choice of k steps, b apart, for the weights R_i, by adding one step at a time.
-    best = np.zeros((1, num_steps))
-    for _ in range(count):
-        best = _with_one_more(row_sums[None, :], best, separation)
-    return float(best[0, -1])
-
-
-def _sums_of_few(gram: np.ndarray, count: int, separation: int) -> np.ndarray:
-    """Return, at [m, i], the largest sum of row i over at most m < k participations of which the last is b before i."""
-    index = np.arange(len(gram))
-    earlier = np.maximum(index - separation, 0)
-    sums = np.zeros((count, len(gram)))
-    best = np.zeros_like(gram)
-    for num_participations in range(1, count):
-        best = _with_one_more(gram, best, separation)
-        sums[num_participations] = np.where(index >= separation, best[index, earlier], 0.0)
-    return sums
-
-
-def _sums_of_any_number(gram: np.ndarray, count: int, separation: int) -> np.ndarray:
-    """Return, at [0, i], the largest sum of row i over any number of participations of which the last is b before i."""
-    num_steps = len(gram)
-    columns = np.ascontiguousarray(gram.T)
-    best = np.zeros((num_steps + separation, num_steps))
-    # Row t + b is over participations up to step t; the first b rows are over none.
-    for step in range(num_steps):
-        without = best[step + separation - 1]
-        with_this = best[step] + columns[step]
-        best[step + separation] = np.maximum(without, with_this)
-    return np.diag(best)[None, :num_steps]
-
-
-def _with_one_more(weights: np.ndarray, best: np.ndarray, separation: int) -> np.ndarray:
-    """Return the largest sums of at most m + 1 weights b apart up to each step, from those of m; row by row."""
-    earlier = np.zeros_like(best)
-    earlier[:, separation:] = best[:, :-separation]
-    return np.maximum.accumulate(earlier + weights, axis=1)
 
 
 def _rounded_up_root(squared: float, num_roundings: int) -> float:

@@ -1,6 +1,7 @@
 """Power series in float64: reciprocals, geometric sums, and bounds on their rounding errors."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import scipy
@@ -26,12 +27,18 @@ class CertifiedSeries:
         return (np.abs(self.values) + self.errors) * (1.0 + 2.0 * UNIT_ROUNDOFF)
 
 
+def filled_up(coefficients: Any, num_steps: int) -> np.ndarray:
+    """Return the first coefficients of a series that ends with those given."""
+    series = np.zeros(num_steps)
+    used = min(num_steps, len(coefficients))
+    series[:used] = coefficients[:used]
+    return series
+
+
 def reciprocal(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
     """Return the first coefficients of 1 / (c_0 + c_1 x + ...), by c_0 y_t = [t = 0] - sum_j c_j y_{t-j}."""
-    impulse = np.zeros(num_steps)
-    impulse[0] = 1.0
     with np.errstate(all="ignore"):
-        return divide(impulse, coefficients[:num_steps])
+        return divide(filled_up([1.0], num_steps), coefficients[:num_steps])
 
 
 def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -100,8 +107,7 @@ def buffered_inverse(decay: np.ndarray, scale: np.ndarray, num_steps: int) -> np
     """
     without_draw = np.diag(decay) - np.asarray(scale)[None, :]
     zeros = np.linalg.eigvals(without_draw) if len(scale) else []
-    column = np.zeros(num_steps)
-    column[0] = 1.0
+    column = filled_up([1.0], num_steps)
     for decay_i, zero in zip(decay, zeros, strict=True):
         column = scipy.signal.lfilter([1.0, -decay_i], [1.0, -zero], column)
     return np.asarray(np.real(column))

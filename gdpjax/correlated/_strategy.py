@@ -22,7 +22,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from jaxtyping import Float
 from gdpjax._core.arguments import check_array, check_choice, check_count
 from gdpjax._core.checks import REAL, check, is_traced
 from gdpjax._core.precision import narrow_on_host
+from gdpjax._core.shown import shown
 from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array, PyTree, Scalar, Whole
 from gdpjax.correlated._participation import AbstractParticipation, check_participation
@@ -142,6 +143,34 @@ class CoefficientStrategy(AbstractNoiseStrategy):
     keeps its standing, and NaN where known coefficients would raise ValueError.
     """
 
+    _classes: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "next" in vars(cls):
+            cls._classes[cls.__name__] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the class and the fields as JSON values.
+
+        >>> from gdpjax.correlated import BandedToeplitz
+        >>> BandedToeplitz([1.0, 0.5]).to_dict()
+        {'type': 'BandedToeplitz', 'coefficients': [1.0, 0.5]}
+        """
+        document: dict[str, Any] = {"type": type(self).__name__}
+        for name, value in vars(self).items():
+            document[name] = np.asarray(value, np.float64).tolist() if hasattr(value, "dtype") else value
+        return document
+
+    @staticmethod
+    def from_dict(saved: Any) -> "CoefficientStrategy":
+        """Return the strategy that `to_dict` made ``saved`` of; ValueError for anything else."""
+        fields = dict(saved) if isinstance(saved, dict) else {}
+        name, classes = fields.pop("type", None), CoefficientStrategy._classes
+        if not isinstance(name, str) or name not in classes:
+            raise ValueError(f"expected a dictionary whose type is one of {', '.join(classes)}, got {shown(saved)}")
+        return classes[name](**fields)
+
     @abc.abstractmethod
     def _bound(self, num_steps: int, participation: AbstractParticipation) -> float:
         """Return an upper bound on the sensitivity."""
@@ -182,29 +211,30 @@ class CoefficientStrategy(AbstractNoiseStrategy):
     def _checked_steps(self, num_steps: int) -> int:
         return check_count("num_steps", num_steps)
 
-    def _on_host(self, compute: Callable[[Any], float], rounding: str) -> Any:
-        """Return a number that is computed from the strategy, rounded "up", "down" or to the "nearest"."""
+    def _on_host(self, compute: Callable[..., Any], rounding: str, *numbers: Any, shape: tuple[int, ...] = ()) -> Any:
+        """Return compute(strategy, *numbers), of this shape, rounded "up", "down" or to the "nearest"."""
         if not is_traced(self):
             # Rebuild the strategy so that its checks run: they were skipped if it was made by vmap or tree functions.
-            return compute(dataclasses.replace(self))  # pyright: ignore[reportArgumentType]
+            return compute(dataclasses.replace(self), *numbers)  # pyright: ignore[reportArgumentType]
         leaves, structure = jax.tree.flatten(self)
 
         # What is known stays as it is: sent through the program it would be rounded to float32, and its noise is not.
         traced = [i for i, leaf in enumerate(leaves) if is_traced(leaf)]
 
-        def on_host(*arrays: Any) -> np.ndarray:
+        def on_host(numbers: tuple[Any, ...], *arrays: Any) -> np.ndarray:
             mixed = dict(enumerate(leaves)) | dict(zip(traced, arrays, strict=True))
             wide = [np.asarray(leaf, np.float64) for leaf in mixed.values()]
             unchecked = jax.tree.unflatten(structure, wide)
             try:
                 with np.errstate(all="ignore"):
-                    value = compute(dataclasses.replace(unchecked))
+                    value = compute(dataclasses.replace(unchecked), *numbers)
             except ValueError:
-                value = math.nan
+                value = np.full(shape, math.nan)
             return narrow_on_host(np.asarray(value), rounding)
 
-        result_type = jax.ShapeDtypeStruct((), jnp.float32)
-        return jax.pure_callback(on_host, result_type, *[leaves[i] for i in traced], vmap_method="sequential")
+        result_type = jax.ShapeDtypeStruct(shape, jnp.float32)
+        arrays = [leaves[i] for i in traced]
+        return jax.pure_callback(on_host, result_type, numbers, *arrays, vmap_method="sequential")
 
 
 class ToeplitzStrategy(CoefficientStrategy):

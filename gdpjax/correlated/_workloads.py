@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from gdpjax._core.arguments import check_count, check_instance, check_number
 from gdpjax._core.checks import HALF_OPEN_UNIT
-from gdpjax.correlated._series import divide
+from gdpjax.correlated._series import divide, filled_up
 
 
 class AbstractWorkload(abc.ABC):
@@ -25,9 +25,7 @@ class AbstractWorkload(abc.ABC):
 
     def coefficients(self, num_steps: int) -> Float[np.ndarray, " {num_steps}"]:
         """Return the first column of A, float64 of shape [num_steps]."""
-        impulse = np.zeros(check_count("num_steps", num_steps))
-        impulse[0] = 1.0
-        return self.apply(impulse)
+        return self.apply(filled_up([1.0], check_count("num_steps", num_steps)))
 
 
 @dataclasses.dataclass(frozen=True)

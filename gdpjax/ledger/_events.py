@@ -12,12 +12,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from gdpjax._core.arguments import check_choice, check_count, check_flag, check_keywords, check_number, check_relation
-from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, Domain, check
+from gdpjax._core.checks import COUNT, HALF_OPEN_UNIT, NONNEGATIVE, POSITIVE, UNIT, WHOLE, Domain, check
 from gdpjax._core.figures import rounded
 from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation
 
-_CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & (x < 2.0**53) & (x == x // 1), 2.0**53 - 1)
 _ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACED = NeighboringRelation.REPLACE_ONE
 _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -40,34 +39,72 @@ def resolve_relation(
     return relation
 
 
-def _set_numbers(event: Any, **domains: Domain) -> None:
-    """Check the fields of a frozen event, and store them as plain numbers."""
-    for name, domain in domains.items():
-        value = check_number(name, getattr(event, name), domain)
-        object.__setattr__(event, name, int(value) if domain in (COUNT, _CATEGORIES) else value)
+_CATEGORIES = Domain("a whole number >= 2", lambda x: (x >= 2) & COUNT.predicate(x), COUNT.most)
+_WHOLE_NUMBERS = (COUNT, WHOLE, _CATEGORIES)
+_COUNTS = (
+    "num_steps",
+    "planned_steps",
+    "steps_per_epoch",
+    "num_epochs",
+    "num_selected",
+    "num_groups",
+    "max_participations",
+    "min_separation",
+    "max_examples",
+    "capacity",
+)
+_DOMAINS = {
+    "noise_multiplier": NONNEGATIVE,
+    "epsilon": NONNEGATIVE,
+    "delta": HALF_OPEN_UNIT,
+    "sampling_prob": UNIT,
+    "overflow": HALF_OPEN_UNIT,
+    "missing_steps": WHOLE,
+    "num_categories": _CATEGORIES,
+    **dict.fromkeys(_COUNTS, COUNT),
+}
+"""What a field of this name may be, in every event that has it."""
 
 
-def _set_checked(event: Any, **domains: Domain) -> None:
-    """Check the numbers, flags and relation of an event of a sampling scheme, and store them."""
-    _set_numbers(event, **domains)
-    for name in ("announced", "is_exact"):
-        if hasattr(event, name):
-            object.__setattr__(event, name, check_flag(name, getattr(event, name)))
-    relation = resolve_relation(type(event), event.neighboring_relation)
-    object.__setattr__(event, "neighboring_relation", relation)
+class _Event:
+    """An event: a frozen dataclass, whose fields are checked and stored as plain numbers."""
+
+    num_steps: Any
+    neighboring_relation: Any
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            value = getattr(self, field.name)
+            if field.name in _DOMAINS:
+                domain = _DOMAINS[field.name]
+                value = check_number(field.name, value, domain)
+                value = int(value) if domain in _WHOLE_NUMBERS else value
+            elif field.name in ("announced", "is_exact"):
+                value = check_flag(field.name, value)
+            elif field.name == "neighboring_relation":
+                value = self._relation(value)
+            object.__setattr__(self, field.name, value)
+
+    def _relation(self, given: Any) -> NeighboringRelation:
+        """Return the relation of an event, which may be left out."""
+        return check_relation(given)
 
 
-class _Steps:
+class _Steps(_Event):
     """Steps of training, which a `LedgerState` counts while they are made."""
 
     relations: ClassVar[tuple[NeighboringRelation, ...]]
     """The relations with a proved bound, the default one first."""
     noise_multiplier: Any
     sampling_prob: Any
-    num_steps: Any
     overflow: Any
     is_one_event: ClassVar[bool] = False
     """Whether all steps of a run are one event together, of the least noise that any of them had."""
+    is_correlated: ClassVar[bool] = False
+    """Whether the noise is correlated over the steps."""
+
+    def _relation(self, given: Any) -> NeighboringRelation:
+        return resolve_relation(type(self), given)
 
     def of_steps(
         self,
@@ -109,6 +146,8 @@ class _Steps:
     def facts(self) -> list[tuple[str, str]]:
         """Return what `describe` says as cells of a table, each a label and a text."""
         facts = [("batches", self.batches()), ("noise multiplier", f"{self.noise_multiplier:.6g}")]
+        if self.is_correlated:
+            facts.append(("noise", "correlated"))
         if hasattr(self, "sampling_prob"):
             facts.append(("sampling probability", f"{self.sampling_prob:.6g}"))
         facts.append(("steps", f"{self.num_steps:.0f}"))
@@ -132,6 +171,17 @@ class _Epochs(_Steps):
 
     is_one_event = True
     steps_per_epoch: int
+    num_epochs: int
+    missing_steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("missing_steps", self.missing_steps, least=0, most=self.steps_per_epoch - 1)
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of steps that were made."""
+        return self.num_epochs * self.steps_per_epoch - self.missing_steps
 
     def _length(self, num_steps: int) -> dict[str, Any]:
         num_epochs = -(-num_steps // self.steps_per_epoch)
@@ -153,9 +203,6 @@ class _SampledGaussian(_Steps):
     neighboring_relation: NeighboringRelation | None = None
     overflow: float = 0.0
     is_exact: bool = True
-
-    def __post_init__(self) -> None:
-        _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, num_steps=COUNT, overflow=HALF_OPEN_UNIT)
 
     def describe(self) -> str:
         """Return what was run as a clause of a report."""
@@ -297,10 +344,6 @@ class TruncatedPoissonEvent(_Steps):
     is_exact: bool = True
     relations = (_ADDED,)
 
-    def __post_init__(self) -> None:
-        counts = dict.fromkeys(("num_steps", "max_examples", "capacity"), COUNT)
-        _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, **counts)
-
     def batches(self) -> str:
         """Return how batches were drawn, in a few words."""
         return f"Poisson, at most {self.capacity}"
@@ -351,16 +394,9 @@ class AllocationEvent(_Epochs):
     relations = (_ADDED, _SPECIAL)
 
     def __post_init__(self) -> None:
-        counts = dict.fromkeys(("steps_per_epoch", "num_epochs", "num_selected"), COUNT)
-        _set_checked(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
+        super().__post_init__()
         check_choice("bins", self.bins, ("fresh", "fixed"))
         check_count("num_selected", self.num_selected, most=self.steps_per_epoch)
-        _set_missing_steps(self)
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of steps that were made."""
-        return self.num_epochs * self.steps_per_epoch - self.missing_steps
 
     def batches(self) -> str:
         """Return how batches were drawn, in a few words."""
@@ -421,16 +457,6 @@ class ShuffledEvent(_Epochs):
     is_exact: bool = True
     relations = (_SPECIAL, _ADDED, _REPLACED)
 
-    def __post_init__(self) -> None:
-        counts = dict.fromkeys(("steps_per_epoch", "num_epochs"), COUNT)
-        _set_checked(self, noise_multiplier=NONNEGATIVE, overflow=HALF_OPEN_UNIT, missing_steps=NONNEGATIVE, **counts)
-        _set_missing_steps(self)
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of steps that were made."""
-        return self.num_epochs * self.steps_per_epoch - self.missing_steps
-
     def batches(self) -> str:
         """Return how batches were drawn, in a few words."""
         return f"shuffled, {self.steps_per_epoch} an epoch"
@@ -485,12 +511,12 @@ class CorrelatedGaussianEvent(_Steps):
     neighboring_relation: NeighboringRelation | None = None
     relations = (_SPECIAL, _ADDED, _REPLACED)
     is_one_event = True
+    is_correlated = True
 
     def __post_init__(self) -> None:
         if self.planned_steps is None:
             object.__setattr__(self, "planned_steps", self.num_steps)
-        counts = dict.fromkeys(("num_steps", "planned_steps", "max_participations", "min_separation"), COUNT)
-        _set_checked(self, noise_multiplier=NONNEGATIVE, **counts)
+        super().__post_init__()
         assert self.planned_steps is not None
         # The sensitivity is for so many steps.
         check_count("num_steps", self.num_steps, most=self.planned_steps)
@@ -524,11 +550,6 @@ class CorrelatedGaussianEvent(_Steps):
     def batches(self) -> str:
         """Return how batches were drawn, in a few words."""
         return f"{self.max_participations} times, {self.min_separation} apart"
-
-    def facts(self) -> list[tuple[str, str]]:
-        """Return what `describe` says as cells of a table, each a label and a text."""
-        batches, noise_multiplier, *others = super().facts()
-        return [batches, noise_multiplier, ("noise", "correlated"), *others]
 
     def describe(self) -> str:
         """Return what was run as a clause of a report."""
@@ -577,10 +598,7 @@ class CyclicPoissonEvent(_Steps):
     is_exact: bool = True
     relations = (_ADDED, _SPECIAL)
     is_one_event = True
-
-    def __post_init__(self) -> None:
-        counts = dict.fromkeys(("num_steps", "num_groups"), COUNT)
-        _set_checked(self, noise_multiplier=NONNEGATIVE, sampling_prob=UNIT, overflow=HALF_OPEN_UNIT, **counts)
+    is_correlated = True
 
     @property
     def num_rounds(self) -> int:
@@ -616,11 +634,6 @@ class CyclicPoissonEvent(_Steps):
         """Return how batches were drawn, in a few words."""
         return f"cyclic Poisson, {self.num_groups} groups"
 
-    def facts(self) -> list[tuple[str, str]]:
-        """Return what `describe` says as cells of a table, each a label and a text."""
-        batches, noise_multiplier, *others = super().facts()
-        return [batches, noise_multiplier, ("noise", "correlated"), *others]
-
     def describe(self) -> str:
         """Return what was run as a clause of a report."""
         return (
@@ -629,22 +642,8 @@ class CyclicPoissonEvent(_Steps):
         )
 
 
-def _set_missing_steps(event: AllocationEvent | ShuffledEvent) -> None:
-    """Check that the last epoch was begun."""
-    missing_steps = check_count("missing_steps", event.missing_steps, least=0, most=event.steps_per_epoch - 1)
-    object.__setattr__(event, "missing_steps", missing_steps)
-
-
-class _WholeDataEvent:
+class _WholeDataEvent(_Event):
     """A release without sampling, under any one relation."""
-
-    _domains: ClassVar[dict[str, Domain]]
-    num_steps: Any
-    neighboring_relation: NeighboringRelation
-
-    def __post_init__(self) -> None:
-        _set_numbers(self, **self._domains)
-        object.__setattr__(self, "neighboring_relation", check_relation(self.neighboring_relation))
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what `describe` says as cells of a table, each a label and a text."""
@@ -658,7 +657,8 @@ class _WholeDataEvent:
 
     def _numbers(self) -> list[tuple[str, str]]:
         """Return the parameters of one release, each a label and a text."""
-        names = self._domains.keys() - {"num_steps", "sampling_prob"}
+        fields = {field.name for field in dataclasses.fields(self)}  # pyright: ignore[reportArgumentType]
+        names = (fields & _DOMAINS.keys()) - {"num_steps", "sampling_prob"}
         return [(name.replace("_", " "), f"{getattr(self, name):.6g}") for name in sorted(names, reverse=True)]
 
     @property
@@ -685,7 +685,6 @@ class GaussianEvent(_WholeDataEvent):
     noise_multiplier: float
     num_steps: int = 1
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    _domains: ClassVar = {"noise_multiplier": NONNEGATIVE, "num_steps": COUNT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -709,7 +708,6 @@ class LaplaceEvent(_WholeDataEvent):
     num_steps: int = 1
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     sampling_prob: float = 1.0
-    _domains: ClassVar = {"epsilon": NONNEGATIVE, "num_steps": COUNT, "sampling_prob": UNIT}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -742,7 +740,6 @@ class RandomizedResponseEvent(_WholeDataEvent):
     num_categories: int = 2
     num_steps: int = 1
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    _domains: ClassVar = {"epsilon": NONNEGATIVE, "num_categories": _CATEGORIES, "num_steps": COUNT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -766,7 +763,6 @@ class ApproximateDPEvent(_WholeDataEvent):
     delta: float
     num_steps: int = 1
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    _domains: ClassVar = {"epsilon": NONNEGATIVE, "delta": HALF_OPEN_UNIT, "num_steps": COUNT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -790,7 +786,6 @@ class OutcomesEvent(_WholeDataEvent):
     alternative: Sequence[float]
     num_steps: int = 1
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    _domains: ClassVar = {"num_steps": COUNT}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,12 +60,14 @@ def _event_from_dict(description: dict[str, Any], version: int) -> AnyEvent:
     kind = fields.pop("type", "subsampled_gaussian")
     later = set()
     if version == 1:
-        # Batches without replacement were a field of the first event, and two fields came later.
-        kinds = {"poisson": kind, "uniform": "uniform"}
-        drawn = check_choice("the sampling of an event", fields.pop("sampling", "poisson"), kinds)
-        kind = kinds[drawn]
-        if kind == "uniform":
-            fields.pop("announced", None)
+        # Batches without replacement were a field of the first event, from the time on that events have a type.
+        if kind == "subsampled_gaussian":
+            drawn = fields.pop("sampling", None if "type" in description else "poisson")
+            if check_choice("the sampling of an event", drawn, ("poisson", "uniform")) == "uniform":
+                kind = drawn
+                fields.pop("announced", None)
+
+        # Two fields came later.
         later = {"announced"} if kind == "correlated" else {"announced", "is_exact"}
     check_choice("the type of an event", kind, EVENT_TYPES)
 
@@ -97,16 +99,13 @@ def _refuse_unusual(event: AnyEvent, form: str) -> None:
         )
 
 
-def _plain(event: AnyEvent) -> AnyEvent:
-    """Return the release that other libraries know in place of one with correlated noise; others as they are."""
-    if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
-        return event.from_above
-    return event
-
-
 def _described(event: AnyEvent, form: str) -> dict[str, Any]:
-    """Return the description of an event for another library; ValueError where that cannot express it."""
-    event = _plain(event)
+    """Return the description of an event for another library; ValueError where that cannot express it.
+
+    A release with correlated noise is described as the one that other libraries know in place of it.
+    """
+    if isinstance(event, CorrelatedGaussianEvent | CyclicPoissonEvent):
+        event = event.from_above
     _refuse_unusual(event, form)
     return _event_to_dict(event)
 
@@ -255,12 +254,10 @@ class Ledger(Sequence[AnyEvent]):
         """Return (noise_multiplier, sampling_prob, num_steps) of every event."""
         rows = []
         for event in self._events:
-            event = _plain(event)
-            if not isinstance(event, Event | GaussianEvent):
+            described = _described(event, form)
+            if described["type"] not in ("subsampled_gaussian", "gaussian"):
                 raise ValueError(f"{form} can express Gaussian events, got {type(event).__name__}")
-            _refuse_unusual(event, form)
-            prob = event.sampling_prob if isinstance(event, Event) else 1.0
-            rows.append((event.noise_multiplier, prob, event.num_steps))
+            rows.append((described["noise_multiplier"], described.get("sampling_prob", 1.0), described["num_steps"]))
         return rows
 
     def __len__(self) -> int:

@@ -36,8 +36,9 @@ class LedgerState(NamedTuple):
       overflow: bool[], whether rows had to be merged conservatively.
       extra_delta: float[], the probability so far that a padded batch did not fit.
       digest: int32[], of ``recorded``, which a state that is saved as arrays does not hold.
-      recorded: what else the event of these steps says, known before compiling: the JSON text of one such step, as the
-        one name of an empty dictionary, so that it belongs to the structure of the state and is no leaf.
+      recorded: what else the event of these steps says, known before compiling: the JSON text of one such step, and on
+        a second line what else tells the noise apart, as the one name of an empty dictionary, so that it belongs to the
+        structure of the state and is no leaf.
     """
 
     noise_multiplier: Float[Array, " capacity"]
@@ -53,11 +54,12 @@ class LedgerState(NamedTuple):
 _MOST_ROWS = 2**20
 
 
-def init_ledger(capacity: int, event: StepEvent) -> LedgerState:
-    """Return an empty ledger of ``capacity`` rows, for steps like those of ``event``."""
+def init_ledger(capacity: int, event: StepEvent, noise: str = "") -> LedgerState:
+    """Return an empty ledger of ``capacity`` rows, for steps like those of ``event``; ``noise`` is a line of text."""
     capacity = check_count("capacity", capacity, most=_MOST_ROWS)
     check_instance("event", event, StepEvent, "such as the event of a sampling scheme, batches.event(1.0)")
-    text = Ledger([event.of_steps(1.0, 1.0, 1)]).to_json()
+    step = Ledger([event.of_steps(1.0, 1.0, 1)]).to_json()
+    text = f"{step}\n{noise}" if noise else step
     real = jnp.result_type(float)
     return LedgerState(
         noise_multiplier=jnp.zeros(capacity, real),
@@ -182,7 +184,7 @@ def ledger_from_state(state: LedgerState) -> Ledger:
             "for example jax.tree.map(lambda x: x[i], opt_state)"
         )
     (text,) = state.recorded
-    step: StepEvent = Ledger.from_json(text)[0]
+    step: StepEvent = Ledger.from_json(text.partition("\n")[0])[0]
     if int(state.digest) != _digest_of(text):
         raise ValueError(
             f"the state was recorded for other steps than {step}: restore it with the batches, the noise and the "
@@ -258,66 +260,27 @@ the state again, which its own state does not show; sam and mechanize use the su
 """
 
 
-def _wrapper_around(tree: PyTree) -> str | None:
-    """Return the name of the first optax wrapper around the ledger's transform that may not call it once per step."""
-    if isinstance(tree, LedgerState) or not nodes_of(tree, LedgerState):
-        return None
-    name = type(tree).__name__
-    if _is_optax_state(tree) and name not in _CALLING_ONCE:
-        return name
-    for child in _children(tree):
-        wrapper = _wrapper_around(child)
-        if wrapper is not None:
-            return wrapper
-    return None
-
-
-def _stateful_before(tree: PyTree) -> str | None:
-    """Return the name of the optax state that stands before the ledger's in a chain and holds numbers of its own."""
-    if isinstance(tree, LedgerState):
-        return None
-    children = _children(tree)
-
-    # The state of a chain is a tuple of the states of its transforms.
-    if type(tree) is tuple and nodes_of(tree, LedgerState):
-        for child in children:
-            if nodes_of(child, LedgerState):
-                break
-            stateful = _stateful(child)
-            if stateful is not None:
-                return stateful
-
-    for child in children:
-        stateful = _stateful_before(child)
-        if stateful is not None:
-            return stateful
-    return None
-
-
-def _stateful(tree: PyTree) -> str | None:
-    """Return the name of the first optax state in a tree that holds arrays, or None."""
-    if type(tree) is tuple:
-        for child in tree:
-            stateful = _stateful(child)
-            if stateful is not None:
-                return stateful
-        return None
-    if _is_optax_state(tree) and jax.tree.leaves(tree):
-        return type(tree).__name__
-    return None
-
-
 def _is_optax_state(tree: PyTree) -> bool:
     """Return whether optax defines the type of this state."""
     return type(tree).__module__.partition(".")[0] == "optax"
 
 
-def _children(tree: PyTree) -> list[PyTree]:
-    """Return the subtrees directly beneath the root."""
-    level = jax.tree_util.default_registry.flatten_one_level(tree)
-    if level is None:
-        return []
-    return list(level[0])
+def _way_to_ledger(opt_state: PyTree) -> list[tuple[PyTree, list[PyTree]]]:
+    """Return the states around the one ledger, from the outside in, each with what stands in it before the ledger."""
+    way = []
+    state = opt_state
+    while not isinstance(state, LedgerState):
+        children, _ = jax.tree_util.default_registry.flatten_one_level(state)
+        place = next(i for i, child in enumerate(children) if nodes_of(child, LedgerState))
+        way.append((state, list(children)[:place]))
+        state = list(children)[place]
+    return way
+
+
+def _stateful(states: list[PyTree]) -> list[str]:
+    """Return the names of the optax states with numbers of their own."""
+    found = jax.tree.leaves(states, is_leaf=_is_optax_state)
+    return [type(state).__name__ for state in found if _is_optax_state(state) and jax.tree.leaves(state)]
 
 
 def ledger_of(opt_state: PyTree) -> Ledger:
@@ -348,24 +311,27 @@ def ledger_of(opt_state: PyTree) -> Ledger:
 def ledger_state_of(opt_state: PyTree) -> LedgerState:
     """Return the one `LedgerState` in an optimizer's state, also inside compiled code; ValueError as `ledger_of`."""
     states = nodes_of(opt_state, LedgerState)
-    wrapper = _wrapper_around(opt_state)
-    if wrapper is not None:
-        raise ValueError(
-            f"{wrapper.removesuffix('State')} around the private transform may skip, repeat or average its steps, or "
-            "begin them again, or use the sums without noise, so that noise and ledger no longer describe what was "
-            "released; put such wrappers after gdpjax.privatize in the chain, add microbatches up with "
-            "gdpjax.accumulate_clipped, and average parameters outside of the optimizer, with "
-            "optax.incremental_update, as optax.lookahead does inside"
-        )
-    stateful = _stateful_before(opt_state)
-    if stateful is not None:
-        raise ValueError(
-            f"{stateful.removesuffix('State')} comes before the private transform in the chain and changes the clipped "
-            "sums, so that their sensitivity is not the one that the noise is for; put it after gdpjax.privatize"
-        )
     if len(states) != 1:
         raise ValueError(
             f"expected the state of a chain with one gdpjax.privatize in it, got {len(states)} ledgers; two private "
             "releases from the same batches are one joint event (Event.joint), never two independent ones"
         )
+    for state, before in _way_to_ledger(opt_state):
+        name = type(state).__name__
+        if _is_optax_state(state) and name not in _CALLING_ONCE:
+            raise ValueError(
+                f"{name.removesuffix('State')} around the private transform may skip, repeat or average its steps, or "
+                "begin them again, or use the sums without noise, so that noise and ledger no longer describe what was "
+                "released; put such wrappers after gdpjax.privatize in the chain, add microbatches up with "
+                "gdpjax.accumulate_clipped, and average parameters outside of the optimizer, with "
+                "optax.incremental_update, as optax.lookahead does inside"
+            )
+        # The state of a chain is a tuple of the states of its transforms, in order.
+        stateful = _stateful(before) if type(state) is tuple else []
+        if stateful:
+            raise ValueError(
+                f"{stateful[0].removesuffix('State')} comes before the private transform in the chain and changes the "
+                "clipped sums, so that their sensitivity is not the one that the noise is for; put it after "
+                "gdpjax.privatize"
+            )
     return states[0]

@@ -1,4 +1,4 @@
-"""The base of all mechanisms, checks of their arguments, and exact coin flips.
+"""The base of all mechanisms, and checks of their arguments.
 
 A mechanism is a frozen pytree of its privacy parameters: it has a curve (`tradeoff`), from which `delta` and `epsilon`
 follow; it draws (`sample`) under jit and vmap, from an explicit key that is used once.
@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.checks import NONNEGATIVE, checked_scalar, is_traced
-from gdpjax._core.keys import as_key, bits, refuse_key_of_a_loop, unshared
+from gdpjax._core.keys import as_key, refuse_key_of_a_loop, unshared
+from gdpjax._core.noise import SCALE_MARGIN
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar
 from gdpjax.ledger import AnyEvent
 from gdpjax.tradeoff import Curve
@@ -112,19 +113,16 @@ def own_key(key: Any, *values: Any) -> tuple[Array, Array]:
 
 
 def scale_in(dtype: Any, scale: Any, sensitivity: Any) -> Array:
-    """Return the scale of noise in the dtype of a leaf; NaN where noise for a sensitivity > 0 would vanish there."""
-    rounded = jnp.asarray(scale).astype(dtype)
+    """Return the scale of noise in the dtype of a leaf, never less than was asked for.
+
+    It is NaN where noise for a sensitivity > 0 would vanish in that dtype.
+    """
+    rounded = jnp.asarray(scale * SCALE_MARGIN).astype(dtype)
     # Devices flush what is below the normal numbers to zero.
     is_usable = (rounded >= 100 * float(jnp.finfo(dtype).tiny)) | (sensitivity == 0)
     return jnp.where(is_usable, rounded, jnp.nan)
 
 
-def coin(key: Array, probability: Array, shape: tuple[int, ...]) -> Array:
-    """Draw booleans that are true with probability floor(2^32 p) / 2^32, exactly (for uniform bits)."""
-    # Floating-point numbers hold p 2^32 as exactly as p; p = 1 does not fit 32 bits.
-    xp = jnp if is_traced(probability) else np
-    wide = floating(probability) if is_traced(probability) else np.asarray(probability, np.float64)
-    threshold = xp.floor(xp.clip(wide, 0.0, 1.0) * 2.0**32)
-    is_certain = threshold >= 2.0**32
-    threshold = xp.where(is_certain, 0.0, threshold).astype(np.uint32)
-    return is_certain | (bits(key, shape) < threshold)
+def not_above(parameter: Any) -> Any:
+    """Return a parameter, or the float32 below a traced one: the number that was passed may have been rounded up."""
+    return jnp.nextafter(floating(parameter), 0.0) if is_traced(parameter) else parameter

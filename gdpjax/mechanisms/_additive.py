@@ -13,13 +13,13 @@ from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_choice, check_instance
 from gdpjax._core.checks import POSITIVE, UNIT, check, checked_scalar, is_traced
-from gdpjax._core.keys import bits, split
+from gdpjax._core.keys import bits, coins, split
 from gdpjax._core.noise import standard_normals
 from gdpjax._core.precision import float64_function
 from gdpjax._core.trees import leaf_keys
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, Scalar, pytree_dataclass
 from gdpjax.ledger import Event, GaussianEvent, LaplaceEvent
-from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, coin, floating, own_key, scale_in
+from gdpjax.mechanisms._abstract import ADDED, Additive, check_sensitivity, floating, not_above, own_key, scale_in
 from gdpjax.tradeoff import Curve, Gaussian, Laplace, subsample
 
 
@@ -197,11 +197,12 @@ class PoissonSubsampled(Additive):
     0.1995
     """
 
-    mechanism: Additive
+    mechanism: GaussianMechanism | LaplaceMechanism
     sampling_prob: Scalar
 
     def __post_init__(self) -> None:
-        check_instance("mechanism", self.mechanism, Additive, "such as GaussianMechanism(1.0)")
+        kinds = GaussianMechanism | LaplaceMechanism
+        check_instance("mechanism", self.mechanism, kinds, "such as GaussianMechanism(1.0)")
         check("sampling_prob", self.sampling_prob, UNIT)
 
     def tradeoff(self, direction: str | None = None) -> Curve:
@@ -222,11 +223,15 @@ class PoissonSubsampled(Additive):
         return removing.inverse()
 
     def event(self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED) -> Event | LaplaceEvent:
-        """Return the event of ``num_steps`` releases, each of a new sample."""
+        """Return the event of ``num_steps`` releases, each of a new sample; ValueError under REPLACE_ONE.
+
+        There an example that is replaced moves the sum by twice the norm that `sample` is given.
+        """
+        if neighboring_relation is NeighboringRelation.REPLACE_ONE:
+            raise ValueError("PoissonSubsampled is for ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, got REPLACE_ONE")
         if isinstance(self.mechanism, LaplaceMechanism):
             loss = self.mechanism.privacy_loss
             return LaplaceEvent(loss, num_steps, neighboring_relation, self.sampling_prob)  # type: ignore[arg-type]
-        assert isinstance(self.mechanism, GaussianMechanism)
         return Event(self.mechanism.noise_multiplier, self.sampling_prob, num_steps, neighboring_relation)  # type: ignore[arg-type]
 
     def sample(self, key: PRNGKeyArray, value: Any, sensitivity: Scalar) -> Any:
@@ -256,7 +261,7 @@ class PoissonSubsampled(Additive):
         if is_traced(sampling_prob):
             sensitivity = jnp.where(sampling_prob >= 0, check_sensitivity(sensitivity), jnp.nan)
 
-        is_sampled = coin(sampling_key, sampling_prob, (num_examples,))
+        is_sampled = coins(sampling_key, (num_examples,), not_above(sampling_prob))
 
         def sum_sampled(leaf: Any) -> Array:
             array = floating(leaf)

@@ -12,8 +12,14 @@ Rational parameters are exact: a float is a rational, and is taken as that ratio
 
 *Curves.* Shifted by an integer s, both laws have likelihood ratios that are monotone in x, so the tests "x > c" are
 optimal and the curve is the polygon of their errors. Discrete Laplace noise with s = 1 has losses +-epsilon only: it is
-exactly f_{epsilon, 0}. A polygon holds beta near 1 to 1e-16 only; so delta and epsilon come from the tails themselves:
-with A_i, N_i the masses of the losses above the i-th one, delta = A_i - e^epsilon N_i between two losses.
+exactly f_{epsilon, 0}. A polygon holds beta near 1 to 1e-16 only, so delta and epsilon come from the masses a_j of the
+shifted noise and their losses l_j. With l_i the first loss above epsilon,
+
+    delta(epsilon) = sum_{j >= i} a_j (1 - e^(epsilon - l_j)) = delta(l_i) + W_i (1 - e^(epsilon - l_i)),
+    W_i = sum_{j >= i} a_j e^(l_i - l_j),
+
+a sum of positive terms, in which nothing cancels. Neighbouring losses differ by one number h, so that W and delta are
+sums from the end: W_i = a_i + e^-h W_{i+1} and delta(l_i) = delta(l_{i+1}) + (1 - e^-h) W_{i+1}.
 """
 
 import abc
@@ -24,6 +30,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Int, Integer, PRNGKeyArray
 
 from gdpjax._core.arguments import check_array, check_count
@@ -38,7 +45,6 @@ from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 
 _WORDS_PER_BLOCK = 4096
 _LARGEST_SUPPORT = 2**20
-_LARGEST_EXPONENT = 709.0  # of a float64
 _NEGLIGIBLE = 1e-100
 """Masses up to this are left out where the other law underflows; smaller deltas are answered by infinity then."""
 LARGEST_VALUE = 2**62
@@ -154,13 +160,12 @@ class _Discrete(Mechanism):
 
     def delta(self, epsilon: Numbers) -> Floats:
         """Return the smallest delta with (epsilon, delta)-DP for one release; exact to a relative 1e-11, even tiny."""
-        law = self._law()
-        return _delta(epsilon, law.loss, _tails(law.null), _tails(law.alternative))
+        return _delta(epsilon, *_at_losses(self._law()))
 
     def epsilon(self, delta: Numbers) -> Floats:
         """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact, see `delta`."""
         law = self._law()
-        return _epsilon(delta, law.loss, _tails(law.null), _tails(law.alternative), law.is_bounded)
+        return _epsilon(delta, *_at_losses(law), law.is_bounded)
 
     def sample(self, key: PRNGKeyArray, value: Integer[Array, "*shape"] | int) -> Int[Array, "*shape"]:
         """Return ``value`` with exact integer noise, element by element; on the host, about 1e4 numbers a second.
@@ -282,7 +287,7 @@ class _Law(NamedTuple):
     Attributes:
       null: float64[n], the masses of the noise.
       alternative: float64[n], the masses of the noise shifted by the sensitivity.
-      loss: float64[n], the privacy losses log(alternative / null), increasing.
+      loss: float64[n], the privacy losses log(alternative / null), increasing in equal steps.
       is_bounded: whether the losses have an end, or go on beyond the interval.
     """
 
@@ -306,46 +311,38 @@ def _make_law(null: np.ndarray, alternative: np.ndarray, loss: np.ndarray, *, is
     return _Law(null, alternative, loss, is_bounded)
 
 
-def _tails(mass: np.ndarray) -> np.ndarray:
-    """Return the sums of the masses from each index on, and a last 0: n + 1 numbers, each accurate for its size."""
-    from_the_end = np.cumsum(mass[::-1])
-    return np.append(from_the_end[::-1], 0.0)
+def _at_losses(law: _Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the losses l, the sums W at each of them, and delta(l), float64[n] each."""
+    step = (law.loss[-1] - law.loss[0]) / (len(law.loss) - 1)
+    weight = scipy.signal.lfilter([1.0], [1.0, -np.exp(-step)], law.alternative[::-1])
+
+    # The deltas begin with 0 at the largest loss.
+    sums_before = np.append(0.0, np.cumsum(weight[:-1]))
+    delta = -np.expm1(-step) * sums_before
+    return law.loss, weight[::-1], delta[::-1]
 
 
-def _delta_at(epsilon: Array, loss: Array, null_tail: Array, alternative_tail: Array) -> Array:
-    """Return A - e^epsilon N, where A and N are the masses of the losses above epsilon."""
+@float64_function(
+    rounding="up", broadcast=False, epsilon=NONNEGATIVE, loss=REAL, weight=NONNEGATIVE, delta_at_loss=NONNEGATIVE
+)
+def _delta(epsilon: Array, loss: Array, weight: Array, delta_at_loss: Array) -> Array:
+    """Return delta(epsilon), from what `_at_losses` returns."""
     first_above = jnp.searchsorted(loss, epsilon, side="right")
-    # No mass has a loss beyond the largest exponent, so the weight may stop there.
-    weight = jnp.exp(jnp.minimum(epsilon, _LARGEST_EXPONENT))
-    return jnp.clip(alternative_tail[first_above] - weight * null_tail[first_above], 0.0, 1.0)
+    # At the largest loss and beyond nothing is added to a delta of 0.
+    i = jnp.minimum(first_above, len(loss) - 1)
+    added = -weight[i] * jnp.expm1(epsilon - loss[i])
+    return jnp.clip(delta_at_loss[i] + added, 0.0, 1.0)
 
 
-@float64_function(broadcast=False, epsilon=NONNEGATIVE, loss=REAL, null=NONNEGATIVE, alternative=NONNEGATIVE)
-def _delta(epsilon: Array, loss: Array, null: Array, alternative: Array) -> Array:
-    """Return delta(epsilon) from the increasing losses [n] and the tails of both laws [n + 1]."""
-    return _delta_at(epsilon, loss, null, alternative)
+@float64_function(
+    rounding="up", broadcast=False, delta=HALF_OPEN_UNIT, loss=REAL, weight=NONNEGATIVE, delta_at_loss=NONNEGATIVE
+)
+def _epsilon(delta: Array, loss: Array, weight: Array, delta_at_loss: Array, is_bounded: bool) -> Array:
+    """Return epsilon(delta), from what `_at_losses` returns."""
+    # Epsilon is at most the first loss at which delta is enough, and above the one before it.
+    i = jnp.searchsorted(-delta_at_loss, -delta, side="left")
+    share = jnp.minimum((delta - delta_at_loss[i]) / weight[i], 1.0 - 2.0**-53)
+    epsilon = jnp.maximum(loss[i] + jnp.log1p(-share), 0.0) * (1.0 + 1e-13)
 
-
-@float64_function(broadcast=False, delta=HALF_OPEN_UNIT, loss=REAL, null=NONNEGATIVE, alternative=NONNEGATIVE)
-def _epsilon(delta: Array, loss: Array, null: Array, alternative: Array, is_bounded: bool) -> Array:
-    """Return epsilon(delta) from the increasing losses [n] and the tails of both laws [n + 1].
-
-    Between losses i - 1 and i, A_i - e^epsilon N_i = delta; i is the first loss at which delta is enough.
-    """
-    delta_at_losses = _delta_at(loss, loss, null, alternative)
-    first = jnp.searchsorted(-delta_at_losses, -delta, side="left")
-    alternative_mass = jnp.where(alternative[first] > 0, alternative[first], 1.0)
-    null_mass = jnp.where(null[first] > 0, null[first], 1.0)
-
-    # epsilon = log A_i - log N_i + log(1 - delta / A_i), rounded up.
-    share = jnp.minimum(delta / alternative_mass, 1.0 - 2.0**-53)
-    epsilon = jnp.log(alternative_mass) - jnp.log(null_mass) + jnp.log1p(-share)
-    epsilon = jnp.maximum(epsilon, 0.0) * (1.0 + 1e-13)
-
-    # A delta that is enough at epsilon = 0 needs no more.
-    delta_at_zero = _delta_at(jnp.zeros(()), loss, null, alternative)
-    epsilon = jnp.where(delta_at_zero <= delta, 0.0, epsilon)
-
-    # Unbounded losses have tails beyond the interval, and beyond what underflows, which only larger deltas cover.
-    is_known = (null[first] > 0) & (is_bounded | (delta > 1e-280))
-    return jnp.where(is_known, epsilon, jnp.inf)
+    # Unbounded losses have tails beyond the interval, which only larger deltas cover.
+    return jnp.where(is_bounded | (delta > 1e-280), epsilon, jnp.inf)

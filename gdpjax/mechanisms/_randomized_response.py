@@ -20,12 +20,12 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray, Real, Shaped
 
 from gdpjax._core.arguments import check_array, check_count, check_number
-from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_traced
-from gdpjax._core.keys import bits, split
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, OPEN_UNIT, POSITIVE, check, is_traced
+from gdpjax._core.keys import bits, coins, split
 from gdpjax._core.precision import float64_function
 from gdpjax._core.types import Array, Floats, NeighboringRelation, Numbers, pytree_dataclass
 from gdpjax.ledger import RandomizedResponseEvent
-from gdpjax.mechanisms._abstract import ADDED, Mechanism, coin, own_key
+from gdpjax.mechanisms._abstract import ADDED, Mechanism, not_above, own_key
 from gdpjax.tradeoff import ApproximateDP, Curve, PiecewiseLinear
 
 
@@ -103,6 +103,14 @@ class RandomizedResponse(Mechanism):
         beta = np.array([1.0, any_lie_prob, lie_prob, 0.0])
         return PiecewiseLinear(alpha, beta)
 
+    def delta(self, epsilon: Numbers) -> Floats:
+        """Return the smallest delta with (epsilon, delta)-DP for one release; exact, also where both are tiny."""
+        return _delta(epsilon, self.privacy_loss, self.num_categories)
+
+    def epsilon(self, delta: Numbers) -> Floats:
+        """Return the smallest epsilon >= 0 with (epsilon, delta)-DP for one release; exact, see `delta`."""
+        return _epsilon(delta, self.privacy_loss, self.num_categories)
+
     def event(
         self, num_steps: int = 1, *, neighboring_relation: NeighboringRelation = ADDED
     ) -> RandomizedResponseEvent:
@@ -132,8 +140,8 @@ class RandomizedResponse(Mechanism):
 
         key, is_own = own_key(key, answers, self.privacy_loss)
         keep_key, category_key = split(key)
-        keep_prob = _keep_probability(self.privacy_loss, self.num_categories)
-        is_kept = coin(keep_key, keep_prob, answers.shape) & (is_own > 0)
+        keep_prob = _keep_probability(not_above(self.privacy_loss), self.num_categories)
+        is_kept = coins(keep_key, answers.shape, keep_prob) & (is_own > 0)
         own = jnp.mod(answers.astype(jnp.int32), self.num_categories)
         return jnp.where(is_kept, own, _uniform_categories(category_key, answers.shape, self.num_categories))
 
@@ -198,6 +206,24 @@ def _truth_probability(epsilon: Array, num_categories: int) -> Array:
     """Return t = r + (1 - r) / k of the r that the sampler has."""
     keep_prob = jnp.minimum(_gap(epsilon, num_categories), 1.0 - 2.0**-32)
     return keep_prob + (1.0 - keep_prob) / num_categories
+
+
+def _truth(epsilon: Array, num_categories: int) -> Array:
+    """Return t of the formula."""
+    return 1.0 / (1.0 + (num_categories - 1) * jnp.exp(-epsilon))
+
+
+@float64_function(rounding="up", epsilon=NONNEGATIVE, loss=POSITIVE)
+def _delta(epsilon: Array, loss: Array, num_categories: int) -> Array:
+    """Return t - e^epsilon q = t (1 - e^(epsilon - loss)), or 0."""
+    return jnp.maximum(-_truth(loss, num_categories) * jnp.expm1(epsilon - loss), 0.0)
+
+
+@float64_function(rounding="up", delta=HALF_OPEN_UNIT, loss=POSITIVE)
+def _epsilon(delta: Array, loss: Array, num_categories: int) -> Array:
+    """Return the epsilon of that delta, or 0."""
+    share = jnp.minimum(delta / _truth(loss, num_categories), 1.0 - 2.0**-53)
+    return jnp.maximum(loss + jnp.log1p(-share), 0.0) * (1.0 + 1e-15)
 
 
 @float64_function(broadcast=False, counts=NONNEGATIVE, epsilon=POSITIVE)

@@ -1,7 +1,7 @@
 """Pictures of privacy: a run's trade-off curve, epsilon against its steps, and its score against epsilon.
 
 The first two are made in two steps: a function of the hyperparameters computes the curves as arrays, with the standing
-of each, and a ``plot_...`` function draws them. `plot_score` reads the logs of trainings. What is drawn is a new
+of each, and a ``plot_...`` function draws them. `plot_score` draws the records of trainings. What is drawn is a new
 matplotlib figure, as wide as a column of a paper, in the one `style` of this project.
 
 Two pictures of the same trade-off curve f. In the plane of errors, G_mu and f_{epsilon, delta} are the familiar curves

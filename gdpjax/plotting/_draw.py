@@ -3,13 +3,11 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdpjax._core.arguments import check_names, check_number
-from gdpjax._core.documents import read_document, read_document_lines
+from gdpjax._core.arguments import check_number
 from gdpjax._core.figures import is_percentage, rounded, shown_score
 from gdpjax._core.types import FAILURE
 from gdpjax.accounting._gdp import DELTA
@@ -19,8 +17,8 @@ from gdpjax.plotting.style import BELOW, COLUMN, GREY, MARKERS, draw_band, figur
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PLAN, LOG, EPSILON = "plan.json", "metrics.jsonl", "epsilon_upper"
-NO_SCORES = ("notice", "step", "epoch", "mu_", "epsilon_")
+EPSILON = "epsilon_upper"
+NO_SCORES = ("step", "epoch", "mu_", "epsilon_")
 """How the names of what is no score begin in a log."""
 
 
@@ -108,7 +106,8 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
             ylabel=rf"privacy loss $\varepsilon$ at $\delta = {scientific(curves.delta)}$",
         )
         if log:
-            axes.set(xscale="log", yscale="log", xlim=(1, steps[-1]))
+            axes.set(xscale="log", yscale="log")
+            axes.margins(x=0)
             number_ticks(axes)
         else:
             axes.set(xlim=(0, steps[-1]), ylim=(0, None))
@@ -118,97 +117,68 @@ def plot_epsilon(curves: EpsilonCurves, *, log: bool = False) -> "Figure":
 
 
 def plot_score(
-    *runs: Any,
-    names: Sequence[str] | None = None,
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    delta: float,
     score: str | None = None,
-    delta: float | None = None,
 ) -> "Figure":
     """Draw the score of one or several trainings against the certified epsilon that they had spent.
 
     Args:
-        runs: each the folder of a run, whose ``metrics.jsonl`` is read; what `gdpjax.sweeps.train` returned; or a
-            run's records in the order of its steps, dictionaries with ``epsilon_upper`` and a score.
-        names: of the runs in the legend, one each; by default the names of the folders.
+        runs: by the name that a run has in the legend, its records in the order of its steps: dictionaries with
+            ``epsilon_upper`` and a score, such as the ``history`` of what `gdpjax.sweeps.train` returned.
+        delta: of the epsilons, strictly between 0 and 1.
         score: the name of the score, by default the first one of a record. What ends in "accuracy" is in percent.
-        delta: of the epsilons, strictly between 0 and 1; needed where runs are records alone.
 
     Returns:
         a matplotlib figure, one column wide, with a line for each run: the score after each record against the
-        certified upper end of epsilon there, which does not decrease. Records whose epsilon is infinite are left out.
+        certified upper end of epsilon there, which does not decrease. Records whose epsilon or score is not finite are
+        left out.
 
     Raises:
-        ValueError: no run, no record with this score and an epsilon, epsilons at several deltas or at none, a damaged
-            file, epsilons that begin again (several runs in one list), matplotlib is not installed.
+        ValueError: no run, a run without a finite score and epsilon, epsilons that begin again (several runs in one
+            list), matplotlib is not installed.
 
     >>> records = [{"epsilon_upper": 0.5, "accuracy": 0.8}, {"epsilon_upper": 0.8, "accuracy": 0.9}]
-    >>> plot_score(records, delta=1e-5).axes[0].lines[0].get_xydata().tolist()
+    >>> plot_score({"noise 2": records}, delta=1e-5).axes[0].lines[0].get_xydata().tolist()
     [[0.5, 80.0], [0.8, 90.0]]
     """
-    logs = [_log(run, delta) for run in runs]
-    deltas = {log.delta for log in logs} | ({delta} - {None})
-    if len(deltas) != 1 or None in deltas:
-        raise ValueError(f"expected runs at one delta, or delta= for records, got deltas {sorted(map(str, deltas))}")
-    delta = check_number("delta", deltas.pop(), DELTA)
-    labels = []
-    for name, log in zip(check_names(names, len(runs)), logs, strict=True):
-        labels.append(name or log.name)
-
+    if not runs:
+        raise ValueError("plot_score needs the records of at least one run")
+    delta = check_number("delta", delta, DELTA)
     if score is None:
-        recorded = (name for record in logs[0].records for name in record)
-        scores = (name for name in recorded if not name.startswith(NO_SCORES))
-        score = next(scores, "score")
+        recorded = (name for records in runs.values() for record in records for name in record)
+        score = next((name for name in recorded if not name.startswith(NO_SCORES)), "score")
 
     height = 2.2 + 0.15 * len(runs)
     with figure(size=(COLUMN, height)) as (drawing, axes):
-        for log, label, marker in zip(logs, labels, itertools.cycle(MARKERS)):
-            epsilons, values = _points(log.records, score)
-            axes.plot(epsilons, values, label=label, marker=marker, markevery=0.06)
+        for (name, records), marker in zip(runs.items(), itertools.cycle(MARKERS)):
+            epsilons, values = _points(records, score)
+            axes.plot(epsilons, values, label=name, marker=marker, markevery=0.06)
         scale_x(axes, axes.dataLim.intervalx)
         axes.set(
             xlabel=rf"certified $\varepsilon$ spent, at $\delta = {scientific(delta)}$",
             ylabel=score.replace("_", " ") + (" (%)" if is_percentage(score) else ""),
         )
         axes.grid()
-        if any(labels):
-            drawing.legend(loc=BELOW)
+        drawing.legend(loc=BELOW)
     return drawing
-
-
-class _Log(NamedTuple):
-    """The name of a run, the delta of its epsilons, and its records."""
-
-    name: str | None
-    delta: float | None
-    records: Sequence[Mapping[str, Any]]
-
-
-def _log(run: Any, delta: float | None) -> _Log:
-    """Return the log of a run, with the delta of its plan if it has a folder."""
-    run = getattr(run, "out", run)
-    if isinstance(run, list | tuple):
-        return _Log(None, delta, run)
-    folder = Path(run)
-    plan = read_document(folder / PLAN, dict[str, Any])
-    if not (folder / LOG).exists():
-        raise ValueError(f"{folder} has no {LOG}, which gdpjax train writes; pass such a folder, or a list of records")
-    records = read_document_lines(folder / LOG, dict[str, Any])
-    return _Log(folder.resolve().name, plan.get("delta"), records)
 
 
 def _points(records: Sequence[Mapping[str, Any]], score: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the certified epsilons of a run's records, which do not decrease, and the scores, as shown."""
-    # Infinite epsilons are texts in a log.
+    # Numbers that are not finite are texts in a log.
     found = []
     for record in records:
-        epsilon = float(record.get(EPSILON, "inf"))
-        if score in record and math.isfinite(epsilon):
-            found.append((epsilon, shown_score(score, record[score])))
+        epsilon, value = float(record.get(EPSILON, "nan")), float(record.get(score, "nan"))
+        if math.isfinite(epsilon) and math.isfinite(value):
+            found.append((epsilon, shown_score(score, value)))
     if not found:
         names = ", ".join(dict.fromkeys(name for record in records for name in record))
         got = f"those of {names}" if names else "no record"
-        raise ValueError(f"expected records with a finite {EPSILON} and the score {score!r}, got {got}")
+        raise ValueError(f"expected records with a finite {EPSILON} and a finite score {score!r}, got {got}")
     epsilons, scores = np.array(found).T
     # Upper ends are 1e-3 from the truth or less: those of close steps may be in the other order.
     if (epsilons[1:] < 0.99 * epsilons[:-1]).any():
-        raise ValueError("the epsilons of a run must increase; give several runs as several arguments")
+        raise ValueError("the epsilons of a run must increase; give several runs by a name each")
     return np.maximum.accumulate(epsilons), scores

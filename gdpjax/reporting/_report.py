@@ -186,9 +186,13 @@ def report(
     """
     if not runs:
         raise ValueError("report needs at least one run: a plan, a ledger, an event, three numbers or a folder")
-    described = []
-    for run, name in zip(runs, check_names(names, len(runs)), strict=True):
-        described.append(describe_run(run, name, f"run {len(described) + 1}", unit))
+    described: list[Described] = []
+    for number, (run, name) in enumerate(zip(runs, check_names(names, len(runs)), strict=True), start=1):
+        found = describe_run(run, name, f"run {number}", unit)
+        # Two folders may have one name, as runs/a/train and runs/b/train have.
+        if any(found.name == other.name for other in described):
+            found = found._replace(name=f"{found.name} ({number})")
+        described.append(found)
 
     if deltas is None:
         of_plans = [run.delta for run in described if run.delta is not None]

@@ -13,12 +13,11 @@ the same others. tau for the public maximum covers every smaller number, as P(Bi
 
 import dataclasses
 
-import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from gdpjax._core.arguments import check_count
 from gdpjax._core.checks import HALF_OPEN_UNIT, POSITIVE, UNIT, Domain, check_scalar, checked_scalar, is_traced
-from gdpjax._core.keys import bits, fold_in
+from gdpjax._core.keys import coins, fold_in
 from gdpjax._core.types import Array, NeighboringRelation, Scalar, Whole
 from gdpjax.ledger import Event
 from gdpjax.sampling._abstract import AbstractBatches
@@ -70,7 +69,7 @@ class Poisson(DrawnBatches):
         return self.num_examples, self.sampling_prob
 
     def _included(self, key: Array, step: Array) -> Array:
-        return included_rows(fold_in(key, step), self.num_examples, self.sampling_prob)
+        return coins(fold_in(key, step), (self.num_examples,), self.sampling_prob)
 
     def group_overflow(self, group_size: int) -> float:
         """Return the probability that some batch has no room for a group beside the others; upper bound."""
@@ -173,16 +172,6 @@ def poisson_sample(
     if not is_traced(sampling_prob):
         sampling_prob = dyadic_probability(sampling_prob)
 
-    included = included_rows(key, num_examples, sampling_prob)
+    included = coins(key, (num_examples,), sampling_prob)
     included, is_valid_count = real_rows(included, num_valid)
     return padded(included, capacity, is_valid_count & UNIT.contains(sampling_prob))
-
-
-def included_rows(key: Array, num_examples: int, sampling_prob: Array) -> Array:
-    """Return which rows the key includes, bool[num_examples]."""
-    words = bits(key, (num_examples,))
-    # p 2^32 is exact in any precision that holds p; p = 1 does not fit 32 bits and includes everything.
-    threshold = jnp.floor(jnp.asarray(sampling_prob, float) * 2.0**32)
-    includes_all = threshold >= 2.0**32
-    threshold = jnp.where(includes_all, 0, threshold).astype(jnp.uint32)
-    return includes_all | (words < threshold)

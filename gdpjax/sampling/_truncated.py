@@ -12,12 +12,11 @@ Nothing is announced and no batch is refused: what is accounted for is that one 
 import jax
 import jax.numpy as jnp
 
-from gdpjax._core.keys import bits, fold_in
+from gdpjax._core.keys import bits, coins, fold_in
 from gdpjax._core.types import Array, NeighboringRelation
 from gdpjax.ledger import TruncatedPoissonEvent
 from gdpjax.sampling._batch import Batch, padded
 from gdpjax.sampling._drawn import DrawnBatches, scheme
-from gdpjax.sampling._poisson import included_rows
 from gdpjax.sampling._probability import dyadic_probability, overflow_probability
 from gdpjax.sampling._ranks import lowest_rows
 
@@ -64,7 +63,7 @@ class TruncatedPoisson(DrawnBatches):
         return overflow_probability(self.num_examples, self.sampling_prob, 1, self.capacity)
 
     def _included(self, key: Array, step: Array) -> Array:
-        return included_rows(fold_in(key, step), self.num_examples, self.sampling_prob)
+        return coins(fold_in(key, step), (self.num_examples,), self.sampling_prob)
 
     def _batch_of(self, included: Array, key: Array, step: Array, is_valid: Array) -> Batch:
         # Keys are checked outside of the branches, where a loop's constant key still shows as one.

@@ -38,6 +38,11 @@ def as_console(console: "Console | None", quiet: bool = True) -> "Console":
     return Console(quiet=quiet) if console is None else console
 
 
+def say(console: "Console", text: str, style: str | None = None) -> None:
+    """Print a line as it is: a folder may be called [lr=0.1], which rich would take for a style."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
 class _Bars:
     """Bars on a console; use it as a context. Without a terminal there are lines in their place."""
 
@@ -64,11 +69,11 @@ class _Bars:
     def log(self, text: str) -> None:
         """Print a line where there are no bars."""
         if not self.console.is_terminal:
-            self.console.print(text, soft_wrap=True)
+            say(self.console, text)
 
     def warn(self, text: str) -> None:
         """Print a line that nobody should miss."""
-        self.console.print(f"[bold yellow]{text}", soft_wrap=True)
+        say(self.console, text, "bold yellow")
 
 
 class SweepProgress(_Bars):
@@ -155,7 +160,6 @@ class TrainingProgress(_Bars):
 
 def print_summary(console: "Console", rows: Sequence[Row], layout: Layout, num_trials: int) -> None:
     """Print the best for each epsilon, and what failed."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=f"Best for each certified epsilon of ONE training, at delta = {rows[0]['delta']!r}")
@@ -168,9 +172,9 @@ def print_summary(console: "Console", rows: Sequence[Row], layout: Layout, num_t
     console.print(table)
 
     errors = collections.Counter(row["error"] for row in rows if row["error"] is not None)
-    console.print(f"{len(rows)} of {count(num_trials, 'trial')} finished, {errors.total()} failed.")
+    say(console, f"{len(rows)} of {count(num_trials, 'trial')} finished, {errors.total()} failed.")
     for error, times in errors.most_common(MOST_ERRORS):
-        console.print(f"[yellow]{count(times, 'trial')} failed:[/] {escape(error)}", soft_wrap=True)
-    console.print("Choosing among trials costs privacy beyond the epsilon of one training: the report has how much.")
+        say(console, f"{count(times, 'trial')} failed: {error}", "yellow")
+    say(console, "Choosing among trials costs privacy beyond the epsilon of one training: the report has how much.")
     if layout.private:
-        console.print(PRIVATE_SCORES)
+        say(console, PRIVATE_SCORES)

@@ -114,11 +114,6 @@ def save_pareto(
             label=name,
         )
 
-        # A bar may end above the best trial.
-        ends = [mean + layout.better(stdev) for mean, stdev in zip(means, stdevs, strict=True)]
-        lower, upper = axes.get_ylim()
-        axes.set_ylim(min([lower, *ends]), max([upper, *ends]))
-
         delta = scientific(good[0]["delta"])
         xlabel = rf"certified $\varepsilon$ of one training at $\delta = {delta}$"
         axes.set(xlabel=xlabel, ylabel=label(layout.score))
@@ -126,44 +121,25 @@ def save_pareto(
 
 
 def _draw_trials(axes: Any, rows: Sequence[Row], layout: Layout) -> None:
-    """Draw a dot for each training.
+    """Draw a dot for each training, but not for those so bad that they would flatten the rest: the legend counts them.
 
-    A few bad ones would flatten the rest: a triangle on the edge of the axes is at the place of each, and the legend
-    has their number.
+    They are further from the best score than 3.5 times the distance of the median.
     """
     epsilons = np.array([row["epsilon_upper"] for row in rows], np.float64)
     scores = np.array([shown_score(layout.score, row[layout.score]) for row in rows])
+    merit = -scores if layout.minimize else scores
+    best = merit.max()
+    shortest = 3.0 if is_percentage(layout.score) else 0.05 * abs(best)
+    is_seen = best - merit <= max(shortest, 3.5 * (best - np.median(merit)))
+    num_left_out = int(np.sum(~is_seen))
     axes.scatter(
-        epsilons,
-        scores,
+        epsilons[is_seen],
+        scores[is_seen],
         s=12,
         linewidths=0,
         color=GREY,
         alpha=0.6,
-        label="one training",
+        label=f"one training ({num_left_out} far worse left out)" if num_left_out else "one training",
     )
-
-    # The axis reaches from the best score to 3.5 times the distance of the median.
-    merit = -scores if layout.minimize else scores
-    best = merit.max()
-    shortest = 3.0 if is_percentage(layout.score) else 0.05 * abs(best)
-    length = max(shortest, 3.5 * (best - np.median(merit)))
-    places = epsilons[merit < best - length]
-    if places.size:
-        edge = layout.better(best - length)
-        other = layout.better(best + 0.06 * length)
-        axes.set_ylim(*sorted((edge, other)))
-        side, marker = ("above", "^") if layout.minimize else ("below", "v")
-        name = f"{count(places.size, 'trial')} {side} the axis"
-        axes.scatter(
-            places,
-            np.full(places.size, edge),
-            s=16,
-            marker=marker,
-            color=GREY,
-            clip_on=False,
-            zorder=3,
-            label=name,
-        )
     scale_x(axes, epsilons, at_values=True)
     axes.grid()

@@ -140,17 +140,16 @@ def succeeded(rows: Sequence[Row]) -> list[Row]:
 
 
 def configurations(rows: Sequence[Row], layout: Layout) -> list[Configuration]:
-    """Return the trials of each configuration together, in order; those that failed left out."""
+    """Return the trials of each configuration together, in order, without configurations of which one failed.
+
+    The mean over the seeds that survived would flatter a configuration at the edge of diverging.
+    """
     found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in succeeded(rows):
+    for row in rows:
         settings = tuple(row[name] for name in layout.hyperparameters)
         found.setdefault(settings, []).append(row)
-
-    whole = []
-    for same in found.values():
-        scores = [row[layout.score] for row in same]
-        whole.append(Configuration(same, scores))
-    return whole
+    whole = [same for same in found.values() if len(succeeded(same)) == len(same)]
+    return [Configuration(same, [row[layout.score] for row in same]) for same in whole]
 
 
 def pareto_front(candidates: Sequence[Configuration], layout: Layout) -> list[Configuration]:
@@ -178,7 +177,7 @@ def best_within(
 
     The page, the tables, the progress and `SweepResult.best` all name this one.
     """
-    affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= epsilon * (1 + 1e-9)]
+    affordable = [candidate for candidate in candidates if candidate.epsilon_upper <= epsilon]
     front = pareto_front(affordable, layout)
     return front[-1] if front else None
 

@@ -26,7 +26,7 @@ from gdpjax.sweeps import _folder as folders
 from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples, load_examples
 from gdpjax.sweeps._plans import SEED_NOTICE, Trial
-from gdpjax.sweeps._progress import PRIVATE_SCORES, SweepProgress, as_console, print_summary
+from gdpjax.sweeps._progress import PRIVATE_SCORES, SweepProgress, as_console, print_summary, say
 from gdpjax.sweeps._results import COSTS, Configuration, Layout, Row, best_within, configurations, count, succeeded
 from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
@@ -103,7 +103,7 @@ class SweepResult:
             least = rounded(min(candidate.epsilon_upper for candidate in candidates), 4, "up")
             raise UserError(f"no trial is within epsilon {epsilon:g}: the least that one has is {least}")
         if found is None:
-            raise UserError("no trial succeeded")
+            raise UserError("no configuration succeeded with all its seeds")
         return found
 
 
@@ -169,7 +169,7 @@ def report_sweep(folder: str | Path, console: "Console | None" = None) -> SweepR
         raise UserError(f"no trial is finished in {folder}")
     result = SweepResult(folder, rows, write_report(folder, rows), about.layout)
     print_summary(console, rows, about.layout, about.num_trials)
-    console.print(f"Report: {result.report}", soft_wrap=True)
+    say(console, f"Report: {result.report}")
     return result
 
 

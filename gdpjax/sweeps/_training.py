@@ -16,7 +16,7 @@ from gdpjax.sweeps import records
 from gdpjax.sweeps._examples import Examples, load_examples
 from gdpjax.sweeps._plans import SEED_NOTICE, Cost, Trial, cost_of, epoch_end, make_keys, plan_of
 from gdpjax.sweeps._program import Blueprint, make_scores, not_finite
-from gdpjax.sweeps._progress import TrainingProgress, as_console
+from gdpjax.sweeps._progress import TrainingProgress, as_console, say
 from gdpjax.sweeps._results import label
 from gdpjax.sweeps._spec import Spec, as_spec
 from gdpjax.sweeps._task import Task
@@ -292,9 +292,9 @@ def summarize(info: Info, step: int, l2_clip_norm: float) -> dict[str, Any]:
 def print_training(console: "Console", result: TrainingResult) -> None:
     """Print what a training ends with: its scores, its certified epsilon, and where its files are."""
     scores = [f"{label(name)} {shown_score(name, value):.4g}" for name, value in result.scores.items()]
-    console.print(f"{', '.join(scores)} (evaluation data: {result.scored_on})")
-    console.print(f"epsilon, certified: {interval(vars(result.cost), 4)} at delta = {result.cost.delta!r}")
+    say(console, f"{', '.join(scores)} (evaluation data: {result.scored_on})")
+    say(console, f"epsilon, certified: {interval(vars(result.cost), 4)} at delta = {result.cost.delta!r}")
     if result.seeded:
-        console.print(SEED_NOTICE)
-    console.print(f"All its figures: gdpjax report {result.out}", soft_wrap=True)
-    console.print("Its files named NOT_FOR_RELEASE are outside epsilon: keep them private.")
+        say(console, SEED_NOTICE)
+    say(console, f"All its figures: gdpjax report {result.out}")
+    say(console, "Its files named NOT_FOR_RELEASE are outside epsilon: keep them private.")

@@ -9,7 +9,7 @@ Read the modules in this order:
   `_operators`;
 * their meaning: `_duality` (epsilon, delta and mu), `_limit` (the central limit theorem);
 * numeric composition: `_loss_cells`, `_grid`, `_numeric`, `_compose`; derived in docs/theory/numeric_composition.md;
-* certified brackets: `_certified_curve`, `_regret`, `_narrowed_mu`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
+* certified brackets: `_certified_curve`, `_regret`, `_curve_bounds`, `_closed_answers`, `_exact_curve`.
 """
 
 # What is imported under an alias is for the other parts of the library, and not public.

@@ -21,7 +21,6 @@ The two data sets of a pair of neighbours may be taken in either order. Every an
 about the symmetric curve, the largest convex one below both orders.
 """
 
-import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -40,11 +39,10 @@ from gdpjax._core.checks import (
     known,
 )
 from gdpjax._core.types import FAILURE, Array, Bounds, Numbers
-from gdpjax.tradeoff._narrowed_mu import narrowed_mu
-from gdpjax.tradeoff._regret import certified_regret
+from gdpjax.tradeoff._regret import certified_regret, narrowed_mu
 
 
-class CertifiedCurve(abc.ABC):
+class CertifiedCurve:
     """A mechanism whose trade-off curve is known between certified bounds.
 
     Abstract: `gdpjax.accounting.certified` makes one of a run or a `Ledger`, and `gdpjax.tradeoff.compose` one of
@@ -57,21 +55,25 @@ class CertifiedCurve(abc.ABC):
     (True, True)
     """
 
-    @abc.abstractmethod
     def epsilon(self, delta: Numbers) -> Bounds:
         """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in (0, 1)."""
+        return self._ask("epsilon", delta)
 
-    @abc.abstractmethod
     def delta(self, epsilon: Numbers) -> Bounds:
         """Certified bracket on the smallest delta of (``epsilon``, delta)-DP, for a finite epsilon >= 0."""
+        return self._ask("delta", epsilon)
 
-    @abc.abstractmethod
     def mu(self, failure: Numbers = FAILURE) -> Bounds:
         """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}, for a failure in (0, 1)."""
+        return self._ask("mu", failure)
 
-    @abc.abstractmethod
     def tradeoff(self, alpha: Numbers) -> Bounds:
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
+        return self._ask("tradeoff", alpha)
+
+    def _ask(self, question: str, at: Numbers) -> Bounds:
+        """Return the answer to the question of this name, for subclasses that answer all four in one way."""
+        raise NotImplementedError
 
     def advantage(self) -> Bounds:
         """Return the largest membership advantage: true less false positive rate of the best attack.
@@ -144,9 +146,8 @@ class CertifiedCurve(abc.ABC):
         is_unsure = smaller > 0
 
         # The rounding of the logarithm moves delta by no more than itself, since delta falls by at most 1 per epsilon.
-        safe_smaller = np.where(is_unsure, smaller, 1.0)
-        log_odds = np.log(larger / safe_smaller)
-        epsilon = np.where(is_unsure, log_odds, 0.0)
+        log_odds = np.log(larger) - np.log(np.where(is_unsure, smaller, 1.0))
+        epsilon = np.where(is_unsure, np.maximum(log_odds, 0.0), 0.0)
         error = np.where(epsilon > 0, 1e-15 * (1.0 + epsilon), 0.0)
         delta = _as_floats(self.delta(epsilon))
         xp = jnp if is_traced(delta) else np

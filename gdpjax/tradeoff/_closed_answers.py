@@ -13,17 +13,16 @@ inverse, and differences of numbers that are exact. Each is right to a few units
   terms below 1, an absolute 5 u.
 * Gaussian errors: Phi(-y) with y = x + mu, x = Phi^-1(1 - alpha), changes by a relative (|y| + 1) dy, and y is off by a
   few u of |x| + mu. Where Phi(-y) does not underflow |y| < 39, |x| < 39 and mu < 78: a relative 1e-12.
-* Gaussian delta: likewise log delta feels |x| + 1 times the rounding of x = epsilon / mu - mu / 2, the difference of
-  two terms that are right to 8 u each. Here mu may be large.
+* Gaussian delta: `gdpjax._core.dominating`.
 
-RELATIVE = 1e-11 and ABSOLUTE = 1e-15 cover all that but the last rounding, which `delta_of` adds. The tests compare
-with fifty digits.
+RELATIVE = 1e-11 and ABSOLUTE = 1e-15 cover all that. The tests compare with fifty digits.
 
 *Epsilon* is not taken from a formula: a point near it is moved outwards until the bound on delta proves it.
 """
 
 import numpy as np
 
+from gdpjax._core.dominating import gaussian_delta
 from gdpjax._core.types import Array
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._closed_forms import ApproximateDP, Gaussian, Identity, Laplace
@@ -32,7 +31,6 @@ from gdpjax.tradeoff._duality import delta, epsilon
 CLOSED = (Gaussian, Identity, Laplace, ApproximateDP)
 RELATIVE = 1e-11
 ABSOLUTE = 1e-15
-_UNIT_ROUNDOFF = 2.0**-53
 _UNDERFLOW = 1e-290
 """Answers below this may have lost digits, or be 0."""
 _LARGEST_EXPONENT = 700.0
@@ -61,25 +59,11 @@ def error_of(curve: Curve, alpha: np.ndarray, side: float) -> np.ndarray:
 
 def delta_of(curve: Curve, epsilon: np.ndarray, side: float) -> np.ndarray:
     """Return a bound on delta(epsilon)."""
+    if isinstance(curve, Gaussian):
+        bounds = gaussian_delta(epsilon, curve.mu)
+        return bounds.upper if side > 0 else bounds.lower
     value = np.asarray(delta(curve, epsilon))
-    if not isinstance(curve, Gaussian):
-        moved = value * (1.0 + side * RELATIVE)
-        return np.clip(moved, 0.0, 1.0)
-
-    # The logarithm of delta feels the rounding of x = epsilon / mu - mu / 2.
-    mu = np.asarray(curve.mu, np.float64)
-    safe_mu = np.clip(mu, 1e-300, 1e150)
-    with np.errstate(over="ignore"):
-        ratio = epsilon / safe_mu
-        x = ratio - 0.5 * safe_mu
-        rounding = 16.0 * _UNIT_ROUNDOFF * (np.abs(x) + 1.0) * (ratio + safe_mu)
-
-    # Where mu is 0 or inf, delta is 0 or 1 exactly.
-    is_smooth = _is_between(mu, 0.0, np.inf)
-    rounding = np.where(is_smooth, RELATIVE + rounding, 0.0)
-    factor = np.exp(side * np.minimum(rounding, _LARGEST_EXPONENT))
-    moved = _past_underflow(value * factor, is_smooth, side)
-    return np.clip(moved, 0.0, 1.0)
+    return np.clip(value * (1.0 + side * RELATIVE), 0.0, 1.0)
 
 
 def epsilon_of(curve: Curve, delta: np.ndarray, side: float) -> np.ndarray:

@@ -16,16 +16,19 @@ from typing import NamedTuple
 import numpy as np
 
 from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT, known
+from gdpjax._core.dominating import mu_from_deltas
 from gdpjax._core.types import FAILURE, Bounds, Numbers
 from gdpjax.tradeoff import _closed_answers
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._certified_curve import CertifiedCurve, each, rounded_complement
 from gdpjax.tradeoff._closed_forms import Gaussian
-from gdpjax.tradeoff._duality import required_mu, smallest_mu
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
 
 _SLACK = 1e-15
 """The absolute rounding of 1 - beta - e^epsilon alpha where that is positive."""
+_NUM_UNIFORM = 3072
+_NUM_GEOMETRIC = 1024
+"""How many epsilon mu is sought at, equally spaced and on the scale of log epsilon."""
 _NUM_ROWS = 64
 """How many numbers are compared with all vertices at a time."""
 
@@ -68,23 +71,28 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
         return each(self._mu, known("failure", failure, HALF_OPEN_UNIT))
 
     def _mu(self, failure: float) -> Bounds:
-        # Beyond these epsilon delta is at most the failure, and nothing is asked of mu.
         ends = self.epsilon(failure)
         if np.ndim(ends.lower) or np.ndim(ends.upper):
             raise ValueError("mu is of one curve at a time, and these are many")
 
-        # If the end is 0 then mu is 0. If it is inf, delta never falls to the failure, and no mu is enough.
-        lower = np.float64(ends.lower)
-        upper = np.float64(ends.upper)
+        # Where epsilon is inf, delta never falls to the failure, and no mu is enough but that of a Gaussian.
+        lowest = np.float64(ends.lower if ends.lower == np.inf else 0.0)
+        highest = np.float64(np.inf if ends.upper > 0 else 0.0)
         if isinstance(self.upper, Gaussian) and failure == 0:
-            lower = np.float64(self.upper.mu)
-        elif 0 < lower < np.inf:
-            lower = required_mu(self._lower_delta, failure, float(lower))
-        if 0 < upper < np.inf:
-            upper = smallest_mu(self._upper_delta, failure, float(upper))
+            lowest = np.float64(self.upper.mu)
         if isinstance(self.lower, Gaussian):
-            upper = np.minimum(upper, np.float64(self.lower.mu))
-        return Bounds(np.minimum(lower, upper), upper)
+            highest = np.minimum(highest, np.float64(self.lower.mu))
+        widest = Bounds(np.minimum(lowest, highest), highest)
+        end = ends.upper if ends.upper < np.inf else ends.lower
+        if not 0 < end < np.inf:
+            return widest
+
+        # Beyond this epsilon nothing is asked of mu. If its upper end is not known, the points only force a mu.
+        uniform = np.linspace(0.0, end, _NUM_UNIFORM)
+        geometric = np.geomspace(1e-6 * end, end, _NUM_GEOMETRIC + 1)
+        grid = np.union1d(uniform, geometric)
+        mu, _ = mu_from_deltas(grid, self.delta(grid), failure, widest)
+        return mu if ends.upper < np.inf else Bounds(mu.lower, highest)
 
     def tradeoff(self, alpha: Numbers) -> Bounds:
         """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
@@ -93,12 +101,6 @@ class CurveBounds(_TwoCurves, CertifiedCurve):
         upper = _error(self.upper, alpha, 1.0)
         upper = np.minimum(upper, rounded_complement(alpha, 1.0))
         return Bounds(np.asarray(lower)[()], upper[()])
-
-    def _lower_delta(self, epsilon: np.ndarray) -> np.ndarray:
-        return self.delta(epsilon).lower
-
-    def _upper_delta(self, epsilon: np.ndarray) -> np.ndarray:
-        return self.delta(epsilon).upper
 
 
 def _mapped(function: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-r"""Curves made of other curves: mixtures and their inverses, subsampling, groups, symmetric hulls.
+r"""Curves made of other curves: mixtures and their inverses, subsampling, groups.
 
 *Subsampling.* A person takes part with probability p: the alternative becomes the mixture p A + (1 - p) N, whose curve
 against N is f_p = p f + (1 - p) Id (`Mixture`, the direction in which the person is removed). The other direction has
@@ -13,9 +13,6 @@ x* = f(x*). Profiles, by substituting in the definition: with r = (e^e - 1 + p) 
 and D of C_p(f) at e >= 0 is D_p(e).
 
 *Groups.* 1 - (1 - f)^{o k}, whose slope follows from the chain rule.
-
-*Symmetric hulls.* The conjugate of a minimum is the maximum of the conjugates, so min(f, f^-1)** has the profile
-max(D, D'), and its value is found by searching the slope whose tangent touches at alpha.
 
 Inverse functions are found by bisection; one Newton step at the end, with everything but the unknown differentiated,
 gives the derivatives of the implicit function theorem (first derivatives only).
@@ -217,40 +214,3 @@ class Grouped(Curve):
             slope = slope * factor
             alpha = 1.0 - self.curve.value(alpha)
         return slope
-
-
-@pytree_dataclass
-class Symmetrized(Curve):
-    """min(f, f^-1)**: the largest trade-off curve below both directions."""
-
-    curve: Curve
-
-    def _touching(self, alpha: Array) -> Array:
-        """Return the epsilon whose tangent touches the curve at alpha."""
-        frozen, frozen_alpha = jax.lax.stop_gradient((self, alpha))
-
-        def is_too_flat(epsilon: Array) -> Array:
-            # The tangent of slope -e^epsilon touches at -D'(epsilon) e^-epsilon.
-            _, change = jax.jvp(frozen.profile, (epsilon,), (jnp.ones_like(epsilon),))
-            touching_alpha = -change * jnp.exp(-epsilon)
-            return touching_alpha > frozen_alpha
-
-        shapes = [frozen_alpha.shape]
-        for parameter in frozen.shapes().values():
-            shapes.append(jnp.shape(parameter))
-        zeros = jnp.zeros(jnp.broadcast_shapes(*shapes))
-        # Slopes below e^-30 belong to beta < 1e-13, which 1 - D could not resolve.
-        return last_point(is_too_flat, zeros - 30.0, zeros + 700.0)
-
-    def value(self, alpha: Array) -> Array:
-        epsilon = self._touching(alpha)
-        beta = 1.0 - self.profile(epsilon) - jnp.exp(epsilon) * alpha
-        beta = jnp.maximum(beta, 0.0)
-        return jnp.where(alpha < 1.0, beta, 0.0)
-
-    def derivative(self, alpha: Array) -> Array:
-        epsilon = self._touching(alpha)
-        return -jnp.exp(epsilon)
-
-    def profile(self, epsilon: Array) -> Array:
-        return jnp.maximum(self.curve.profile(epsilon), self.curve.inverse_profile(epsilon))

@@ -3,29 +3,16 @@ r"""From trade-off curves to (epsilon, delta) and mu.
 The conjugate f*(y) = sup_x (y x - f(x)) at y = -e^epsilon gives the profile delta(epsilon) = 1 + f*(-e^epsilon): the
 curve f is at least f_{epsilon, delta(epsilon)} for every epsilon >= 0, and is the supremum of those, if symmetric. An
 asymmetric f bounds one order of the two laws; a statement about neighbours needs both, so the larger profile counts.
-
-*Dominating mu.* The smallest mu with f >= G_mu (x) f_{0, d} for a failure probability d, that is
-
-    delta_f(epsilon) <= d + (1 - d) delta_mu(epsilon)    for all epsilon >= 0.
-
-Write s = e^epsilon. Both sides are convex in s. On a cell [s0, s1] the left is below its chord and delta_mu above its
-tangent at the middle; so if the tangent, scaled, exceeds the chord at both ends, the condition holds on the whole cell.
-The price is of second order in the width. On a fixed grid of cells up to the epsilon with delta_f(epsilon) <= d, the
-smallest mu that passes is found by bisection above the largest mu that the grid's points require.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gdpjax._core import gdp
-from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE, UNIT
-from gdpjax._core.dominating import dominates
-from gdpjax._core.precision import float64_function
-from gdpjax._core.roots import bisect_on_host
+from gdpjax._core.checks import HALF_OPEN_UNIT, NONNEGATIVE
 from gdpjax._core.types import Array, Floats, Numbers
 from gdpjax.tradeoff._abstract import Curve, curve_function, last_point
 from gdpjax.tradeoff._closed_forms import Gaussian
@@ -34,8 +21,6 @@ from gdpjax.tradeoff._derived_curves import Grouped, Inverse, Mixture, Subsample
 _GROUP_RESOLUTION = 1e-13
 _LARGEST_EPSILON = 700.0
 """Beyond this epsilon, e^epsilon is near the end of float64."""
-_NUM_UNIFORM = 3072
-_NUM_GEOMETRIC = 1024
 
 
 def _resolution(f: Curve) -> float:
@@ -115,20 +100,12 @@ def epsilon(f: Curve, delta: Numbers) -> Floats:
     >>> print(f"{epsilon(Laplace(1.0), 0.0):.6f} {epsilon(Laplace(1.0), 0.1):.6f}")
     1.000000 0.789279
     """
-    if isinstance(f, Gaussian):
-        return _epsilon_of_gaussian(f, delta)
     step = f.curve if isinstance(f, Inverse) else f
+    if isinstance(step, Gaussian):
+        return _epsilon_of_subsampled_gaussian(jnp.ones(()), step.mu, delta)
     if isinstance(step, Mixture | Subsampled) and isinstance(step.curve, Gaussian):
         return _epsilon_of_subsampled_gaussian(step.sampling_prob, step.curve.mu, delta)
     return _epsilon_by_search(f, delta)
-
-
-def _epsilon_of_gaussian(f: Gaussian, delta: Array) -> Array:
-    safe_delta = jnp.where(delta > 0, delta, 0.5)
-    safe_delta, mu = jnp.broadcast_arrays(safe_delta, f.mu)
-    value = gdp.gdp_epsilon(safe_delta, mu)
-    is_finite = (delta > 0) | (f.mu == 0)
-    return jnp.where(is_finite, value, jnp.inf)
 
 
 def _epsilon_of_subsampled_gaussian(sampling_prob: Array, mu: Array, delta: Array) -> Array:
@@ -175,79 +152,3 @@ def _epsilon_by_search(f: Curve, delta: Array) -> Array:
     epsilon = jnp.where(at_end > target, jnp.inf, epsilon)
     epsilon = jnp.where(at_zero <= target, 0.0, epsilon)
     return jnp.where(target < _resolution(f), jnp.inf, epsilon)
-
-
-@float64_function(epsilon=NONNEGATIVE, delta=UNIT)
-def _mu_through_points(epsilon: Array, delta: Array) -> Array:
-    """Return the mu with delta_mu(epsilon) = delta, point by point: 0 for delta = 0, inf for delta = 1."""
-    inside = (delta > 0) & (delta < 1)
-    safe_delta = jnp.where(inside, delta, 0.5)
-    mu = gdp.gdp_mu(epsilon, safe_delta)
-    at_ends = jnp.where(delta > 0, jnp.inf, 0.0)
-    return jnp.where(inside, mu, at_ends)
-
-
-def smallest_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
-    """Return the smallest mu with delta <= failure + (1 - failure) delta_mu everywhere, from upper bounds on delta.
-
-    It is a relative 1e-5 or less above the smallest one, and inf where there is none. Such statements compose: mus in
-    squares, failures by addition (Dong, Roth and Su, arXiv:1905.02383, Section 2.3).
-
-    Args:
-        delta_at: maps epsilon to upper bounds on delta.
-        failure: failure probability in [0, 1).
-        end: a finite epsilon > 0 at which delta is at most ``failure``.
-    """
-    grid, needed = _needed_deltas(delta_at, failure, end)
-    required = _mu_of_points(grid, needed)
-    if not 0 < required < np.inf:
-        return np.float64(required)
-
-    def suffices(excess: Array) -> bool:
-        mu = required * (1.0 + float(excess))
-        return bool(dominates(mu, grid, needed, 0.0).all())
-
-    # An excess that is enough, then the smallest one.
-    excess = 1e-9
-    while not suffices(excess):
-        excess *= 2.0
-        if excess > 1e6:
-            return np.float64(np.inf)
-    least_excess, _ = bisect_on_host(suffices, excess, 0.0, num_iterations=20)
-    return np.float64(required * (1.0 + least_excess))
-
-
-def required_mu(delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float) -> np.float64:
-    """Return a mu that every statement needs, from lower bounds on delta on the grid of `smallest_mu`."""
-
-    def lowered(epsilon: np.ndarray) -> np.ndarray:
-        return delta_at(epsilon) * (1.0 - 2e-12)
-
-    grid, needed = _needed_deltas(lowered, failure, end)
-    mu = _mu_of_points(grid, needed)
-    return np.float64(mu * (1.0 - 1e-9))
-
-
-def _needed_deltas(
-    delta_at: Callable[[np.ndarray], np.ndarray], failure: float, end: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return points in [0, end], and the delta_mu that is needed at each."""
-    # The number of points is always the same, so one compiled program answers.
-    uniform = np.linspace(0.0, end, _NUM_UNIFORM)
-    geometric = np.geomspace(1e-6 * end, end, _NUM_GEOMETRIC + 1)[:-1]
-    grid = np.union1d(uniform, geometric)
-    num_missing = _NUM_UNIFORM + _NUM_GEOMETRIC - grid.size
-    grid = np.append(grid, np.full(num_missing, end))
-
-    # delta_mu >= (delta - failure) / (1 - failure)
-    delta_with_rounding = delta_at(grid) * (1.0 + 1e-12)
-    needed = (delta_with_rounding - failure) / (1.0 - failure)
-    needed = np.clip(needed, 0.0, 1.0)
-    needed = np.where(needed > 0, np.maximum(needed, 1e-300), 0.0)
-    return grid, needed
-
-
-def _mu_of_points(grid: np.ndarray, needed: np.ndarray) -> float:
-    """Return the smallest mu whose delta is as large as needed at every point."""
-    mus = np.asarray(_mu_through_points(grid, needed))
-    return float(np.max(mus))

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gdpjax._core.checks import is_traced
-from gdpjax._core.types import FAILURE, Bounds, Floats, Numbers, pytree_dataclass
+from gdpjax._core.types import Bounds, Floats, Numbers, pytree_dataclass
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._certified_curve import CertifiedCurve
 from gdpjax.tradeoff._closed_answers import CLOSED
@@ -77,21 +77,8 @@ class ExactCurve(CertifiedCurve):
         """Return True: the curve speaks of both orders of two neighbours."""
         return True
 
-    def epsilon(self, delta: Numbers) -> Bounds:
-        """Certified bracket on the smallest epsilon >= 0 with delta(epsilon) <= ``delta``, which is in [0, 1)."""
-        return self._bounds().epsilon(delta)
-
-    def delta(self, epsilon: Numbers) -> Bounds:
-        """Certified bracket on the smallest delta of (``epsilon``, delta)-DP."""
-        return self._bounds().delta(epsilon)
-
-    def mu(self, failure: Numbers = FAILURE) -> Bounds:
-        """Certified bracket on the smallest mu such that f >= G_mu (x) f_{0, failure}."""
-        return self._bounds().mu(failure)
-
-    def tradeoff(self, alpha: Numbers) -> Bounds:
-        """Certified bracket on f(``alpha``), the least type II error of a test of type I error alpha in [0, 1]."""
-        return self._bounds().tradeoff(alpha)
+    def _ask(self, question: str, at: Numbers) -> Bounds:
+        return getattr(self._bounds(), question)(at)
 
     def _bounds(self) -> CurveBounds:
         """Return two curves around the one of exact arithmetic, made when they are first asked for."""

@@ -4,17 +4,17 @@ r"""Certified composition on grids of privacy losses.
     grid = compose_grids([grid], [1000], num_cells=8192)
     alpha, beta = vertices_below(grid)                      # a polygon below the curve of 1000 steps
 
-* *From below* (`LowerCurveGrid`): each cell's mass is split between two neighbouring multiples of the spacing, which
-  can only lower the curve. A composition is a convolution of the alternative's masses.
-* *From above* (`UpperCurveGrid`): each cell goes to the nearest multiple, which makes a test, and any test gives a
-  point above the curve. A composition is a convolution of the masses under the null, and one under the alternative.
+* *From below*: each cell's mass is split between two neighbouring multiples of the spacing, which can only lower the
+  curve. A composition is a convolution of the alternative's masses.
+* *From above*: each cell goes to the nearest multiple, which makes a test, and any test gives a point above the curve.
+  A composition is a convolution of the masses under the null, and one under the alternative.
 
 Both lose O(T h^2) for T steps with spacing h. All masses are nonnegative and keep a relative error, which is carried
 along. The proofs, the rounding terms and the choice of the spacing are in docs/theory/numeric_composition.md.
 """
 
 import math
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,145 +30,91 @@ _DEFLATION = 8.0 * LOSS_ERROR + 2.0 * RELATIVE_ERROR
 """The error of the mean loss of a cell, in the direction that lowers the curve."""
 
 
-class LowerCurveGrid(NamedTuple):
-    """A composition from below: alternative masses at multiples of a spacing. It is an upper bound on D.
+class LossGrid(NamedTuple):
+    """A composition: masses at multiples of a spacing, from below under the alternative alone, from above under both.
+
+    From below it is an upper bound on D. From above the losses are those of a test statistic.
 
     Fields:
-        first: index of the first mass; the loss of mass i is (first + i) 2^exponent.
-        mass: masses under the alternative [n].
-        infinite: the mass that is given to an infinite loss.
+        first: index of the first masses; the loss of masses i is (first + i) 2^exponent.
+        masses: under the alternative [1, n], or under null and alternative [2, n].
+        infinite: the masses that are given to an infinite loss [1 or 2].
         exponent: the exponent of the spacing 2^exponent.
         error: relative error of every mass.
     """
 
     first: int
-    mass: np.ndarray
-    infinite: float
+    masses: np.ndarray
+    infinite: np.ndarray
     exponent: int
     error: float
 
     @property
     def size(self) -> int:
-        """The number n of masses."""
-        return self.mass.size
+        """The number n of multiples."""
+        return self.masses.shape[1]
 
-    def convolved(self, grid: "LowerCurveGrid") -> "LowerCurveGrid":
+    def convolved(self, grid: "LossGrid") -> "LossGrid":
         """Return the composition with another grid of the same spacing."""
-        mass = np.convolve(self.mass, grid.mass)
-        total = float(np.sum(self.mass))
-        total_of_grid = float(np.sum(grid.mass))
+        masses = [np.convolve(a, b) for a, b in zip(self.masses, grid.masses, strict=True)]
+        total = np.sum(self.masses, axis=1)
+        total_of_grid = np.sum(grid.masses, axis=1)
         # The loss of a composition is infinite if one of the two losses is.
         infinite = self.infinite * (total_of_grid + grid.infinite) + grid.infinite * total
         return self._replace(
             first=self.first + grid.first,
-            mass=mass,
+            masses=np.stack(masses),
             infinite=infinite * (1.0 + 1e-9),
             error=_error_of_products(self, grid),
         )
 
-    def trimmed(self) -> "LowerCurveGrid":
+    def trimmed(self) -> "LossGrid":
         """Return the grid without tails: the lower one goes to the first loss that stays, the upper one to infinity."""
-        low, high = _without_tails(self.mass)
-        mass = self.mass[low:high].copy()
-        mass[0] += np.sum(self.mass[:low])
-        upper_tail = float(np.sum(self.mass[high:]))
+        low, high = _without_tails(np.sum(self.masses, axis=0))
+        masses = self.masses[:, low:high].copy()
+        masses[:, 0] += np.sum(self.masses[:, :low], axis=1)
+        upper_tail = np.sum(self.masses[:, high:], axis=1)
         return self._replace(
             first=self.first + low,
-            mass=mass,
+            masses=masses,
             infinite=self.infinite + upper_tail * (1.0 + 1e-9),
             error=self.error + (low + 1) * UNIT_ROUNDOFF,
         )
 
-    def coarser(self) -> "LowerCurveGrid":
+    def coarser(self) -> "LossGrid":
         """Return the grid with twice the spacing.
 
-        Odd indices are split between their even neighbours, in the ratio that keeps the mean of e^{-L}.
+        From below odd indices are split between their even neighbours, in the ratio that keeps the mean of e^{-L}. From
+        above they go to the left one.
         """
         # The share of the left neighbour, rounded down.
-        spacing = math.ldexp(1.0, self.exponent)
-        share = 0.0
-        if spacing < 700.0:
-            share = (1.0 - 8.0 * UNIT_ROUNDOFF) / (1.0 + math.exp(spacing))
+        share = 1.0
+        if len(self.masses) == 1:
+            decay = math.exp(-math.ldexp(1.0, self.exponent))
+            share = (1.0 - 8.0 * UNIT_ROUNDOFF) * decay / (1.0 + decay)
 
         # Pad the masses so that the first index is even and the last one odd.
         num_before = self.first % 2
         num_after = 2 - (num_before + self.size) % 2
-        mass = np.concatenate([np.zeros(num_before), self.mass, np.zeros(num_after)])
+        masses = np.pad(self.masses, ((0, 0), (num_before, num_after)))
 
-        odd = mass[1::2]
+        odd = masses[:, 1::2]
         to_the_left = odd * share
         to_the_right = odd - to_the_left
-        merged = np.append(mass[::2] + to_the_left, 0.0)
-        merged[1:] += to_the_right
+        merged = np.pad(masses[:, ::2] + to_the_left, ((0, 0), (0, 1)))
+        merged[:, 1:] += to_the_right
         return self._replace(
             first=(self.first - num_before) // 2,
-            mass=merged,
+            masses=merged,
             exponent=self.exponent + 1,
             error=self.error + 4 * UNIT_ROUNDOFF,
         )
 
 
-class UpperCurveGrid(NamedTuple):
-    """A composition from above: both masses of a test statistic, infinite losses left out.
-
-    Fields:
-        first: index of the first mass; the statistic of mass i is (first + i) 2^exponent.
-        null: masses under the null [n].
-        alternative: masses under the alternative [n].
-        exponent: the exponent of the spacing 2^exponent.
-        error: relative error of every mass.
-    """
-
-    first: int
-    null: np.ndarray
-    alternative: np.ndarray
-    exponent: int
-    error: float
-
-    @property
-    def size(self) -> int:
-        """The number n of masses of each kind."""
-        return self.null.size
-
-    def convolved(self, grid: "UpperCurveGrid") -> "UpperCurveGrid":
-        """Return the composition with another grid of the same spacing."""
-        return self._replace(
-            first=self.first + grid.first,
-            null=np.convolve(self.null, grid.null),
-            alternative=np.convolve(self.alternative, grid.alternative),
-            error=_error_of_products(self, grid),
-        )
-
-    def trimmed(self) -> "UpperCurveGrid":
-        """Return the grid without tails, which go to the first and the last index that stays."""
-        low, high = _without_tails(self.null + self.alternative)
-        return self._replace(
-            first=self.first + low,
-            null=_with_tails_at_ends(self.null, low, high),
-            alternative=_with_tails_at_ends(self.alternative, low, high),
-            error=self.error + (self.size + 1) * UNIT_ROUNDOFF,
-        )
-
-    def coarser(self) -> "UpperCurveGrid":
-        """Return the grid with twice the spacing: pairs of indices are merged."""
-        num_before = self.first % 2
-        num_after = (num_before + self.size) % 2
-        return UpperCurveGrid(
-            first=(self.first - num_before) // 2,
-            null=_merged_pairs(self.null, num_before, num_after),
-            alternative=_merged_pairs(self.alternative, num_before, num_after),
-            exponent=self.exponent + 1,
-            error=self.error + UNIT_ROUNDOFF,
-        )
-
-
-LossGrid = TypeVar("LossGrid", LowerCurveGrid, UpperCurveGrid)
-
-
 # Grids of one curve.
 
 
-def below_from(cells: LossCells, exponent: int) -> LowerCurveGrid:
+def below_from(cells: LossCells, exponent: int) -> LossGrid:
     """Return the grid from below: the masses of the cells split to the multiples of 2^exponent on either side."""
     spacing = math.ldexp(1.0, exponent)
 
@@ -177,7 +123,7 @@ def below_from(cells: LossCells, exponent: int) -> LowerCurveGrid:
     infinite = cells.infinite + float(np.sum(cells.alternative[is_unbounded]))
     null, alternative, low, high, _, _ = cells.taken(~is_unbounded)
     if not alternative.size:
-        return LowerCurveGrid(0, np.zeros(1), min(infinite, 1.0), exponent, RELATIVE_ERROR)
+        return LossGrid(0, np.zeros((1, 1)), np.array([min(infinite, 1.0)]), exponent, RELATIVE_ERROR)
 
     # The multiples of the spacing on either side of each cell's losses. A cell that reaches to -inf goes to the upper
     # one alone.
@@ -204,16 +150,16 @@ def below_from(cells: LossCells, exponent: int) -> LowerCurveGrid:
     mass = np.bincount((lower_index - first).astype(int), to_the_lower, size)
     mass += np.bincount((upper_index - first).astype(int), to_the_upper, size)
     error = RELATIVE_ERROR + (alternative.size + 8) * UNIT_ROUNDOFF
-    return LowerCurveGrid(first, mass, infinite, exponent, error)
+    return LossGrid(first, mass[None], np.array([infinite]), exponent, error)
 
 
-def above_from(cells: LossCells, exponent: int) -> UpperCurveGrid:
+def above_from(cells: LossCells, exponent: int) -> LossGrid:
     """Return the grid from above: each cell at the multiple of 2^exponent nearest to the middle of its losses."""
     spacing = math.ldexp(1.0, exponent)
     low = np.where(np.isfinite(cells.low), cells.low, cells.high)
     high = np.where(np.isfinite(cells.high), cells.high, cells.low)
     if not low.size:
-        return UpperCurveGrid(0, np.zeros(1), np.zeros(1), exponent, RELATIVE_ERROR)
+        return LossGrid(0, np.zeros((2, 1)), np.zeros(2), exponent, RELATIVE_ERROR)
     nearest = np.rint(0.5 * (low + high) / spacing)
 
     # Add the masses up, index by index.
@@ -223,7 +169,7 @@ def above_from(cells: LossCells, exponent: int) -> UpperCurveGrid:
     null = np.bincount(index, cells.null, size)
     alternative = np.bincount(index, cells.alternative, size)
     error = RELATIVE_ERROR + (low.size + 8) * UNIT_ROUNDOFF
-    return UpperCurveGrid(first, null, alternative, exponent, error)
+    return LossGrid(first, np.stack([null, alternative]), np.zeros(2), exponent, error)
 
 
 # Composition.
@@ -236,20 +182,6 @@ def _without_tails(mass: np.ndarray) -> tuple[int, int]:
     low = min(size_of_lower_tail, mass.size - 1)
     high = mass.size - size_of_upper_tail
     return low, max(high, low + 1)
-
-
-def _with_tails_at_ends(mass: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Return the masses from low to high; the first and the last one have the tails beyond."""
-    inner = mass[low:high].copy()
-    inner[0] += np.sum(mass[:low])
-    inner[-1] += np.sum(mass[high:])
-    return inner
-
-
-def _merged_pairs(mass: np.ndarray, num_before: int, num_after: int) -> np.ndarray:
-    """Return the sums of neighbouring pairs, after padding with zeros."""
-    padded = np.concatenate([np.zeros(num_before), mass, np.zeros(num_after)])
-    return padded.reshape(-1, 2).sum(axis=1)
 
 
 def _error_of_products(a: LossGrid, b: LossGrid) -> float:
@@ -295,30 +227,32 @@ def compose_grids(grids: list[LossGrid], counts: list[int], num_cells: int) -> L
 # The curve of a composition.
 
 
-def vertices_below(grid: LowerCurveGrid) -> tuple[np.ndarray, np.ndarray]:
+def vertices_below(grid: LossGrid) -> tuple[np.ndarray, np.ndarray]:
     """Return the points (N_j, 1 - A_j) for losses j h >= 0, moved towards the origin by all rounding."""
+    (mass,) = grid.masses
     spacing = math.ldexp(1.0, grid.exponent)
     index = grid.first + np.arange(grid.size)
     with np.errstate(over="ignore", under="ignore"):
         decay = np.exp(-spacing * np.maximum(index, 0))
-        null = np.where(index > 0, grid.mass * decay, 0.0)
+        null = np.where(index > 0, mass * decay, 0.0)
 
     # Sums over the indices above j, from j = 0 or just below the first.
     start = min(max(0, 1 - grid.first), grid.size)
-    sums_of_alternative = _sums_from_above(grid.mass)[start:]
+    sums_of_alternative = _sums_from_above(mass)[start:]
     sums_of_null = _sums_from_above(null)[start:]
 
     # Move both down.
     error = grid.error + (grid.size + 16) * UNIT_ROUNDOFF
     alpha = sums_of_null * (1.0 - error) - _UNDERFLOW
-    missing = (sums_of_alternative + grid.infinite) * (1.0 + error) + _UNDERFLOW
+    missing = (sums_of_alternative + grid.infinite[0]) * (1.0 + error) + _UNDERFLOW
     return np.maximum(alpha, 0.0), np.maximum(1.0 - missing, 0.0)
 
 
-def points_above(grid: UpperCurveGrid) -> tuple[np.ndarray, np.ndarray]:
+def points_above(grid: LossGrid) -> tuple[np.ndarray, np.ndarray]:
     """Return the two errors of every threshold test, moved away from the origin by all rounding."""
-    alpha = _sums_from_above(grid.null)
-    beta = np.append(0.0, np.cumsum(grid.alternative))
+    null, alternative = grid.masses
+    alpha = _sums_from_above(null) + grid.infinite[0]
+    beta = np.append(0.0, np.cumsum(alternative))
 
     # Move both up.
     error = grid.error + (grid.size + 16) * UNIT_ROUNDOFF

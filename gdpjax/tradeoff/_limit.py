@@ -15,23 +15,22 @@ The composition is non-increasing, so that the lower bound extends as a constant
 0. The upper one is 1 - alpha on the left, and its value at 1 - gamma (or 1 - alpha) on the right. For arrays of curves
 with sum kl -> K, sum kappa2 -> s^2, max kl -> 0 and sum E |L|^3 -> 0 the limit is G_{2K/s}.
 
-The moments are computed to a relative 1e-7 or better; gamma is enlarged by 1e-6 of itself and by 1e-9 (1 + mu) for the
-rounding of mu, since moving mu by d moves G_mu by at most d phi(0).
-
 *Moments.* With L = log |f'(alpha)| for alpha uniform on [0, 1], i.e. the log-likelihood ratio under the null, they are
 those of Dong, Roth and Su, arXiv:1905.02383, Section 3.2:
 
     kl = -E L,   kappa2 = E L^2,   kappa3bar = E |L + kl|^3.
 
 A symmetric curve is its own mirror image: an outcome with loss l >= 0, null mass n and alternative mass a = n e^l has
-a twin with loss -l, null mass a and alternative mass n. So the law of L is kept as nodes (l, n, a) of the left half
-alone, and what remains of the total mass has L = 0. Subsampling maps the nodes: a becomes p a + (1 - p) n, n stays.
+a twin with loss -l, null mass a and alternative mass n. So the law of L is kept as nodes (l, n) of the left half
+alone, and what remains of the total mass has L = 0. Subsampling maps the nodes: e^l becomes p e^l + 1 - p, n stays.
 
-Nodes are exact for polygons, and Gauss-Legendre rules elsewhere: in x = -Phi^-1(alpha) for the Gaussian, in l for
-Laplace noise, each to about 1e-13; kappa3bar, whose integrand has a kink, is right to about 1e-7.
+The nodes are cells of nearly constant loss (`_loss_cells`), at the middle of their losses. Those of the inner curve are
+taken, since its subsampled losses may be tiny. Moments are then right to the square w^2 of the widest cell, relative to
+themselves, and s^2 = sum kappa2 - sum kl^2 to e = w^2 sum kappa2 / s^2. So gamma is enlarged by 4 e of itself, by e mu
+and 1e-9 (1 + mu) for mu, since moving mu by d moves G_mu by at most d phi(0), and by what rounding takes from a
+polygon's mass.
 """
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +42,12 @@ from gdpjax._core.types import Array, Bounds, Floats, Numbers
 from gdpjax.tradeoff._abstract import Curve, check_symmetric
 from gdpjax.tradeoff._closed_forms import ApproximateDP, Gaussian, Identity, Laplace
 from gdpjax.tradeoff._derived_curves import Subsampled
+from gdpjax.tradeoff._loss_cells import CellRule, cells_of, loss_range
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear
+
+_NUM_CELLS = 2**16
+_ROUNDING = 1e-12
+"""The most of a polygon's mass that rounding may have taken."""
 
 
 @float64_function(alpha=UNIT, mu=NONNEGATIVE, gamma=NONNEGATIVE)
@@ -112,9 +116,12 @@ def central_limit(*curves: Curve, times: int = 1) -> NormalApproximation:
     0.9832 0.0569 0.3133
     """
     check_scalar("times", times, COUNT)
+    laws = []
     rows = []
     for i, curve in enumerate(curves):
-        kl, kappa2, kappa3bar = _moments(f"curve {i}", curve)
+        law = _loss_law(_checked(f"curve {i}", curve))
+        kl, kappa2, kappa3bar = _moments(law)
+        laws.append(law)
         rows.append([kl, kl * kl, kappa2, kappa3bar])
     kl, kl_squared, kappa2, kappa3bar = (times * np.sum(rows, axis=0)).tolist()
 
@@ -123,137 +130,67 @@ def central_limit(*curves: Curve, times: int = 1) -> NormalApproximation:
         raise ValueError("no curve has any privacy loss: the composition is the identity")
     band_mu = 2.0 * kl / np.sqrt(variance)
     gamma = 0.56 * kappa3bar / variance**1.5
-    # The moments are right to 1e-7 of themselves, and mu is rounded.
-    gamma = gamma * (1.0 + 1e-6) + 1e-9 * (1.0 + band_mu)
+
+    # What the moments, and the mass, are off by.
+    error = max(law.width for law in laws) ** 2 * kappa2 / variance
+    lost = times * sum(law.lost for law in laws)
+    gamma = gamma * (1.0 + 4.0 * error) + error * band_mu + 1e-9 * (1.0 + band_mu) + lost
     return NormalApproximation(Gaussian(2.0 * kl / np.sqrt(kappa2)), band_mu, gamma)
 
 
-def _moments(name: str, curve: Curve) -> tuple[float, float, float]:
-    """Return kl, kappa2 and kappa3bar of one symmetric curve, known and finite; else raise ValueError."""
+def _checked(name: str, curve: Curve) -> Curve:
+    """Return one symmetric curve that is known; else raise ValueError."""
     curve = check_symmetric(name, curve, "a limit theorem")
     if is_traced(curve) or any(np.ndim(value) for value in curve.shapes().values()):
         raise ValueError("a limit theorem takes one curve at a time, known before compiling")
-    law = _loss_law(curve)
-
-    # The mirror image has the opposite losses.
-    mean = float(np.sum((law.alternative - law.null) * law.loss))
-    square = float(np.sum((law.alternative + law.null) * law.loss**2))
-
-    # The left half, its mirror image, and the rest of the mass, which has no loss.
-    left = law.null * (law.loss + mean) ** 3
-    right = law.alternative * np.abs(law.loss - mean) ** 3
-    mass_of_sides = float(np.sum(law.null + law.alternative))
-    mass_of_middle = max(0.0, 1.0 - mass_of_sides)
-    cube = float(np.sum(left + right)) + mass_of_middle * mean**3
-    if law.unbounded or not np.isfinite([mean, square, cube]).all():
-        raise ValueError("a curve with f(0) < 1 has infinite moments: no limit theorem; compose it numerically")
-    return mean, square, cube
+    return curve
 
 
 class _LossLaw(NamedTuple):
-    """Losses l >= 0 of the left half with their masses; ``unbounded`` if a positive mass has |L| = inf."""
+    """Losses l >= 0 of the left half with their null masses, the widest of their cells, and the mass without a loss."""
 
     loss: np.ndarray
     null: np.ndarray
-    alternative: np.ndarray
-    unbounded: bool = False
-
-
-_NO_LOSS = _LossLaw(np.zeros(1), np.zeros(1), np.zeros(1))
-
-
-@functools.cache
-def _unit_rule(order: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nodes and weights of the Gauss-Legendre rule on [0, 1]."""
-    nodes, weights = np.polynomial.legendre.leggauss(order)
-    return 0.5 * (nodes + 1.0), 0.5 * weights
-
-
-def _composite_rule(low: float, high: float, num_panels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nodes and weights of a composite rule of order 24 on [low, high]."""
-    nodes, weights = _unit_rule(24)
-    width = (high - low) / num_panels
-    starts = low + width * np.arange(num_panels)
-    all_nodes = starts[:, None] + width * nodes
-    all_weights = np.tile(width * weights, num_panels)
-    return all_nodes.ravel(), all_weights
+    width: float
+    lost: float
 
 
 def _loss_law(curve: Curve) -> _LossLaw:
-    """Return the law of the privacy loss of one symmetric curve with concrete parameters; ValueError of other kinds."""
-    match curve:
-        case Identity():
-            return _NO_LOSS
-        case Gaussian():
-            return _law_of_gaussian(float(curve.mu))
-        case Laplace():
-            return _law_of_laplace(float(curve.epsilon))
-        case ApproximateDP():
-            return _law_of_approximate_dp(float(curve.epsilon), float(curve.delta))
-        case Subsampled():
-            return _subsampled_law(_loss_law(curve.curve), float(curve.sampling_prob))
-        case PiecewiseLinear():
-            return _law_of_polygon(np.asarray(curve.alpha), np.asarray(curve.beta))
-    raise ValueError(
-        f"the moments of {type(curve).__name__} are not known precisely enough for a certified band; "
-        "compose it numerically, or give the piecewise-linear curve of its bounds"
-    )
+    """Return the law of the privacy loss of one symmetric curve; ValueError of kinds of which it is not known."""
+    if isinstance(curve, Subsampled):
+        # The loss l becomes log(1 - p + p e^l).
+        inner = _loss_law(curve.curve)
+        loss = np.log1p(float(curve.sampling_prob) * np.expm1(inner.loss))
+        return inner._replace(loss=loss)
+    if not isinstance(curve, Identity | Gaussian | Laplace | ApproximateDP | PiecewiseLinear):
+        raise ValueError(
+            f"the moments of {type(curve).__name__} are not known precisely enough for a certified band; "
+            "compose it numerically, or give the piecewise-linear curve of its bounds"
+        )
+
+    low, high = loss_range(curve)
+    spacing = max(high - low, 1e-300) / _NUM_CELLS
+    cells = cells_of(curve, CellRule(spacing, below=True))
+    lost = max(cells.infinite, cells.negative)
+    if lost > (_ROUNDING if isinstance(curve, PiecewiseLinear) else 0.0):
+        raise ValueError("a curve with f(0) < 1 has infinite moments: no limit theorem; compose it numerically")
+
+    # The left half. Beyond its last cell there is no mass that counts.
+    is_left = (cells.low >= 0) & (cells.high > 0)
+    low, high, null = cells.low[is_left], cells.high[is_left], cells.null[is_left]
+    high = np.where(high < np.inf, high, low)
+    return _LossLaw(0.5 * (low + high), null, float(np.max(high - low, initial=0.0)), lost)
 
 
-def _law_of_gaussian(mu: float) -> _LossLaw:
-    if np.isinf(mu):
-        return _NO_LOSS._replace(unbounded=True)
-    # A panel ends at x = mu, where the loss is kl and the integrand of kappa3bar has a kink.
-    lower_x, lower_weight = _composite_rule(0.5 * mu, mu, 12 + int(0.5 * mu))
-    upper_x, upper_weight = _composite_rule(mu, mu + 40.0, 24)
-    x = np.concatenate([lower_x, upper_x])
-    weight = np.concatenate([lower_weight, upper_weight])
-    loss = mu * (x - 0.5 * mu)
-    null = weight * _density(x)
-    alternative = weight * _density(x - mu)
-    return _LossLaw(loss, null, alternative)
+def _moments(law: _LossLaw) -> tuple[float, float, float]:
+    """Return kl, kappa2 and kappa3bar."""
+    # The mirror image has the alternative's masses, n e^l, and the opposite losses.
+    growth = np.expm1(law.loss)
+    mirrored = law.null * (1.0 + growth)
+    mean = float(np.sum(law.null * growth * law.loss))
+    square = float(np.sum((law.null + mirrored) * law.loss**2))
 
-
-def _law_of_laplace(theta: float) -> _LossLaw:
-    loss, weight = _composite_rule(0.0, theta, 16 + int(0.2 * theta))
-    # alpha = e^{-(theta + l)/2} / 2 in between, with an atom of e^-theta / 2 at the top
-    null = 0.25 * weight * np.exp(-0.5 * (theta + loss))
-    alternative = 0.25 * weight * np.exp(-0.5 * (theta - loss))
-    atom = 0.5 * np.exp(-theta)
-    return _LossLaw(np.append(loss, theta), np.append(null, atom), np.append(alternative, 0.5))
-
-
-def _law_of_approximate_dp(epsilon: float, delta: float) -> _LossLaw:
-    decay = np.exp(-epsilon)
-    null = (1.0 - delta) * decay / (1.0 + decay)
-    alternative = 1.0 - delta - null
-    is_unbounded = delta > 0 or np.isinf(epsilon)
-    return _LossLaw(np.array([epsilon]), np.array([null]), np.array([alternative]), is_unbounded)
-
-
-def _subsampled_law(inner: _LossLaw, sampling_prob: float) -> _LossLaw:
-    # The loss l becomes log(1 - p + p e^l), which is l + log p where e^l overflows.
-    growth = np.expm1(np.minimum(inner.loss, 700.0))
-    moderate = np.log1p(sampling_prob * growth)
-    large = inner.loss + np.log(max(sampling_prob, 1e-300))
-    loss = np.where(inner.loss < 700.0, moderate, large)
-    alternative = sampling_prob * inner.alternative + (1.0 - sampling_prob) * inner.null
-    is_unbounded = inner.unbounded and sampling_prob > 0
-    return _LossLaw(np.maximum(loss, 0.0), inner.null, alternative, is_unbounded)
-
-
-def _law_of_polygon(alpha: np.ndarray, beta: np.ndarray) -> _LossLaw:
-    null = np.diff(alpha)
-    alternative = -np.diff(beta)
-    is_unbounded = bool(beta[0] < 1.0 - 1e-12 or alternative[-1] <= 0.0)
-    # The left half.
-    is_left = alternative > null
-    null = null[is_left]
-    alternative = alternative[is_left]
-    loss = np.log(alternative) - np.log(null)
-    return _LossLaw(loss, null, alternative, is_unbounded)
-
-
-def _density(x: np.ndarray) -> np.ndarray:
-    """Return the standard normal density."""
-    return np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
+    # The left half, its mirror image, and the rest of the mass, which has no loss.
+    cubes = law.null * (law.loss + mean) ** 3 + mirrored * np.abs(law.loss - mean) ** 3
+    mass_of_middle = max(0.0, 1.0 - float(np.sum(law.null + mirrored)))
+    return mean, square, float(np.sum(cubes)) + mass_of_middle * mean**3

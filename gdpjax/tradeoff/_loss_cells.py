@@ -17,7 +17,7 @@ import scipy
 
 from gdpjax.tradeoff._abstract import Curve
 from gdpjax.tradeoff._closed_forms import ApproximateDP, Gaussian, Identity, Laplace
-from gdpjax.tradeoff._derived_curves import Inverse, Mixture, Subsampled
+from gdpjax.tradeoff._derived_curves import Grouped, Inverse, Mixture, Subsampled
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, lower_hull
 
 RELATIVE_ERROR = 1e-12
@@ -25,7 +25,8 @@ LOSS_ERROR = 1e-12
 _REACH = 10.5
 """The distance from the mean at which the tails of a normal law begin."""
 _VALUE_ERROR = 1e-12
-"""The absolute error of the values of a curve of unknown kind."""
+_STEP_ERROR = 2e-15
+"""The absolute errors of the values of a curve of unknown kind, and of each step of a group."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
@@ -128,27 +129,8 @@ def cells_of(curve: Curve, rule: CellRule) -> LossCells:
 
 def loss_range(curve: Curve) -> tuple[float, float]:
     """Return an interval of the losses of a curve but for tails of about 1e-25; equal ends if all losses are 0."""
-    match curve:
-        case Gaussian():
-            mu = min(float(curve.mu), _LARGEST_MU)
-            largest_loss = _largest_loss_of_gaussian(mu)
-            return -largest_loss, largest_loss
-        case Laplace():
-            largest_loss = min(float(curve.epsilon), _LARGEST_LAPLACE)
-            return -largest_loss, largest_loss
-        case Mixture():
-            inner = np.array(loss_range(curve.curve))
-            low, high = _mixed_loss(inner, float(curve.sampling_prob))
-            return float(low), float(high)
-        case Inverse():
-            low, high = loss_range(curve.curve)
-            return -high, -low
-        case Subsampled():
-            _, high = loss_range(Mixture(curve.curve, curve.sampling_prob))
-            return -high, high
-
-    # The finite losses of the cells of any other curve.
-    cells = cells_of(curve, CellRule(1.0, below=True))
+    # The finite losses of the cells, however wide these are.
+    cells = cells_of(curve, CellRule(1.0, below=False))
     ends = np.append(cells.low, cells.high)
     ends = ends[np.isfinite(ends)]
     if not ends.size:
@@ -362,16 +344,21 @@ def _symmetric_cells(left: LossCells, mirrored: LossCells) -> LossCells:
     )
 
 
-def _sampled(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Return points of the curve, dense in both tails."""
+def _sampled(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points of the curve, dense in both tails, and bounds on the errors of their values."""
     alpha = scipy.special.ndtr(np.linspace(-6.5, 6.5, 4097))
-    return alpha, np.asarray(curve(alpha), np.float64)
+    beta = np.asarray(curve(alpha), np.float64)
+    # The later steps of a group multiply the rounding of the earlier ones by their slopes, whose product is at most the
+    # steepness of the curve, or 1.
+    num_steps = curve.k if isinstance(curve, Grouped) else 1
+    steepness = -np.diff(beta, prepend=1.0) / np.diff(alpha, prepend=0.0)
+    return alpha, beta, _VALUE_ERROR + _STEP_ERROR * num_steps * steepness
 
 
 def polygon_above(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     """Return the vertices of a polygon above the curve: chords between raised values."""
-    alpha, beta = _sampled(curve)
-    raised = beta + _VALUE_ERROR
+    alpha, beta, error = _sampled(curve)
+    raised = np.minimum(beta + error, 1.0)
     alpha = np.concatenate([[0.0], alpha, [1.0]])
     raised = np.concatenate([[1.0], raised, [0.0]])
     return lower_hull(alpha, raised)
@@ -384,9 +371,9 @@ def polygon_below(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     through two later points, prolonged to the left. With each pair's far value raised and near value lowered both
     remain below it; vertices are the lowered points and the intersections.
     """
-    x, y = _sampled(curve)
-    above = y + _VALUE_ERROR
-    below = np.maximum(y - _VALUE_ERROR, 0.0)
+    x, y, error = _sampled(curve)
+    above = y + error
+    below = np.maximum(y - error, 0.0)
     # Slopes that are steeper than the chords, to be prolonged to the right, and flatter ones, to the left.
     width = np.diff(x)
     steeper = np.minimum((below[1:] - above[:-1]) / width, 0.0)

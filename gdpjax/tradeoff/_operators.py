@@ -10,7 +10,7 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.types import Array, Numbers
 from gdpjax.tradeoff._abstract import Curve, check_curve, check_symmetric
 from gdpjax.tradeoff._closed_forms import Gaussian, Laplace
-from gdpjax.tradeoff._derived_curves import Grouped, Mixture, Subsampled, Symmetrized
+from gdpjax.tradeoff._derived_curves import Grouped, Inverse, Mixture, Subsampled
 from gdpjax.tradeoff._piecewise_linear import PiecewiseLinear, from_vertices
 
 
@@ -26,7 +26,7 @@ def symmetrize(f: Curve) -> Curve:
         A symmetric curve; exact, f itself where it is symmetric.
 
     Raises:
-        ValueError: not a curve.
+        ValueError: not a curve, or neither a polygon nor a mixture of a symmetric one.
 
     Reference: Dong, Roth and Su, arXiv:1905.02383, Proposition 2.4 and Section 4.2.
 
@@ -36,15 +36,13 @@ def symmetrize(f: Curve) -> Curve:
     f = check_curve("f", f)
     if f.is_symmetric():
         return f
-    if isinstance(f, Mixture) and f.curve.is_symmetric():
-        return subsample(f.curve, f.sampling_prob)
-    back = f.inverse()
-    if isinstance(back, Mixture):
-        return symmetrize(back)
     if isinstance(f, PiecewiseLinear):
-        assert isinstance(back, PiecewiseLinear)
+        back = f.inverse()
         return from_vertices(np.concatenate([f.alpha, back.alpha]), np.concatenate([f.beta, back.beta]))
-    return Symmetrized(f)
+    mixture = f.curve if isinstance(f, Inverse) else f
+    if not isinstance(mixture, Mixture):
+        raise ValueError(f"the symmetric curve below a {type(f).__name__} is not known; give it by its points")
+    return subsample(mixture.curve, mixture.sampling_prob)
 
 
 def subsample(f: Curve, sampling_prob: Numbers) -> Subsampled:

@@ -15,8 +15,8 @@ exceed the lower bound are divided again. The derivation is docs/theory/regret.m
 from collections.abc import Callable
 
 import numpy as np
-import scipy
 
+from gdpjax._core.dominating import gaussian_delta, mu_from_deltas
 from gdpjax._core.roots import bisect_on_host
 from gdpjax._core.types import Bounds
 
@@ -28,28 +28,12 @@ Points = tuple[np.ndarray, np.ndarray, np.ndarray]
 NUM_POINTS = 48
 """Each question has this many epsilon, so that one compiled program answers them all."""
 _WIDTHS = (4e-3, 2e-3, 1e-3, 3e-4, 1e-4, 1e-4)
+_WIDTHS_OF_MU = (1e-3, 3e-4, 1e-4)
 _RELATIVE_WIDTH = 1e-2
+_RELATIVE_WIDTH_OF_MU = 2e-4
 _ABSOLUTE_WIDTH = 1e-6
 _NEGLIGIBLE = 1e-5
 _LARGEST_EPSILON = 600.0
-
-
-def gaussian_delta(epsilon: np.ndarray, mu: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return delta of mu-GDP at ``epsilon``, for 0 < mu < inf, and a bound on its rounding error."""
-    # delta_mu(e) = Phi(mu / 2 - e / mu) - e^e Phi(-mu / 2 - e / mu)
-    x = epsilon / mu
-    first = scipy.special.ndtr(0.5 * mu - x)
-    log_tail = scipy.special.log_ndtr(-0.5 * mu - x)
-    second = np.exp(np.minimum(epsilon + log_tail, 0.0))
-
-    # Both terms have the derivative phi(mu / 2 - x) in their arguments, which are rounded relative to mu and x. The
-    # exponential multiplies the relative rounding of its argument by the size of the summands.
-    with np.errstate(over="ignore"):
-        density = np.exp(-0.5 * (0.5 * mu - x) ** 2)
-    sizes = np.where(second > 0, epsilon - log_tail, 0.0)
-    size_of_arguments = np.minimum(mu + x, 1e300)
-    error = 1e-15 * (first + density * size_of_arguments + second * (4.0 + sizes))
-    return np.maximum(first - second, 0.0), error
 
 
 def certified_regret(deltas: Deltas, mu: float) -> Bounds:
@@ -68,36 +52,75 @@ def certified_regret(deltas: Deltas, mu: float) -> Bounds:
     if mu == np.inf:
         return _regret_of_infinity(deltas)
 
-    low = 0.0
     high = _where_negligible(mu)
     beyond = _quotient_of_gaussian(high, mu)
-    # Closer together near 0, where the maximum usually is.
-    spacing = np.linspace(0.0, 1.0, NUM_POINTS) ** 2
 
-    points: Points = (np.empty(0), np.empty(0), np.empty(0))
-    best = Bounds(np.float64(0.0), np.float64(0.5))
-    for width in _WIDTHS:
-        # Ask for delta at more points, each time more precisely.
-        new = low + (high - low) * spacing
-        answer = deltas(new, width)
-        points = merged(points, (new, answer.lower, answer.upper))
-
-        # Narrow the bracket.
+    def narrow(points: Points, best: Bounds) -> tuple[Bounds, np.ndarray]:
         at_points, of_intervals = _quotients(points, mu)
         lower = max(float(np.max(at_points)), 0.0)
         upper = max(float(np.max(of_intervals)), beyond, 0.0)
         best = Bounds(max(best.lower, lower), min(best.upper, upper))
-        if best.upper <= _slightly_above(lower, 1.0):
-            break
+        is_done = best.upper <= _slightly_above(lower, 1.0)
+        return best, ~is_done & (of_intervals > _slightly_above(lower, 0.5))
 
-        # Divide the intervals whose quotient may exceed the lower end.
-        wide = np.flatnonzero(of_intervals > _slightly_above(lower, 0.5))
-        if wide.size:
-            epsilon, _, _ = points
-            low = epsilon[wide[0]]
-            high = epsilon[wide[-1] + 1]
-        spacing = np.linspace(0.0, 1.0, NUM_POINTS)
-    return _outward(*best)
+    best = Bounds(np.float64(0.0), np.float64(0.5))
+    # Closer together near 0, where the maximum usually is.
+    spacing = np.linspace(0.0, 1.0, NUM_POINTS) ** 2
+    return _outward(*_narrowed(deltas, high * spacing, best, _WIDTHS, narrow))
+
+
+def narrowed_mu(deltas: Deltas, known: Bounds, failure: float, end: float) -> Bounds:
+    """Return the intersection of a certified bracket on mu with one that follows from brackets on delta.
+
+    The regret of reporting mu changes by about a seventh of what mu changes by, so a regret of a thousandth needs mu to
+    four digits.
+
+    Args:
+        deltas: as in `certified_regret`.
+        known: the bracket on mu, of two numbers.
+        failure: the failure probability, in (0, 1).
+        end: an epsilon at which delta is at most that.
+    """
+    if not (0 < known.upper < np.inf and 0 < end < np.inf):
+        return known
+
+    def narrow(points: Points, best: Bounds) -> tuple[Bounds, np.ndarray]:
+        epsilon, lower, upper = points
+        best, sufficient = mu_from_deltas(epsilon, Bounds(lower, upper), failure, best)
+        is_done = best.upper <= best.lower * (1.0 + _RELATIVE_WIDTH_OF_MU)
+        return best, ~is_done & (sufficient > best.lower * (1.0 + 0.5 * _RELATIVE_WIDTH_OF_MU))
+
+    return _narrowed(deltas, np.linspace(0.0, end, NUM_POINTS), known, _WIDTHS_OF_MU, narrow)
+
+
+def _narrowed(
+    deltas: Deltas,
+    epsilon: np.ndarray,
+    best: Bounds,
+    widths: tuple[float, ...],
+    narrow: Callable[[Points, Bounds], tuple[Bounds, np.ndarray]],
+) -> Bounds:
+    """Return a bracket, narrowed by delta at ever more points.
+
+    Args:
+        deltas: as in `certified_regret`.
+        epsilon: the first points.
+        best: what is known.
+        widths: the relative width to ask for, each time.
+        narrow: maps all points and the best bracket to a better one, and to the intervals between points that are to be
+            divided, none if the bracket is narrow enough.
+    """
+    points: Points = (np.empty(0), np.empty(0), np.empty(0))
+    for width in widths:
+        answer = deltas(epsilon, width)
+        points = _merged(points, (epsilon, answer.lower, answer.upper))
+        best, is_wide = narrow(points, best)
+        wide = np.flatnonzero(is_wide)
+        if not wide.size:
+            break
+        known, _, _ = points
+        epsilon = np.linspace(known[wide[0]], known[wide[-1] + 1], NUM_POINTS)
+    return best
 
 
 def _regret_of_infinity(deltas: Deltas) -> Bounds:
@@ -124,8 +147,7 @@ def _outward(lower: float, upper: float) -> Bounds:
 
 def _quotient_of_gaussian(epsilon: float, mu: float) -> float:
     """Return an upper bound on the quotient at every larger epsilon."""
-    value, error = gaussian_delta(np.asarray(epsilon), mu)
-    quotient = (value + error) / (1.0 + np.exp(epsilon))
+    quotient = gaussian_delta(epsilon, mu).upper / (1.0 + np.exp(epsilon))
     return float(quotient * (1.0 + 1e-15))
 
 
@@ -140,7 +162,7 @@ def _where_negligible(mu: float) -> float:
     return float(negligible)
 
 
-def merged(old: Points, new: Points) -> Points:
+def _merged(old: Points, new: Points) -> Points:
     """Return all points in order, each once, with the best of its bounds."""
     old_epsilon, old_lower, old_upper = old
     new_epsilon, new_lower, new_upper = new
@@ -162,10 +184,10 @@ def merged(old: Points, new: Points) -> Points:
 def _quotients(points: Points, mu: float) -> tuple[np.ndarray, np.ndarray]:
     """Return lower bounds on the quotient at every point, and upper bounds on it over every interval between two."""
     epsilon, lower, upper = points
-    gaussian, error = gaussian_delta(epsilon, mu)
+    gaussian = gaussian_delta(epsilon, mu)
     # y - 1, whose differences keep their digits near epsilon = 0.
     shifted = np.expm1(epsilon)
-    at_points = (gaussian - error - upper) / (2.0 + shifted)
+    at_points = (gaussian.lower - upper) / (2.0 + shifted)
 
     # Points that were asked for with a large width profit from the lines of the others.
     right, left = _slopes(shifted, lower, upper)
@@ -177,7 +199,7 @@ def _quotients(points: Points, mu: float) -> tuple[np.ndarray, np.ndarray]:
     right, left = _slopes(shifted, lower, upper)
 
     # Two linear functions that are above the numerator on an interval, each by its values at the two ends.
-    above = gaussian + error
+    above = gaussian.upper
     length = np.diff(shifted)
     first_at_start = above[:-1] - lower[:-1]
     first_at_end = above[1:] - (lower[:-1] + right[:-1] * length)

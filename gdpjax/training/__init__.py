@@ -1,11 +1,6 @@
 """Private training that can only do what its plan says."""
 
 # What is imported under an alias is for the other parts of the library, and not public.
-from gdpjax._core.documents import DocumentError as DocumentError
-from gdpjax._core.documents import convert_document as convert_document
-from gdpjax._core.documents import parse_document as parse_document
-from gdpjax._core.documents import read_document as read_document
-from gdpjax._core.documents import read_document_lines as read_document_lines
 from gdpjax.training._budget import Budget
 from gdpjax.training._choices import choose_bands, choose_microbatch
 from gdpjax.training._data import Data as Data

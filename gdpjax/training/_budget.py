@@ -28,7 +28,6 @@ privacy loss and the other after a small one, and both fit, while the mixture ha
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -43,7 +42,7 @@ import msgspec
 from gdpjax._core import roots
 from gdpjax._core.arguments import check_number, check_relation, check_text
 from gdpjax._core.checks import OPEN_UNIT, POSITIVE
-from gdpjax._core.documents import DocumentError, read_document
+from gdpjax._core.documents import DocumentError, digest_of_document, read_document
 from gdpjax._core.figures import rounded
 from gdpjax._core.files import FolderIsLocked, FolderLock, write_atomically
 from gdpjax._core.types import Bounds, NeighboringRelation, neighbours_differ
@@ -387,7 +386,7 @@ class Budget:
         content = {"gdpjax_budget": FORMAT_VERSION, **dataclasses.asdict(self._whole)}
         content["neighboring_relation"] = self._whole.neighboring_relation.value
         content["spent"] = json.loads(spent.to_json())
-        content["sha256"] = _checksum(content)
+        content["sha256"] = digest_of_document(content)
         write_atomically(self._path, json.dumps(content, indent=2) + "\n")
         self._spent = spent
 
@@ -396,14 +395,10 @@ def _terms_of(path: Path) -> Rest:
     """Return the budget in a file; DocumentError, which is a ValueError, if it is missing or damaged."""
     file = read_document(path, _File)
     content = msgspec.to_builtins(file)
-    if content.pop("sha256") != _checksum(content):
+    if content.pop("sha256") != digest_of_document(content):
         raise DocumentError(str(path), "the checksum is not that of this budget", "sha256")
     spent = Ledger.from_json(json.dumps(file.spent))
     return Rest(file.epsilon, file.delta, file.unit, file.neighboring_relation, spent)
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _lock_of(path: Path) -> FolderLock:

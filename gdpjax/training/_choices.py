@@ -29,9 +29,9 @@ from gdpjax.training._loop import Training
 from gdpjax.training._make_plan import make_plan
 from gdpjax.training._plan import Plan
 
-_FOLLOWING = ("batches", "noise")
+_FOLLOWING = {"batches", "noise"}
 """The arguments of `make_plan` that follow from the number of bands."""
-_SIZES = ("max_examples", "expected_batch_size", "num_steps", "epochs")
+_SIZES = {"max_examples", "expected_batch_size", "num_steps", "epochs"}
 """Its short form, which says how large the batches are."""
 
 
@@ -67,28 +67,26 @@ def choose_bands(
     (8, True)
     """
     check_choice("error", error, ("mean", "max"))
-    for name in _FOLLOWING:
-        if name in arguments:
-            raise ValueError(f"{name} follows from the number of bands: leave it out")
-    known = (*_SIZES, *inspect.signature(make_plan).parameters)
+    known = _SIZES.union(inspect.signature(make_plan).parameters) - _FOLLOWING
     check_keywords("choose_bands", arguments, known)
 
     # Plan for each number of bands, and keep why some have no plan.
     plans: dict[int, Plan] = {}
+    errors: dict[int, float] = {}
     reasons = []
     for bands in _candidates(num_bands, arguments):
         try:
-            plans[bands] = _banded_plan(bands, error, arguments)
+            plan = _banded_plan(bands, error, arguments)
         except ValueError as reason:
             reasons.append(f"{bands}: {reason}")
+            continue
+        plans[bands] = plan
+        errors[bands] = _error_of(plan, error)
     if not plans:
         listing = "; ".join(reasons)
         raise ValueError(f"no number of bands gives a plan; {listing}")
 
     # Of equal errors the first is the one with the fewest bands.
-    errors = {}
-    for bands, plan in plans.items():
-        errors[bands] = _error_of(plan, error)
     best = min(errors, key=errors.__getitem__)
     return plans[best], errors
 
@@ -97,16 +95,9 @@ def _candidates(num_bands: Sequence[int] | None, arguments: dict[str, Any]) -> l
     """Return the numbers of bands to try, ascending."""
     if num_bands is not None:
         return sorted({check_count("num_bands", bands) for bands in num_bands})
-    batch_size = arguments.get("expected_batch_size", math.inf)
-    max_examples = arguments.get("max_examples", 0)
-
     # The powers of two, as long as a batch fits its group.
-    powers = []
-    bands = 1
-    while bands * batch_size <= max_examples:
-        powers.append(bands)
-        bands *= 2
-    return powers or [1]
+    most = arguments.get("max_examples", 0) // max(1, arguments.get("expected_batch_size", math.inf))
+    return [2**power for power in range(max(1, int(most).bit_length()))]
 
 
 def _banded_plan(bands: int, error: str, arguments: dict[str, Any]) -> Plan:

@@ -196,6 +196,9 @@ def batch_source(plan: Plan, state: Any, num_examples: int) -> HostBatches:
     return plan.batches.on_host(state.sampling_key, num_valid=num_examples)
 
 
+_MOST_SPARE_SLOTS = 2**24
+
+
 def group_by_user(
     user_ids: Any, *arrays: PyTree, max_per_user: int, key: PRNGKeyArray
 ) -> tuple[tuple[PyTree, ...], Bool[np.ndarray, "users {max_per_user}"]]:
@@ -214,7 +217,7 @@ def group_by_user(
       order of their ids; the loss of a user is usually the mean over the rows that are not padding.
 
     Raises:
-      ValueError: unequal lengths, masked, empty or missing ids, max_per_user < 1, what is no key.
+      ValueError: unequal lengths, masked, empty or missing ids, max_per_user < 1 or far above the rows, no key.
 
     >>> (x,), is_padding = group_by_user([7, 9, 7], np.array([1.0, 2.0, 3.0]), max_per_user=2, key=jax.random.key(0))
     >>> x.shape, is_padding.tolist()
@@ -237,6 +240,11 @@ def group_by_user(
 
     # The rows of each user stand together in this order.
     _, users, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    if max_per_user > num_rows and max_per_user * len(counts) > _MOST_SPARE_SLOTS:
+        raise ValueError(
+            f"max_per_user={max_per_user} is more than all {num_rows} rows, and every user gets so many, which are "
+            "zeros beyond their own: give the number that is to count of one user"
+        )
     order = np.argsort(users, kind="stable")
     ends = np.cumsum(counts)
 

@@ -9,14 +9,13 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdpjax._core import VERSION
+from gdpjax._core import VERSION, xla
 from gdpjax._core.types import PyTree
 from gdpjax.training._processes import whole
 
@@ -26,6 +25,7 @@ _SETTINGS = (
     "jax_threefry_partitionable",
     "jax_enable_x64",
     "jax_default_matmul_precision",
+    "jax_disable_jit",
     "jax_disable_most_optimizations",
     "jax_optimization_level",
     "jax_exec_time_optimization_effort",
@@ -39,18 +39,6 @@ _VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TF_CUDNN_DETERMINISTIC", "XLA_FLAGS", "LI
 """Variables of the environment that do."""
 
 
-def _processor() -> str:
-    """Return the model of the processor, on which the compiler's choice of instructions depends."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    for line in lines:
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor()
-
-
 def _num_processors() -> int | None:
     """Return how many processors this process may use: the parts into which XLA cuts a sum depend on it."""
     if hasattr(os, "sched_getaffinity"):
@@ -58,23 +46,26 @@ def _num_processors() -> int | None:
     return os.cpu_count()
 
 
-def environment() -> dict[str, Any]:
-    """Return versions, devices and settings that decide the bits of a compiled program, as JSON values."""
+def environment(*arrays: PyTree) -> dict[str, Any]:
+    """Return versions, devices and settings that decide the bits of a program on these arrays, as JSON values."""
     devices = jax.devices()
+    # A program runs where an array lies on an accelerator, whichever platform is the default one.
+    used = [device for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "devices") for device in leaf.devices()]
+    device = min(used, key=lambda device: (device.platform == "cpu", device.id), default=devices[0])
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}
     return {
         "gdpjax": VERSION,
         "python": platform.python_version(),
         **versions,
-        "platform": devices[0].platform,
-        "device_kind": devices[0].device_kind,
+        "platform": device.platform,
+        "device_kind": device.device_kind,
         # The versions of CUDA, or of the TPU's compiler, which are packages of their own.
-        "platform_version": devices[0].client.platform_version,
+        "platform_version": device.client.platform_version,
         "device_count": len(devices),
         "process_count": jax.process_count(),
         "machine": platform.machine(),
-        "cpu": _processor(),
+        "cpu": xla.processor(),
         "cpu_count": _num_processors(),
         **{name.lower(): os.environ.get(name, "") for name in _VARIABLES},
         **settings,

@@ -165,10 +165,18 @@ class StepsInPlace:
 
     def _apart(self, state: PyTree) -> tuple[Leaves, Leaves]:
         """Return the leaves that a step can change, and the others, each None where the other list has the leaf."""
-        pairs = list(zip(jax.tree.leaves(state), self._changes, strict=True))
+        leaves = map(_as_restored, jax.tree.leaves(state))
+        pairs = list(zip(leaves, self._changes, strict=True))
         changing = [leaf if changes else None for leaf, changes in pairs]
         fixed = [None if changes else leaf for leaf, changes in pairs]
         return changing, fixed
+
+
+def _as_restored(leaf: Any) -> Any:
+    """Return a leaf in the type that a checkpoint gives it: a weak one promotes otherwise, and makes other bits."""
+    if not getattr(leaf, "weak_type", False):
+        return leaf
+    return leaf.update(weak_type=False) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf.astype(leaf.dtype)
 
 
 def _cut(infos: PyTree, count: int) -> PyTree:

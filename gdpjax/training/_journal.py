@@ -4,7 +4,6 @@ A line is a chunk of steps. Its checksum is over the line and the checksum of th
 was changed, and a line that was lost, doubled or moved, are seen; the checkpoint names the checksum it ends with.
 """
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gdpjax._core.documents import DocumentError, parse_document, read_bytes
+from gdpjax._core.documents import DocumentError, digest_of_document, parse_document, read_bytes
 from gdpjax._core.files import sync, write_all
 from gdpjax.training._processes import CheckpointError, is_first_process
 
@@ -40,12 +39,6 @@ class Chunk(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def end(self) -> int:
         """Return the step after the last one."""
         return self.first + self.num_steps
-
-
-def _checksum(before: str, content: dict[str, Any]) -> str:
-    """Return the checksum of a line after one with the checksum ``before``."""
-    text = json.dumps([before, content], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Journal:
@@ -83,8 +76,7 @@ class Journal:
             "state": state,
             "fingerprint": fingerprint,
         }
-        before = self.checksum(len(self.chunks))
-        content["sha256"] = _checksum(before, content)
+        content["sha256"] = digest_of_document([self.checksum(len(self.chunks)), content])
         if is_first_process():
             line = json.dumps(content)
             self._size = _append_line(self.path, line, self._size)
@@ -125,28 +117,31 @@ class Journal:
 
         # The checksum covers the line without itself.
         content = msgspec.structs.asdict(chunk)
-        del content["sha256"]
-        before = self.checksum(len(self.chunks))
-        if chunk.sha256 != _checksum(before, content):
+        stated = content.pop("sha256")
+        if stated != digest_of_document([self.checksum(len(self.chunks)), content]):
             raise DocumentError(source, "the checksum is not that of this line after the one before", "sha256")
         self.chunks.append(chunk)
+
+
+_WRITTEN_BY_ANOTHER = (
+    "{} is not as this run left it: another process has gone on with the run, or the file was changed. Nothing was "
+    "run; end the other process, then call resume_run"
+)
 
 
 def _append_line(path: Path, line: str, expected_size: int) -> int:
     """Append one line to a private file, on disk before this returns the new size.
 
     Raises:
-      CheckpointError: the file is not ``expected_size`` bytes long, so somebody else has written it.
+      CheckpointError: the file is not ``expected_size`` bytes long before, or not the line longer after, so somebody
+        else has written it.
       OSError: the disk refuses; the file is as it was.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         if size != expected_size:
-            raise CheckpointError(
-                f"{path} has {size} bytes where this run left {expected_size}: another process has gone on with the "
-                "run, or the file was changed. Nothing was run; end the other process, then call resume_run"
-            )
+            raise CheckpointError(_WRITTEN_BY_ANOTHER.format(path))
         try:
             written = write_all(descriptor, line.encode() + b"\n")
             os.fsync(descriptor)
@@ -155,6 +150,9 @@ def _append_line(path: Path, line: str, expected_size: int) -> int:
             # A part of a line would spoil the next one.
             os.ftruncate(descriptor, size)
             raise
+        # Where locks do not work, another process may have looked at the size at the same moment.
+        if os.fstat(descriptor).st_size != size + written:
+            raise CheckpointError(_WRITTEN_BY_ANOTHER.format(path))
     finally:
         os.close(descriptor)
     return size + written

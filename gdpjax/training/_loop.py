@@ -122,11 +122,6 @@ class Info(NamedTuple):
     is_dropped: Bool[Array, "*steps capacity"]
 
 
-def _as_they_are(params: PyTree) -> PyTree:
-    """Return the parameters, which ``init`` was given as they are."""
-    return params
-
-
 class Training(NamedTuple):
     """The functions of one private training; see `private_training`.
 
@@ -141,7 +136,7 @@ class Training(NamedTuple):
     place: Callable[..., Data]
     grad_fn: ClippedGrad
     scale: Scale | None = None
-    params_of: Callable[[Any], PyTree] = _as_they_are
+    params_of: Callable[[Any], PyTree] = lambda params: params
 
     def statement(self, steps_made: int | None = None) -> str:
         """Return `Plan.statement`, with a sentence on the factors where the training has a ``scale``."""
@@ -258,14 +253,11 @@ def private_training(
         state: State,
     ) -> tuple[PyTree, Any]:
         """Add noise and let the optimizer turn the mean into updates."""
-        if scale is None:
-            chain = optax.chain(tx, optimizer)
-            return chain.update(total, state.opt_state, state.params)
-
-        # The mean is divided by the factors before the optimizer sees it.
         private_state, optimizer_state = state.opt_state
-        scaled_mean, private_state = tx.update(total, private_state, state.params)
-        mean = unscaled(scaled_mean, factors)
+        mean, private_state = tx.update(total, private_state, state.params)
+        # The mean is divided by the factors before the optimizer sees it.
+        if scale is not None:
+            mean = unscaled(mean, factors)
         updates, optimizer_state = optimizer.update(mean, optimizer_state, state.params)
         return updates, (private_state, optimizer_state)
 
@@ -281,14 +273,10 @@ def private_training(
         sampling_key, noise_key = split(one_key_for_all(key))
 
         _refuse_private(optimizer, params)
-        chain = optax.chain(private_mean(noise_key), optimizer)
-        states: Any = chain.init(params)
-        private_state, optimizer_state = states
-
-        ledger = private_state.ledger
-        columns = ("noise_multiplier", "sampling_prob", "num_steps")
-        rows = {name: getattr(ledger, name)[:_LEDGER_ROWS] for name in columns}
-        opt_state = (private_state._replace(ledger=ledger._replace(**rows)), optimizer_state)
+        private_state: Any = private_mean(noise_key).init(params)
+        optimizer_state = optimizer.init(params)
+        ledger = jax.tree.map(lambda leaf: leaf[:_LEDGER_ROWS] if leaf.ndim else leaf, private_state.ledger)
+        opt_state = (private_state._replace(ledger=ledger), optimizer_state)
 
         # The shapes of the factors can be checked without computing them.
         if scale is not None:

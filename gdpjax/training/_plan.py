@@ -34,6 +34,7 @@ large, and the figures hold at less than 1.08 delta.
 
 import dataclasses
 import functools
+import json
 import math
 from typing import Any
 
@@ -41,6 +42,7 @@ import scipy
 
 from gdpjax._core.arguments import check_count, check_instance, check_keywords, check_number, check_text
 from gdpjax._core.checks import NONNEGATIVE, OPEN_UNIT, check_scalar, is_traced
+from gdpjax._core.figures import rounded
 from gdpjax._core.types import FAILURE, Bounds, NeighboringRelation
 from gdpjax.accounting import certified, with_overflow
 from gdpjax.clipping import as_rule
@@ -48,7 +50,7 @@ from gdpjax.correlated import AbstractNoiseStrategy
 from gdpjax.ledger import StepEvent
 from gdpjax.sampling import AbstractBatches
 from gdpjax.tradeoff import CertifiedCurve, NoGuarantee
-from gdpjax.training._statement import caution_on_delta, on_steps_made, plan_from_json, plan_to_json, statement_of
+from gdpjax.training._statement import FORMAT_VERSION, plan_from_json, plan_to_dict, statement_of
 from gdpjax.transforms import INDEPENDENT, IndependentGaussian, Release, release_of
 
 LARGEST_NOISE = 9.1
@@ -302,15 +304,36 @@ class Plan:
 
     def on_steps_made(self, steps_made: int) -> str:
         """Return the sentences on a run that made only so many steps; an empty text if it made all of the plan's."""
-        return on_steps_made(self, check_count("steps_made", steps_made, least=0, most=self.num_steps))
+        steps_made = check_count("steps_made", steps_made, least=0, most=self.num_steps)
+        if steps_made == self.num_steps:
+            return ""
+        planned = self.num_steps
+        made = f"{steps_made} of the {planned} planned steps were made. The guarantee above is for all {planned}."
+        if steps_made == 0 or not self.is_private:
+            return made
+
+        # Steps of correlated noise cost what the whole run does, and some steps of an epoch at most as much.
+        upper = self.curve_if(num_steps=steps_made).epsilon(self.delta).upper
+        if not upper < self.epsilon_bounds().upper:
+            return made
+        return (
+            f"{made} The steps that were made have epsilon <= {rounded(float(upper), 5, 'up')} at the same delta; "
+            "quote this only if the decision to stop depended neither on the data nor on anything computed from them, "
+            "such as the model or its scores."
+        )
 
     def caution_on_delta(self) -> str:
         """Return a sentence where delta is not below 1 / max_examples; an empty text otherwise."""
-        return caution_on_delta(self)
+        if self.delta * self.max_examples < 1:
+            return ""
+        return (
+            f" THIS DELTA IS LARGE: it is not below 1 / {self.max_examples}, and whoever publishes one {self.unit} at "
+            "random meets such a delta, too."
+        )
 
     def to_json(self) -> str:
         """Return the plan as JSON text: its fields, and what follows from them."""
-        return plan_to_json(self)
+        return json.dumps({"gdpjax_plan": FORMAT_VERSION, **plan_to_dict(self)}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":

@@ -1,7 +1,5 @@
 """Let several processes train together, on JAX's own distributed runtime, with all that must be equal on them."""
 
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gdpjax._core.checks import is_traced
+from gdpjax._core.documents import digest_of_document
 from gdpjax._core.types import Array, PyTree
 
 
@@ -77,17 +76,12 @@ def described_by_all(description: dict[str, Any]) -> dict[str, Any]:
     """
     if jax.process_count() == 1:
         return description
-    own = _digest(json.dumps(description, sort_keys=True))
+    own = digest_of_document(description)
     digests_of_data = _of_all(description["data"])
     data = digests_of_data[0]
     if len(set(digests_of_data)) > 1:
-        data = _digest("".join(digests_of_data))
+        data = digest_of_document(digests_of_data)
     return {"processes": _of_all(own), "data": data}
-
-
-def _digest(text: str) -> str:
-    """Return the SHA-256 of a text, in hexadecimal digits."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _of_all(digest: str) -> list[str]:
@@ -139,6 +133,20 @@ def beside(params: PyTree, tree: PyTree) -> PyTree:
         return jax.device_put(np.array(leaf), everywhere)
 
     return jax.tree.map(placed, tree)
+
+
+def spread_like(tree: PyTree, example: PyTree) -> PyTree:
+    """Return ``tree`` with its leaves on the devices of those of ``example``.
+
+    A compiler may leave a result on other ones, and then the next program differs from that of a restored state.
+    """
+
+    def placed(leaf: Any, other: Any) -> Any:
+        if not isinstance(other, jax.Array) or leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim):
+            return leaf
+        return jax.device_put(leaf, other.sharding)
+
+    return jax.tree.map(placed, tree, example)
 
 
 def _on_mesh(leaf: Any) -> bool:

@@ -49,6 +49,7 @@ from gdpjax.training._processes import (
     is_first_process,
     one_key_for_all,
     parameters_for_all,
+    spread_like,
     together,
 )
 from gdpjax.training._statement import plan_to_dict
@@ -102,15 +103,16 @@ class Run:
             "program": self._steps.digest(state, data, in_a_loop=scan),
             "initial state": initial,
         }
-        self.fingerprint = described_by_all(environment() | own)
+        self._environment = environment(state.params, data)
+        self.fingerprint = described_by_all(self._environment | own)
         self.changes: tuple[str, ...] = ()
 
         self._records = Journal(self.journal)
         # The lengths of chunks that are on record and whose outcome is not.
         self._pending: list[int] = []
         self._saves = 0
-        # Digests of the keys that this run has had.
-        self._own_keys = {_digest_of_keys(state)}
+        # Digests of the keys that this run has had, the present ones last.
+        self._own_keys = [_digest_of_keys(state)]
         self._is_advancing = False
         self._take_over(lock)
 
@@ -126,7 +128,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Return how many of the plan's steps are charged."""
+        """Return how many of the plan's steps are behind ``state``: kept, or lost and charged."""
         return int(self.state.num_steps_done)
 
     @property
@@ -142,12 +144,20 @@ class Run:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what was run, for the accountants; both ends of a bracket count lost steps as released."""
-        return ledger_of(self.state.opt_state)
+        """Return what was run, for the accountants; both ends of a bracket count lost steps as released.
+
+        So they count the steps of a chunk that was interrupted and is still to be repeated, which may have been shown.
+        """
+        return ledger_of(_charged(self._training.plan, self.state.opt_state, self._num_charged - self.step))
 
     def statement(self) -> str:
         """Return the training's statement; of a run that made fewer steps than planned it says so."""
-        return self.training.statement(self.step)
+        return self.training.statement(self._num_charged)
+
+    @property
+    def _num_charged(self) -> int:
+        """Return how many steps are on record, whether or not their outcome is in ``state``."""
+        return max(self.step, self._records.end)
 
     def advance(
         self,
@@ -248,21 +258,14 @@ class Run:
         With the old keys a chunk would be repeated with the same noise on another gradient.
         """
         first_pending = self._records.chunks[-len(self._pending)]
-        if first_pending.state == state_digest(self.state):
-            return
-        if self._training.plan.release.strategy is not None:
-            raise ValueError(
-                "run.state was changed after a chunk was interrupted, and a run with correlated noise cannot go on "
-                "from there: the noise of later steps takes back that of the lost ones. Put it back as it was "
-                "(resume_run does), and the chunk is repeated"
-            )
-        self._pay_for_lost()
+        if first_pending.state != state_digest(self.state):
+            self._pay_for_lost()
 
     def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
         if self._scan:
             state, info = self._steps.in_a_loop(self.state, self._data, num_steps)
-            self.state = jax.block_until_ready(state)
+            self.state = jax.block_until_ready(spread_like(state, self.state))
             return [info]
 
         first = self.step
@@ -272,7 +275,7 @@ class Run:
                 on_step(first + num_done)
 
         state, infos = self._steps.one_by_one(self.state, self._data, num_steps, after_each)
-        self.state = jax.block_until_ready(state)
+        self.state = jax.block_until_ready(spread_like(state, self.state))
         return infos
 
     def _write_ahead(self, num_steps: int) -> None:
@@ -373,7 +376,7 @@ class Run:
         # Whether the steps of a line that was cut off were taken is not certain.
         if self._records.was_torn:
             return False
-        return repeats_bits(environment())
+        return repeats_bits(self._environment)
 
     def _keep_correlated_keys(self, lost: list[Chunk]) -> None:
         """Go on with the same keys, which later noise needs to take back that of earlier steps, or refuse to.
@@ -382,20 +385,16 @@ class Run:
         where another program, other data or another machine take them again.
         """
         if self.changes:
-            raise CheckpointError(
-                f"a run with correlated noise goes on only as it began, and {', '.join(self.changes)} of "
-                f"{self.folder} differ here: it needs the same keys, and steps that were taken after a backup would be "
-                "taken again with the same noise on other gradients. Resume with the data, program, versions and "
-                "machine that it began with, or begin a new run and account for both"
-            )
-        if lost or self._records.was_torn:
-            raise CheckpointError(
-                f"the last chunk of {self.folder} was interrupted, and its bits are not sure to be the same if it is "
-                "repeated here. With correlated noise it can neither be repeated otherwise (the same noise on other "
-                "gradients) nor be left out under new keys (the noise of later steps takes back that of earlier ones). "
-                "Resume on the machine, versions and data that it began with, or begin a new run and account for both"
-            )
-        self._pending = []
+            why = f"{', '.join(self.changes)} of {self.folder} differ here"
+        elif lost or self._records.was_torn:
+            why = f"the last chunk of {self.folder} was interrupted, and may have other bits if it is repeated here"
+        else:
+            return
+        raise CheckpointError(
+            f"a run with correlated noise goes on only as it began, and {why}. It needs the same keys, and steps that "
+            "were lost, or taken after a backup, would meet them with other gradients. Resume with the data, program, "
+            "versions and machine that it began with, or begin a new run and account for both"
+        )
 
     def _refuse_other_data(self) -> None:
         """Raise ValueError where a scheme of epochs would go on with other data.
@@ -415,19 +414,16 @@ class Run:
 
         With the old keys they would be made again, on other parameters, with the same noise.
         """
-        if _digest_of_keys(self.state) not in self._own_keys:
+        keys = _digest_of_keys(self.state)
+        if keys not in self._own_keys:
             raise ValueError(
                 "run.state was set to a state with keys that this run never had: it is the state of another run, whose "
                 "steps would be made again with the same noise. Begin a run of its own with start_run"
             )
-        if self._pending or self.step == self._records.end:
+        # Keys that were replaced may have made later steps elsewhere.
+        is_newest = self.step == self._records.end and keys == self._own_keys[-1]
+        if self._pending or is_newest:
             return
-        # A run that stopped at a batch above its capacity makes no more steps.
-        if self._training.plan.release.strategy is not None and not self.state.overflowed:
-            raise ValueError(
-                "run.state was set to an earlier state, from which a run with correlated noise cannot go on: the noise "
-                "of later steps takes back that of the steps that were made since"
-            )
         if self.step > self._records.end:
             raise ValueError(
                 f"run.state is charged for {self.step} steps, but this run has {self._records.end} on record: it is "
@@ -442,9 +438,16 @@ class Run:
         self.save()
 
     def _take_new_keys(self, num_lost: int) -> None:
-        """Charge ``num_lost`` steps, and go on with new keys."""
+        """Charge ``num_lost`` steps, and go on with new keys; ValueError where correlated noise needs the old ones."""
+        # A run that stopped at a batch above its capacity makes no more steps.
+        if self._training.plan.release.strategy is not None and not self.state.overflowed:
+            raise ValueError(
+                "run.state was changed, or set to an earlier state, and a run with correlated noise cannot go on from "
+                "there: the noise of later steps takes back that of the steps on record. Put it back as it was "
+                "(resume_run does)"
+            )
         self.state = _with_new_keys(self._training, self.state, num_lost)
-        self._own_keys.add(_digest_of_keys(self.state))
+        self._own_keys.append(_digest_of_keys(self.state))
 
 
 def _described_plan(training: Training, scan: bool) -> dict[str, Any]:
@@ -464,6 +467,19 @@ def _digest_of_keys(state: State) -> str:
     return digest_of(*key_data, jax.random.key_data(state.sampling_key))
 
 
+def _charged(plan: Plan, opt_state: Any, num_steps: int) -> Any:
+    """Return an optimizer's state whose ledger has ``num_steps`` more steps of the plan."""
+
+    def charged(node: Any) -> Any:
+        if not num_steps or not isinstance(node, PrivatizeState):
+            return node
+        release = plan.release
+        step = plan.noise_multiplier, release.sampling_prob, release.overflow_per_step
+        return node._replace(ledger=record_steps(node.ledger, num_steps, *step))
+
+    return jax.tree.map(charged, opt_state, is_leaf=_is_private_state)
+
+
 def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     """Return ``state`` with ``num_lost`` steps charged, and with new keys.
 
@@ -481,19 +497,10 @@ def _with_new_keys(training: Training, state: State, num_lost: int) -> State:
     def renewed(node: Any) -> Any:
         if not _is_private_state(node):
             return node
-        ledger = node.ledger
-        if num_lost:
-            ledger = record_steps(
-                ledger,
-                num_lost,
-                plan.noise_multiplier,
-                plan.release.sampling_prob,
-                plan.release.overflow_per_step,
-            )
-        key_data = beside(state.params, jax.random.key_data(noise_key))
-        return node._replace(key_data=key_data, ledger=ledger)
+        return node._replace(key_data=beside(state.params, jax.random.key_data(noise_key)))
 
-    opt_state = jax.tree.map(renewed, state.opt_state, is_leaf=_is_private_state)
+    opt_state = _charged(plan, state.opt_state, num_lost)
+    opt_state = jax.tree.map(renewed, opt_state, is_leaf=_is_private_state)
     state = state._replace(opt_state=opt_state, sampling_key=beside(state.params, sampling_key))
 
     # The steps that were lost may have been the last ones.
@@ -630,7 +637,7 @@ def resume_run(
     _check_plan_file(folder / PLAN, training)
 
     run.state = _checkpoint.restore(folder, index, template)
-    run._own_keys = {_digest_of_keys(run.state)}
+    run._own_keys = [_digest_of_keys(run.state)]
     if int(run.step) != index.step:
         raise CheckpointError(
             f"the checkpoint in {folder} is damaged: its ledger has {run.step} steps, its index {index.step}"
@@ -690,9 +697,7 @@ def _locked(folder: Path, *, begin: bool) -> FolderLock | None:
 
     with _disk(folder, "begin a run" if begin else "resume a run"):
         together(lock)
-    if not locks:
-        return None
-    return locks[0]
+    return locks[0] if locks else None
 
 
 def has_run(folder: str | Path) -> bool:

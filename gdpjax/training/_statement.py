@@ -11,15 +11,15 @@ back: a file whose sampling probability was edited without the batch size is ref
 """
 
 import dataclasses
-import json
 from typing import Any
 
 from gdpjax._core.checks import is_traced
 from gdpjax._core.documents import convert_document, parse_document
 from gdpjax._core.figures import rounded
+from gdpjax._core.shown import shown
 from gdpjax._core.types import NeighboringRelation, neighbours_differ
 from gdpjax.clipping import AbstractClipRule
-from gdpjax.correlated import STRATEGIES, SingleParticipation, from_document, to_document
+from gdpjax.correlated import AbstractNoiseStrategy, CoefficientStrategy, SingleParticipation
 from gdpjax.sampling import AbstractBatches
 from gdpjax.transforms import INDEPENDENT
 
@@ -33,13 +33,14 @@ FOLLOWS = ("sampling_prob", "overflow")
 
 def _mechanism(plan: Any) -> str:
     """Return the sentence on clipping and noise."""
+    noise = rounded(plan.noise_multiplier, 6, "down")
     doubled = ""
     if plan.neighboring_relation is NeighboringRelation.REPLACE_ONE:
         doubled = " (twice that norm)"
     return (
         f"Mechanism: the Gaussian mechanism on sums of per-{plan.unit} gradients {plan.clip.describe()}, with noise of "
-        f"standard deviation {plan.noise_multiplier:.6g} times the sensitivity{doubled}, divided by the public "
-        f"constant {plan.expected_batch_size:.6g}." + _correlation(plan)
+        f"standard deviation {noise} times the sensitivity{doubled}, divided by the public constant "
+        f"{plan.expected_batch_size:.6g}." + _correlation(plan)
     )
 
 
@@ -61,7 +62,7 @@ def _correlation(plan: Any) -> str:
         factor = f"{float(plan.release.sensitivity):.6g}, the sensitivity"
 
     coefficients = ""
-    if type(strategy) in STRATEGIES:
+    if isinstance(strategy, CoefficientStrategy):
         coefficients = "; its coefficients are in the plan's JSON"
     return (
         " The noise is correlated over the steps: that of step t is row t of C^-1 applied to independent draws of that "
@@ -105,38 +106,7 @@ def _guarantee(plan: Any) -> str:
     return (
         f"Guarantee: (epsilon, delta)-DP with delta = {delta} and epsilon <= {upper} (the best epsilon of this "
         f"mechanism lies in [{lower}, {upper}]{lost}). Except with probability 1e-10 it is mu-GDP with "
-        f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}]).{caution_on_delta(plan)}"
-    )
-
-
-def caution_on_delta(plan: Any) -> str:
-    """Return the sentence of `Plan.caution_on_delta`."""
-    if plan.delta * plan.max_examples < 1:
-        return ""
-    return (
-        f" THIS DELTA IS LARGE: it is not below 1 / {plan.max_examples}, and whoever publishes one {plan.unit} at "
-        "random meets such a delta, too."
-    )
-
-
-def on_steps_made(plan: Any, steps_made: int) -> str:
-    """Return the sentences of `Plan.on_steps_made`."""
-    planned = plan.num_steps
-    if steps_made >= planned:
-        return ""
-    made = f"{steps_made} of the {planned} planned steps were made. The guarantee above is for all {planned}"
-    if steps_made == 0 or not plan.is_private:
-        return f"{made}."
-
-    # Steps of correlated noise cost what the whole run does, and some steps of an epoch at most what all of it does.
-    upper_planned = plan.epsilon_bounds().upper
-    upper_made = plan.curve_if(num_steps=steps_made).epsilon(plan.delta).upper
-    if not upper_made < upper_planned:
-        return f"{made}."
-    _, upper = _outward((0.0, upper_made))
-    return (
-        f"{made}. The steps that were made have epsilon <= {upper} at the same delta; quote this only if the decision "
-        "to stop depended neither on the data nor on anything computed from them, such as the model or its scores."
+        f"mu <= {mu_upper} (the best mu lies in [{mu_lower}, {mu_upper}]).{plan.caution_on_delta()}"
     )
 
 
@@ -186,16 +156,18 @@ def plan_to_dict(plan: Any) -> dict[str, Any]:
     # The fields that are objects.
     fields["batches"] = plan.batches.to_dict()
     fields["clip"] = plan.clip.to_dict()
-    fields["noise"] = _INDEPENDENT if plan.release.strategy is None else to_document(plan.noise)
+    fields["noise"] = _noise_to_dict(plan.release.strategy)
     fields["neighboring_relation"] = plan.neighboring_relation.value
     following = {name: getattr(plan, name) for name in FOLLOWS}
     return fields | following
 
 
-def plan_to_json(plan: Any) -> str:
-    """Return the JSON text of a plan; see `Plan.to_json`."""
-    document = {"gdpjax_plan": FORMAT_VERSION, **plan_to_dict(plan)}
-    return json.dumps(document, indent=2) + "\n"
+def _noise_to_dict(strategy: AbstractNoiseStrategy | None) -> dict[str, Any]:
+    if strategy is None:
+        return _INDEPENDENT
+    if not isinstance(strategy, CoefficientStrategy):
+        raise ValueError(f"only strategies of gdpjax.correlated have a JSON form, got {shown(strategy)}")
+    return strategy.to_dict()
 
 
 def plan_from_json(cls: Any, text: str) -> Any:
@@ -218,7 +190,7 @@ def plan_from_json(cls: Any, text: str) -> Any:
         data["clip"] = AbstractClipRule.from_dict(rule)
         batches = convert_document(data["batches"], dict[str, Any], "field batches")
         data["batches"] = AbstractBatches.from_dict(batches)
-        data["noise"] = INDEPENDENT if data["noise"] == _INDEPENDENT else from_document(data["noise"])
+        data["noise"] = INDEPENDENT if data["noise"] == _INDEPENDENT else CoefficientStrategy.from_dict(data["noise"])
         data["neighboring_relation"] = NeighboringRelation(data["neighboring_relation"])
         plan = cls(**data)
     except (TypeError, ValueError, OverflowError) as error:

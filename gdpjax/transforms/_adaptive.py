@@ -32,7 +32,6 @@ integers, exact. The joint noise multiplier is computed in float64 where it is k
 by a dozen roundings, and lowered by 2^-19 of itself to cover them.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -52,9 +51,8 @@ from gdpjax._core.checks import (
     checked_scalar,
     is_traced,
 )
-from gdpjax._core.keys import fold_in
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import broadcast_trainable, leaf_keys, nodes_of
+from gdpjax._core.trees import broadcast_trainable, nodes_of
 from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
 from gdpjax.clipping import Flat, clip_rows
 from gdpjax.ledger import Event, LedgerState, init_ledger, record_step
@@ -64,7 +62,9 @@ from gdpjax.transforms._noise import (
     check_leaves,
     check_origin,
     check_params,
+    draws_of,
     noise_stddev,
+    noised_leaves,
     noisy_mean,
     noisy_tree,
     num_ledger_rows,
@@ -73,7 +73,7 @@ from gdpjax.transforms._noise import (
 )
 from gdpjax.transforms._noise_key import NoiseKey
 from gdpjax.transforms._public_values import refuse_private_values
-from gdpjax.transforms._release import Release, release_of
+from gdpjax.transforms._release import release_of
 
 
 class AdaptiveState(NamedTuple):
@@ -161,19 +161,119 @@ def privatize_adaptive(
     if not callable(noise_multiplier):
         noise_multiplier = checked_scalar("noise_multiplier", noise_multiplier, POSITIVE_FLOAT32)
     initial_l2_clip_norm = checked_scalar("initial_l2_clip_norm", initial_l2_clip_norm, within_range)
-    transform = _AdaptiveTransform(
-        initial_l2_clip_norm=initial_l2_clip_norm,
-        norm_range=norm_range,
-        noise_multiplier=noise_multiplier,
-        count_stddev=checked_scalar("count_stddev", count_stddev, POSITIVE_FLOAT32),
-        target_quantile=checked_scalar("target_quantile", target_quantile, UNIT),
-        learning_rate=checked_scalar("learning_rate", learning_rate, NONNEGATIVE),
-        noise_key=NoiseKey(key),
-        trainable=trainable,
-        max_batch_size=max_batch_size,
-        release=release_of(batches, neighboring_relation=neighboring_relation),
-    )
-    return optax.GradientTransformationExtraArgs(transform.init, transform.update)
+    count_stddev = checked_scalar("count_stddev", count_stddev, POSITIVE_FLOAT32)
+    target_quantile = checked_scalar("target_quantile", target_quantile, UNIT)
+    learning_rate = checked_scalar("learning_rate", learning_rate, NONNEGATIVE)
+    release = release_of(batches, neighboring_relation=neighboring_relation)
+
+    # The key, and the numbers that must not differ between configurations that share it.
+    noise_key = NoiseKey(key)
+    hyperparameters = [
+        initial_l2_clip_norm,
+        count_stddev,
+        release.sampling_prob,
+        batches.expected_batch_size,
+        target_quantile,
+        learning_rate,
+        release.overflow_per_step,
+    ]
+    if not callable(noise_multiplier):
+        hyperparameters.append(noise_multiplier)
+
+    def bounded_sum(
+        updates: PyTree,
+        state: AdaptiveState,
+        params: PyTree,
+        clipped_by: Any,
+        norms: Any,
+    ) -> _BoundedSum:
+        """Return the clipped sum: of per-example gradients, or the one that ``clipped_by`` made."""
+        # Gradients of each example are clipped here.
+        if clipped_by is None and norms is None:
+            _refuse_a_sum(updates, params)
+            rule = Flat(state.l2_clip_norm)
+            clipped = clip_rows(updates, params, rule, trainable, max_batch_size)
+            check_leaves(clipped.total, params)
+            refuse_other_rows(len(clipped.norms), batches)
+            is_trained = broadcast_trainable(trainable, params)
+            return _BoundedSum(clipped.total, clipped.norms, is_trained, jnp.ones(()))
+
+        # A sum was clipped elsewhere, and has to be at this state's clip norm.
+        _check_sum(updates, params, clipped_by, norms, batches)
+        if trainable is not None or max_batch_size is not None:
+            raise ValueError(
+                "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
+            )
+        is_trained = broadcast_trainable(getattr(clipped_by, "trainable", None), params)
+        valid = _same_norm(clipped_by, state.l2_clip_norm, release.relation)
+        return _BoundedSum(updates, norms, is_trained, valid)
+
+    def next_norm(l2_clip_norm: Array, noisy_count: Array) -> Array:
+        """Return the next clip norm: a geometric step towards the quantile."""
+        fraction = noisy_count / batches.expected_batch_size + 0.5
+        factor = jnp.exp(-learning_rate * (fraction - target_quantile))
+        next_norm = jnp.clip(l2_clip_norm * factor, *norm_range)
+        return next_norm.astype(jnp.float32)
+
+    def init(params: PyTree) -> AdaptiveState:
+        """Return the state before the first step."""
+        check_params(params)
+        first_norm = jnp.asarray(initial_l2_clip_norm, jnp.float32)
+        return AdaptiveState(
+            count=jnp.zeros((), jnp.int32),
+            key_data=noise_key.begin(hyperparameters, params),
+            l2_clip_norm=jnp.clip(first_norm, *norm_range),
+            ledger=init_ledger(num_ledger_rows(noise_multiplier), release.step),
+        )
+
+    def update(
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        clipped_by: Any = None,
+        norms: Any = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, AdaptiveState]:
+        """Return the noisy mean of one batch, and the state with the next clip norm."""
+        check_instance("state", state, AdaptiveState, "made by this transformation's init")
+        if "accumulation" in extra_args:
+            raise ValueError(
+                "gdpjax.privatize_adaptive does not work inside gdpjax.accumulate_clipped: the clip norm would follow "
+                "the norms of the last microbatch alone. Use gdpjax.privatize with a fixed clip norm"
+            )
+        refuse_private_values(extra_args)
+        bounded = bounded_sum(updates, state, params, clipped_by, norms)
+        count = _bit_sum(bounded.norms, state.l2_clip_norm)
+
+        # One key for the sum and one for the count, of this step and this configuration alone.
+        multiplier = scheduled("noise_multiplier", noise_multiplier, state.count, POSITIVE_FLOAT32)
+        values = (bounded.total, bounded.norms, state.l2_clip_norm, hyperparameters, multiplier)
+        run_key, is_own_key = noise_key.of(state, *values)
+        valid = is_own_key * bounded.valid
+
+        # Release the sum and the count, each with its noise.
+        sensitivity = state.l2_clip_norm * release.relation.sensitivity_factor
+        stddevs = {
+            "sum": noise_stddev(multiplier, sensitivity, valid),
+            "count": noise_stddev(count_stddev, 1.0, valid),
+        }
+        both = {"sum": bounded.total, "count": count}
+        leaves = noised_leaves(both, {"sum": bounded.is_trained, "count": True})
+        noisy = noisy_tree(both, draws_of(run_key, leaves)(state.count), stddevs)
+        mean = noisy_mean(noisy["sum"], batches.expected_batch_size, bounded.is_trained)
+        noisy_count = noisy["count"]
+
+        # Both together are one Gaussian release.
+        joint = _joint_noise_multiplier(multiplier, count_stddev, release.relation)
+        return mean, AdaptiveState(
+            count=optax.safe_increment(state.count),
+            key_data=state.key_data,
+            l2_clip_norm=next_norm(state.l2_clip_norm, noisy_count),
+            ledger=record_step(state.ledger, joint, release.sampling_prob, release.overflow_per_step),
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def clip_norm_of(opt_state: PyTree) -> Float[Array, "*sweep"]:
@@ -226,135 +326,6 @@ class _BoundedSum(NamedTuple):
     norms: Array
     is_trained: PyTree
     valid: Array
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _AdaptiveTransform:
-    """The checked arguments of `privatize_adaptive`, and its two functions."""
-
-    initial_l2_clip_norm: Array
-    norm_range: tuple[Array, Array]
-    noise_multiplier: Any
-    count_stddev: Array
-    target_quantile: Array
-    learning_rate: Array
-    noise_key: NoiseKey
-    trainable: PyTree | None
-    max_batch_size: int | None
-    release: Release
-
-    def init(self, params: PyTree) -> AdaptiveState:
-        """Return the state before the first step."""
-        check_params(params)
-        first_norm = jnp.asarray(self.initial_l2_clip_norm, jnp.float32)
-        smallest, largest = self.norm_range
-        return AdaptiveState(
-            count=jnp.zeros((), jnp.int32),
-            key_data=self.noise_key.begin(self._hyperparameters(), params),
-            l2_clip_norm=jnp.clip(first_norm, smallest, largest),
-            ledger=init_ledger(num_ledger_rows(self.noise_multiplier), self.release.step),
-        )
-
-    def update(
-        self,
-        updates: PyTree,
-        state: Any,
-        params: PyTree | None = None,
-        *,
-        clipped_by: Any = None,
-        norms: Any = None,
-        **extra_args: Any,
-    ) -> tuple[PyTree, AdaptiveState]:
-        """Return the noisy mean of one batch, and the state with the next clip norm."""
-        check_instance("state", state, AdaptiveState, "made by this transformation's init")
-        if "accumulation" in extra_args:
-            raise ValueError(
-                "gdpjax.privatize_adaptive does not work inside gdpjax.accumulate_clipped: the clip norm would follow "
-                "the norms of the last microbatch alone. Use gdpjax.privatize with a fixed clip norm"
-            )
-        refuse_private_values(extra_args)
-        bounded = self._bounded_sum(updates, state, params, clipped_by, norms)
-        count = _bit_sum(bounded.norms, state.l2_clip_norm)
-
-        # One key for the sum and one for the count, of this step and this configuration alone.
-        multiplier = scheduled("noise_multiplier", self.noise_multiplier, state.count, POSITIVE_FLOAT32)
-        values = (bounded.total, bounded.norms, state.l2_clip_norm, self._hyperparameters(), multiplier)
-        run_key, is_own_key = self.noise_key.of(state, *values)
-        valid = is_own_key * bounded.valid
-        step_key = fold_in(run_key, state.count)
-        keys = leaf_keys(step_key, {"sum": bounded.total, "count": count})
-
-        # Release the sum and the count, each with its noise.
-        sensitivity = state.l2_clip_norm * self.release.relation.sensitivity_factor
-        stddevs = {
-            "sum": noise_stddev(multiplier, sensitivity, valid),
-            "count": noise_stddev(self.count_stddev, 1.0, valid),
-        }
-        is_noised = {"sum": bounded.is_trained, "count": True}
-        noisy = noisy_tree({"sum": bounded.total, "count": count}, keys, stddevs, is_noised)
-        mean = noisy_mean(noisy["sum"], self.release.batches.expected_batch_size, bounded.is_trained)
-        noisy_count = noisy["count"]
-
-        # Both together are one Gaussian release.
-        joint = _joint_noise_multiplier(multiplier, self.count_stddev, self.release.relation)
-        return mean, AdaptiveState(
-            count=optax.safe_increment(state.count),
-            key_data=state.key_data,
-            l2_clip_norm=self._next_norm(state.l2_clip_norm, noisy_count),
-            ledger=record_step(state.ledger, joint, self.release.sampling_prob, self.release.overflow_per_step),
-        )
-
-    def _hyperparameters(self) -> list[Array]:
-        """Return the numbers that must not differ between configurations that share a key."""
-        numbers = [
-            self.initial_l2_clip_norm,
-            self.count_stddev,
-            self.release.sampling_prob,
-            self.release.batches.expected_batch_size,
-            self.target_quantile,
-            self.learning_rate,
-            self.release.overflow_per_step,
-        ]
-        if not callable(self.noise_multiplier):
-            numbers.append(self.noise_multiplier)
-        return numbers
-
-    def _bounded_sum(
-        self,
-        updates: PyTree,
-        state: AdaptiveState,
-        params: PyTree,
-        clipped_by: Any,
-        norms: Any,
-    ) -> _BoundedSum:
-        """Return the clipped sum: of per-example gradients, or the one that ``clipped_by`` made."""
-        # Gradients of each example are clipped here.
-        if clipped_by is None and norms is None:
-            _refuse_a_sum(updates, params)
-            rule = Flat(state.l2_clip_norm)
-            clipped = clip_rows(updates, params, rule, self.trainable, self.max_batch_size)
-            check_leaves(clipped.total, params)
-            refuse_other_rows(len(clipped.norms), self.release.batches)
-            is_trained = broadcast_trainable(self.trainable, params)
-            return _BoundedSum(clipped.total, clipped.norms, is_trained, jnp.ones(()))
-
-        # A sum was clipped elsewhere, and has to be at this state's clip norm.
-        _check_sum(updates, params, clipped_by, norms, self.release.batches)
-        if self.trainable is not None or self.max_batch_size is not None:
-            raise ValueError(
-                "with clipped_by, trainable and max_batch_size belong to the gdpjax.clipped_grad function; drop them"
-            )
-        is_trained = broadcast_trainable(getattr(clipped_by, "trainable", None), params)
-        valid = _same_norm(clipped_by, state.l2_clip_norm, self.release.relation)
-        return _BoundedSum(updates, norms, is_trained, valid)
-
-    def _next_norm(self, l2_clip_norm: Array, noisy_count: Array) -> Array:
-        """Return the next clip norm: a geometric step towards the quantile."""
-        fraction = noisy_count / self.release.batches.expected_batch_size + 0.5
-        factor = jnp.exp(-self.learning_rate * (fraction - self.target_quantile))
-        smallest, largest = self.norm_range
-        next_norm = jnp.clip(l2_clip_norm * factor, smallest, largest)
-        return next_norm.astype(jnp.float32)
 
 
 def _bit_sum(norms: Array, l2_clip_norm: Array) -> Array:

@@ -16,6 +16,7 @@ noise that is added.
 The state holds the data of the noise key and the step count; `_noise_key` says how no noise is used twice.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,15 +27,16 @@ from jaxtyping import Int, PRNGKeyArray, UInt32
 from gdpjax._core.arguments import check_instance, check_tree, keyword_checked
 from gdpjax._core.checks import NONNEGATIVE, NONNEGATIVE_FLOAT32, POSITIVE_FLOAT32, checked_scalar, is_traced
 from gdpjax._core.keys import fold_in, refuse_key_of_a_loop
-from gdpjax._core.noise import apart, standard_normals
+from gdpjax._core.noise import SCALE_MARGIN, apart, standard_normals
 from gdpjax._core.provenance import Provenance, RecordedSum, current_trace
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import (
     broadcast_trainable,
     is_floating,
-    leaf_keys,
+    keys_of_leaves,
     leaf_names,
     nodes_of,
+    num_elements,
     refuse_complex,
     wide_dtype,
 )
@@ -49,13 +51,9 @@ from gdpjax.transforms._release import (
     INDEPENDENT,
     IndependentGaussian,
     Release,
-    draws_of,
-    is_noised,
-    noised_leaves,
     release_of,
 )
 
-_STDDEV_MARGIN = 1 + 2.0**-21
 _SMALLEST_STDDEV = 1e-36
 _ROWS = 512
 _ROWS_OF_A_SCHEDULE = 4096
@@ -90,13 +88,13 @@ class PrivatizeState(NamedTuple):
 
 
 def noise_stddev(noise_multiplier: Array, sensitivity: Array, valid: Array) -> Array:
-    """Return noise_multiplier * sensitivity with the margin of this module, times ``valid`` of `NoiseKey.of`.
+    """Return noise_multiplier * sensitivity with `SCALE_MARGIN`, times ``valid`` of `NoiseKey.of`.
 
     A concrete noise multiplier of 0 asks for a step without privacy; one that vanishes on the way does not.
     """
     if asks_for_no_noise(noise_multiplier):
         return 0.0 * valid
-    stddev = jnp.asarray(noise_multiplier, float) * sensitivity * _STDDEV_MARGIN * valid
+    stddev = jnp.asarray(noise_multiplier, float) * sensitivity * SCALE_MARGIN * valid
 
     # A product that vanishes or overflows would release the sum without noise, or nothing: let it show.
     is_usable = (stddev >= _SMALLEST_STDDEV) & (stddev < jnp.inf)
@@ -110,48 +108,54 @@ def asks_for_no_noise(noise_multiplier: Any) -> bool:
     return float(noise_multiplier) == 0.0
 
 
-def correlated_noisy_tree(total: PyTree, noise: dict[str, Array], stddev: Array) -> PyTree:
-    """Return total + stddev * noise at the leaves that have noise, in float32 or wider, and zeros at the others."""
+def is_noised(leaf: Array, trained: bool) -> bool:
+    """Return whether a leaf gets noise: it is trained, floating, and not empty."""
+    return trained and is_floating(leaf) and num_elements(leaf) > 0
+
+
+def noised_leaves(tree: PyTree, trainable: PyTree) -> dict[str, Array]:
+    """Return the leaves that get noise, by their paths."""
+    leaves = {}
+    marks = jax.tree.leaves(trainable)
+    for name, leaf, trained in zip(leaf_names(tree), jax.tree.leaves(tree), marks, strict=True):
+        if is_noised(leaf, trained):
+            leaves[name] = leaf
+    return leaves
+
+
+def draws_of(key: Array, leaves: dict[str, Array]) -> Callable[[Array], dict[str, Array]]:
+    """Return the function from a step to its standard normal draws, of the shapes of ``leaves``.
+
+    Each step and each leaf has a key of its own.
+    """
+
+    def draw(step: Array) -> dict[str, Array]:
+        step_key = fold_in(key, step)
+        keys = keys_of_leaves(step_key, list(leaves))
+        shapes = [leaf.shape for leaf in leaves.values()]
+        dtypes = [wide_dtype(leaf) for leaf in leaves.values()]
+        return dict(zip(leaves, standard_normals(keys, shapes, dtypes), strict=True))
+
+    return draw
+
+
+def noisy_tree(tree: PyTree, noise: dict[str, Array], stddevs: PyTree) -> PyTree:
+    """Return leaf + stddev * noise at the leaves that have noise, in float32 or wider, and zeros at the others.
+
+    Args:
+      tree: arrays.
+      noise: that of leaves, by their paths.
+      stddevs: a standard deviation for each leaf or, as a prefix of the tree, for each part of it.
+    """
+    leaves, structure = jax.tree.flatten(apart(tree))
+    leaf_stddevs = jax.tree.leaves(jax.tree.broadcast(stddevs, tree))
     released = []
-    for name, leaf in zip(leaf_names(total), jax.tree.leaves(apart(total)), strict=True):
+    for name, leaf, stddev in zip(leaf_names(tree), leaves, leaf_stddevs, strict=True):
         if name not in noise:
             released.append(jnp.zeros_like(leaf))
             continue
         dtype = wide_dtype(leaf)
-        wide_leaf = leaf.astype(dtype)
-        released.append(wide_leaf + jnp.asarray(stddev).astype(dtype) * noise[name].astype(dtype))
-    structure = jax.tree.structure(total)
-    return jax.tree.unflatten(structure, released)
-
-
-def noisy_tree(tree: PyTree, keys: PyTree, stddevs: PyTree, trainable: PyTree) -> PyTree:
-    """Return leaf + N(0, stddev^2) at the leaves that get noise, in float32 or wider, and zeros at the others.
-
-    Args:
-      tree: arrays.
-      keys: one key for each leaf.
-      stddevs: a standard deviation for each leaf or, as a prefix of the tree, for each part of it.
-      trainable: a bool for each leaf.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    key_of_leaf = jax.tree.leaves(keys)
-    leaf_stddevs = jax.tree.leaves(jax.tree.broadcast(stddevs, tree))
-    marks = jax.tree.leaves(trainable)
-
-    # Draw for all leaves at once, which makes one small program.
-    noised = [i for i in range(len(leaves)) if is_noised(leaves[i], marks[i])]
-    noise = standard_normals(
-        [key_of_leaf[i] for i in noised],
-        [leaves[i].shape for i in noised],
-        [wide_dtype(leaves[i]) for i in noised],
-    )
-
-    # Add it, each leaf with its own standard deviation.
-    sums = apart(leaves)
-    released = [jnp.zeros_like(leaf) for leaf in leaves]
-    for i, draw in zip(noised, noise, strict=True):
-        stddev = jnp.asarray(leaf_stddevs[i]).astype(draw.dtype)
-        released[i] = sums[i].astype(draw.dtype) + stddev * draw
+        released.append(leaf.astype(dtype) + jnp.asarray(stddev).astype(dtype) * noise[name].astype(dtype))
     return jax.tree.unflatten(structure, released)
 
 
@@ -344,12 +348,10 @@ def add_gaussian_noise(stddev: Scalar, key: PRNGKeyArray) -> optax.GradientTrans
         run_key, valid = noise_key.of(state, updates, step_stddev)
         valid_stddev = step_stddev * valid
 
-        # Each step and each leaf has a key of its own.
-        keys = leaf_keys(fold_in(run_key, state.count), updates)
-
         # Leaves that are not floating stay as they are.
         floating = jax.tree.map(is_floating, updates)
-        noised = noisy_tree(updates, keys, valid_stddev, floating)
+        noise = draws_of(run_key, noised_leaves(updates, floating))(state.count)
+        noised = noisy_tree(updates, noise, valid_stddev)
         released = jax.tree.map(lambda leaf, new: new if is_floating(leaf) else leaf, updates, noised)
         count = optax.safe_increment(state.count)
         return released, NoiseState(count, state.key_data)
@@ -447,15 +449,13 @@ def private_transform(
 
     # The key, and the numbers that must not differ between configurations that share it.
     noise_key = NoiseKey(key)
-    hyperparameters = [release.sampling_prob, batches.expected_batch_size, sensitivity]
+    hyperparameters = [release.sampling_prob, batches.expected_batch_size, sensitivity, release.sensitivity, strategy]
     if not callable(noise_multiplier):
         hyperparameters.append(noise_multiplier)
-    if strategy is not None:
-        hyperparameters.extend([release.sensitivity, *jax.tree.leaves(strategy)])
 
     def init(params: PyTree) -> PrivatizeState:
         check_params(params)
-        ledger = init_ledger(num_ledger_rows(noise_multiplier), release.step)
+        ledger = init_ledger(num_ledger_rows(noise_multiplier), release.step, release.strategy_digest)
         past_noise = None
         if strategy is not None:
             trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
@@ -490,20 +490,20 @@ def private_transform(
         trainable = broadcast_trainable(getattr(clip, "trainable", None), params)
         past_noise = state.past_noise
 
-        # Release the noisy mean.
+        # Draw the noise of the step.
+        draw = draws_of(run_key, noised_leaves(updates, trainable))
         if strategy is None:
-            stddev = noise_stddev(multiplier, sensitivity * factor, valid)
-            # Each step and each leaf has a key of its own.
-            keys = leaf_keys(fold_in(run_key, state.count), updates)
-            noisy_sum = noisy_tree(updates, keys, stddev, trainable)
+            noise = draw(state.count)
         else:
             # A step that the strategy's sensitivity is not for gets no noise that it would be private with: NaN.
-            planned = jnp.where(state.count < batches.num_steps, valid, jnp.nan)
-            stddev = noise_stddev(multiplier, sensitivity * factor * release.sensitivity, planned)
+            valid = jnp.where(state.count < batches.num_steps, valid, jnp.nan)
+            # Earlier draws are made again in loops, so the key is looked at here.
             refuse_key_of_a_loop(run_key)
-            draw = draws_of(run_key, noised_leaves(updates, trainable))
-            noise, past_noise = strategy.next(state.count, draw, state.past_noise)
-            noisy_sum = correlated_noisy_tree(updates, noise, stddev)
+            noise, past_noise = strategy.next(state.count, draw, past_noise)
+
+        # Release the noisy mean.
+        stddev = noise_stddev(multiplier, sensitivity * factor * release.sensitivity, valid)
+        noisy_sum = noisy_tree(updates, noise, stddev)
         released = noisy_mean(noisy_sum, batches.expected_batch_size, trainable)
 
         # Record the step.

@@ -13,7 +13,7 @@ The derivation is in docs/theory/matrix_mechanism.md.
 """
 
 import dataclasses
-from collections.abc import Callable
+import hashlib
 from typing import Any, NamedTuple
 
 import jax
@@ -22,11 +22,8 @@ import numpy as np
 
 from gdpjax._core.arguments import check_flag, check_instance
 from gdpjax._core.checks import is_traced
-from gdpjax._core.keys import fold_in
-from gdpjax._core.noise import standard_normals
 from gdpjax._core.shown import shown
-from gdpjax._core.trees import is_floating, keys_of_leaves, leaf_names, num_elements, wide_dtype
-from gdpjax._core.types import Array, NeighboringRelation, PyTree
+from gdpjax._core.types import NeighboringRelation
 from gdpjax.correlated import AbstractNoiseStrategy, AbstractParticipation, AbstractWorkload
 from gdpjax.ledger import StepEvent
 from gdpjax.sampling import AbstractBatches
@@ -69,6 +66,17 @@ class Release(NamedTuple):
         """Return the neighbouring relation that the steps are private under."""
         assert self.step.neighboring_relation is not None
         return self.step.neighboring_relation
+
+    @property
+    def strategy_digest(self) -> str:
+        """Return a text that tells strategies apart: a run that went on with another one would take back other noise.
+
+        It is empty without a strategy, and one text for all that are traced.
+        """
+        if self.strategy is None or is_traced(self.strategy):
+            return "" if self.strategy is None else "traced"
+        numbers = [np.asarray(leaf, np.float64).tobytes() for leaf in jax.tree.leaves(self.strategy)]
+        return hashlib.sha256(b"".join([type(self.strategy).__name__.encode(), *numbers])).hexdigest()
 
 
 def release_of(
@@ -148,34 +156,3 @@ class _NoiseItself(AbstractWorkload):
 _NOISE = _NoiseItself()
 _LARGEST_GROWTH = 1e5
 """Beyond it the rounding of float32, 6e-8, is more than about a hundredth of the newest draw."""
-
-
-def is_noised(leaf: Array, trained: bool) -> bool:
-    """Return whether a leaf gets noise: it is trained, floating, and not empty."""
-    return trained and is_floating(leaf) and num_elements(leaf) > 0
-
-
-def noised_leaves(tree: PyTree, trainable: PyTree) -> dict[str, Array]:
-    """Return the leaves that get noise, by their paths."""
-    leaves = {}
-    marks = jax.tree.leaves(trainable)
-    for name, leaf, trained in zip(leaf_names(tree), jax.tree.leaves(tree), marks, strict=True):
-        if is_noised(leaf, trained):
-            leaves[name] = leaf
-    return leaves
-
-
-def draws_of(key: Array, leaves: dict[str, Array]) -> Callable[[Array], dict[str, Array]]:
-    """Return the function from a step to its standard normal draws, of the shapes of ``leaves``.
-
-    It is called in loops over earlier steps, so the key is looked at before.
-    """
-
-    def draw(step: Array) -> dict[str, Array]:
-        step_key = fold_in(key, step)
-        keys = keys_of_leaves(step_key, list(leaves))
-        shapes = [leaf.shape for leaf in leaves.values()]
-        dtypes = [wide_dtype(leaf) for leaf in leaves.values()]
-        return dict(zip(leaves, standard_normals(keys, shapes, dtypes), strict=True))
-
-    return draw

@@ -53,7 +53,7 @@ def test_the_curve_moves_by_tau_alone():
 def test_ledgers_without_the_field_are_not_announced():
     text = Ledger([ANNOUNCED]).to_json()
     assert Ledger.from_json(text)[0].announced
-    older = text.replace(', "announced": true', "").replace('"gdpjax_ledger": 2', '"gdpjax_ledger": 1')
+    older = text.replace('"announced": true', '"sampling": "poisson"').replace('ledger": 2', 'ledger": 1')
     assert older != text
     assert not Ledger.from_json(older)[0].announced
     with pytest.raises(ValueError, match="announced must be True or False"):

@@ -276,8 +276,8 @@ def test_bad_input(scores, included, options, message):
 test_bad_counts = refusals(
     (lambda: RightGuesses(5, 4, 10).mu(), "num_correct <= num_guesses"),
     (lambda: RightGuesses(-1, 4, 10).mu(), "num_correct"),
-    (lambda: RightGuesses(1, 4, 3).mu(), "num_guesses <= num_canaries"),
-    (lambda: RightGuesses(1, [4, 5], 10).mu(), "one number each"),
+    (lambda: RightGuesses(1, 4, 3).mu(), "num_guesses must be .* at most 3"),
+    (lambda: RightGuesses(1, [4, 5], 10).mu(), "num_guesses must be one number"),
     (lambda: RightGuesses(np.nan, 4, 10).epsilon(0.0), "num_correct"),
     (lambda: RightGuesses(1, 4, 10).p_value(np.nan, 0.0), "epsilon"),
     (lambda: RightGuesses(1, 4, 10).refutes(0.3), "trade-off curve"),

@@ -23,7 +23,7 @@ SOUND_CLIPPED_GRAD = _worst_cases.clipped_grad
 SOUND_PRIVATIZE = _worst_cases.privatize
 SOUND_SAMPLE = _worst_cases.poisson_sample
 SOUND_NORMALS = _noise.standard_normals
-SOUND_LEAF_KEYS = _noise.leaf_keys
+SOUND_KEYS = _noise.keys_of_leaves
 SOUND_NOISY_TREE = _noise.noisy_tree
 FALSE_ALARM = 1e-6
 
@@ -108,7 +108,7 @@ class FaultyStep:
     def install(self, monkeypatch):
         """Put the parts in the place of those of the installation."""
         for module, names in (
-            (_noise, ("standard_normals", "leaf_keys", "noisy_tree")),
+            (_noise, ("standard_normals", "keys_of_leaves", "noisy_tree")),
             (_worst_cases, ("clipped_grad", "privatize", "poisson_sample")),
         ):
             for name in names:
@@ -127,12 +127,11 @@ class FaultyStep:
         sound = SOUND_NORMALS(keys, shapes, dtypes)
         return [self.outcome("normals", normals, key, normals.shape) for normals, key in zip(sound, keys, strict=True)]
 
-    def leaf_keys(self, key, tree):
-        return self.outcome("keys", SOUND_LEAF_KEYS(key, tree), key)
+    def keys_of_leaves(self, key, names):
+        return self.outcome("keys", SOUND_KEYS(key, names), key)
 
-    def noisy_tree(self, tree, keys, stddev, trainable):
-        sound = SOUND_NOISY_TREE(tree, keys, stddev, trainable)
-        return self.outcome("noise", sound, tree, keys, stddev)
+    def noisy_tree(self, tree, noise, stddev):
+        return self.outcome("noise", SOUND_NOISY_TREE(tree, noise, stddev), tree, noise, stddev)
 
     def clipped_grad(self, loss, clip, **options):
         sound = SOUND_CLIPPED_GRAD(loss, clip, **options)
@@ -264,22 +263,20 @@ def one_key_for_all_leaves(sound, key):
     return jax.tree.map(lambda _: key, sound)
 
 
-def noise_in_bfloat16(leaf, key, stddev):
-    return jnp.asarray(stddev, jnp.bfloat16) * jax.random.normal(key, leaf.shape, jnp.bfloat16)
+def noise_in_bfloat16(draw, stddev):
+    """Return other noise, of a key that is made of the sound one."""
+    key = jax.random.key(jax.lax.bitcast_convert_type(draw.ravel()[0], jnp.uint32))
+    return jnp.asarray(stddev, jnp.bfloat16) * jax.random.normal(key, draw.shape, jnp.bfloat16)
 
 
-def in_bfloat16(sound, tree, keys, stddev):
-    def noisy(leaf, key):
-        return leaf + noise_in_bfloat16(leaf, key, stddev).astype(jnp.float32)
-
-    return jax.tree.map(noisy, tree, keys)
+def in_bfloat16(sound, tree, noise, stddev):
+    return SOUND_NOISY_TREE(tree, {name: noise_in_bfloat16(draw, stddev) for name, draw in noise.items()}, 1.0)
 
 
-def all_in_bfloat16(sound, tree, keys, stddev):
-    def noisy(leaf, key):
-        return (leaf.astype(jnp.bfloat16) + noise_in_bfloat16(leaf, key, stddev)).astype(jnp.float32)
-
-    return jax.tree.map(noisy, tree, keys)
+def all_in_bfloat16(sound, tree, noise, stddev):
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
+    noisy = [a + noise_in_bfloat16(b, stddev) for a, b in zip(jax.tree.leaves(rounded), noise.values(), strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(tree), [leaf.astype(jnp.float32) for leaf in noisy])
 
 
 def scaled_normals(factor):

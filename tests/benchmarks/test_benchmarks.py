@@ -149,28 +149,6 @@ def test_everybody_has_the_same_loss_and_chunks_change_nothing(case):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), *moments)
 
 
-def part(case: str, **settings: Any) -> dict[str, Any]:
-    """Return a result of one case, as far as merging reads it."""
-    return {
-        "machine": {"cpu": "some"},
-        "settings": {"preset": "smallest", "threads": 1, "repetitions": 5} | settings,
-        "missing": {},
-        "cases": {case: {}},
-        "load_average_before": 1.0,
-        "total_seconds": 2.0,
-        "command": f"measure {case}",
-    }
-
-
-def test_parts_of_a_run_are_merged_in_the_preset_s_order():
-    merged = harness.merge(LANGUAGE, part("lora"), part("full"))
-    assert list(merged["cases"]) == merged["settings"]["cases"] == ["full", "lora"]
-    assert merged["total_seconds"] == 4.0
-    assert merged["command"] == "measure lora; measure full"
-    with pytest.raises(ValueError, match="preset, threads or repetitions"):
-        harness.merge(LANGUAGE, part("lora", threads=2), part("full"))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

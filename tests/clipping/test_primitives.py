@@ -24,8 +24,7 @@ def _defaults():
 @contextlib.contextmanager
 def registered(name, family, *, replace=False):
     """Register a primitive inside a ``with`` statement, and restore the earlier family at its end."""
-    added = mock.patch.object(primitives, "_ADDED", set(primitives._ADDED))
-    with mock.patch.dict(primitives._FAMILIES), added:
+    with mock.patch.dict(primitives._FAMILIES):
         register_primitive(name, family, replace=replace)
         yield
 
@@ -40,7 +39,7 @@ class CumulativeSum(AbstractPrimitive):
         if not isinstance(factor, Outer) or eqn.params["axis"] != 0:
             return super().pull_back(factor, eqn, operand)
         left = jnp.flip(jnp.cumsum(jnp.flip(factor.left, axis=1), axis=1), axis=1)
-        return Outer(left, factor.right, factor.axes)
+        return Outer(left, factor.right, factor.left_axes, factor.right_axes)
 
 
 class Sine(AbstractPrimitive):
@@ -95,7 +94,7 @@ def test_a_name_is_taken_once():
 
 
 def test_an_unknown_primitive_is_refused_until_it_is_vouched_for():
-    """A family says whether it acts on one example."""
+    """Registering it does."""
     from jax.extend.core import Primitive
     from jax.interpreters import batching
 
@@ -104,15 +103,10 @@ def test_an_unknown_primitive_is_refused_until_it_is_vouched_for():
     doubled.def_abstract_eval(lambda x: x)
     batching.defvectorized(doubled)
 
-    class Silent(AbstractPrimitive):
-        acts_on_one_example = False
-
     def explained():
         return gdpjax.explain(lambda w, x: jnp.sum(w * doubled.bind(x)), jnp.ones(3), jnp.ones((4, 3)))
 
     with pytest.raises(ValueError, match="not known to act on one example"):
-        explained()
-    with registered("doubled_by_a_user", Silent()), pytest.raises(ValueError, match="not known to act"):
         explained()
     with registered("doubled_by_a_user", AbstractPrimitive()):
         assert explained().leaves

@@ -363,7 +363,7 @@ def squared(w, x, y):
 def test_an_argument_that_should_have_been_batched():
     """One label would move the sum by more than the sensitivity: the labels come whole and broadcast."""
     for options in [{}, {"strategy": "vmap"}, {"keep_batch_dim": True}]:
-        with pytest.raises(ValueError, match=r"argument 2 is an array .*\[20\], as long as the batch") as caught:
+        with pytest.raises(ValueError, match=r"argument 2 is a traced array .*\[20\], as long as the batch") as caught:
             traced(squared, Y, **options)
         assert "say batch_argnums=(1, 2); if all examples share it, say shared_argnums=2" in str(caught.value)
     with pytest.raises(ValueError, match=r"argument 2\['label'\]\[0\]"):
@@ -372,7 +372,7 @@ def test_an_argument_that_should_have_been_batched():
         gdpjax.clipped_grad(squared, 1.0)(W, X, y=Y)
     with pytest.raises(ValueError, match="argument 2 is a list of numbers, as long as the batch"):
         gdpjax.clipped_grad(squared, 1.0)(W, X, Y.tolist())
-    with pytest.raises(ValueError, match=r"argument 2 is an array key<fry>\[20\]"):
+    with pytest.raises(ValueError, match=r"argument 2 is a traced array of key<fry>\[20\]"):
         traced(lambda w, x, keys: w @ x, jax.random.split(jax.random.key(0), B))
     with pytest.raises(ValueError, match="argument 2 is an array"):
         gdpjax.per_example_grad(squared)(W, X, Y)
@@ -472,7 +472,7 @@ def test_private_training_refuses_a_loss_that_closes_over_the_data_set():
         state = training.init(W, jax.random.key(0))
         return jax.eval_shape(training.step, state, training.place(*arrays))
 
-    with pytest.raises(ValueError, match=r"closes over an array float32\[40\].* \(40\)"):
+    with pytest.raises(ValueError, match=r"closes over an array of float32\[40\].* \(40\)"):
         step(lambda w, x: jnp.mean(jnp.square(w @ x - y)), x)
     table = jnp.ones(plan.capacity)  # as long as a batch, which the library draws: no row of it
     step(lambda w, x, y: jnp.square(w @ x - y) * table.sum(), x, y)
@@ -540,7 +540,7 @@ def test_a_rule_that_closes_over_the_data_set_is_seen_after_a_call_on_one_batch(
     labels = jnp.zeros(40)
     grad_fn = gdpjax.clipped_grad(functools.partial(in_backward_rule, lambda x: x + labels.sum()), 1.0)
     jax.eval_shape(grad_fn, W, X)
-    with pytest.raises(ValueError, match=r"closes over an array float32\[40\]"):
+    with pytest.raises(ValueError, match=r"closes over an array of float32\[40\]"):
         jax.eval_shape(grad_fn.drawn_from(40), W, X)
 
 

@@ -258,3 +258,14 @@ test_wrong_rules_are_refused = refusals(
     (lambda: PerGroup({"a": "x"}, {"y": 1.0}), "must be a text with a bound in l2_clip_norms.*got 'x'"),
     (lambda: clipped(PerGroup({"a": "x"}, {"x": 1.0}), rows(1)), "prefix of the parameters"),
 )
+
+
+LARGEST = PerGroup({"a": "first", "b": "first", "c": "second"}, {"first": 1e30, "second": 1.0})
+
+
+@pytest.mark.parametrize("rule", [PerLeaf(1e-30), LARGEST], ids=["smallest", "largest"])
+def test_groups_take_every_bound_that_a_rule_takes(rule):
+    """The bound of one group is below the range of a whole bound, or the whole bound above it."""
+    total = gdpjax.clipping.clip_rows(constant_rows(1.0), None, rule).total
+    norm = np.sqrt(sum(np.square(leaf, dtype=np.float64).sum() for leaf in total.values()))
+    assert 0 < norm <= rule.l2_norm_bound

@@ -16,7 +16,7 @@ from gdpjax.correlated import (
     bisr,
     lambda_cgd,
 )
-from tests.correlated.matrices import matrix_of
+from tests.correlated.matrices import matrix_of, toeplitz
 from tests.eight_devices import report_of
 
 NUM_STEPS = 23
@@ -140,6 +140,16 @@ def test_traced_coefficients(build):
     swept, alone = jax.jit(jax.vmap(third_noise))(factors), jax.jit(third_noise)
     for row, factor in enumerate(factors):
         np.testing.assert_allclose(swept["w"][row], alone(factor)["w"], atol=2e-6)
+
+
+def test_a_traced_matrix_has_the_noise_that_its_sensitivity_is_for():
+    """Inverted in float32, a matrix whose noise grows 10^4 times would be another one."""
+    matrix = np.float32(toeplitz(np.array([1.0, 1.9, 0.1]), 15))
+    with jax.enable_x64(True):
+        units = jnp.eye(len(matrix))
+        row = jax.jit(lambda matrix, step: Dense(matrix).next(step, lambda past: units[past], ())[0])
+        inverse = np.stack([row(matrix, step) for step in range(len(matrix))])
+    np.testing.assert_allclose(inverse @ matrix.astype(float), np.eye(len(matrix)), atol=1e-9)
 
 
 def test_steps_beyond_a_dense_matrix_show():

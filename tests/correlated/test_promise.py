@@ -64,12 +64,13 @@ def test_batches_of_either_side_are_checked():
         (np.array([3, 4, 5]), [False, False]),
         (np.array([3, 4, 5]), np.array([True, False, True])),
         (np.array([3, 4, 5]), np.zeros((3, 3), bool)),
+        np.array([3, -1]),
     ],
-    ids=["labels", "another length", "labels of two kinds", "images"],
+    ids=["labels", "another length", "labels of two kinds", "images", "rows from the end"],
 )
 def test_a_pair_without_a_mask_of_padding_is_refused(batch):
     """With (numbers, labels) every example whose label is not zero would stay unchecked."""
-    with pytest.raises(ValueError, match="the batch of step 0 must be whole numbers, or"):
+    with pytest.raises(ValueError, match="the batch of step 0 must be whole numbers >= 0, or"):
         list(Promised(1, 2, MinSep(1, 1)).checked([batch, batch]))
 
 

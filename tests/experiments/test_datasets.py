@@ -12,7 +12,7 @@ import pytest
 from experiments import data
 from experiments.data import adult as adult_files
 from experiments.data import mnist
-from experiments.errors import UserError
+from gdpjax.sweeps import UserError
 
 
 def encode(array):

@@ -10,11 +10,10 @@ import pytest
 from experiments import data
 from experiments.data import imdb, mnist
 from experiments.data.class_whitening import ClassWhitening
-from experiments.errors import UserError
 from experiments.recipes import command, outcome, tables
 from experiments.recipes.catalogue import RECIPES
 from experiments.sweeps.command import read as read_spec
-from gdpjax.sweeps import list_trials
+from gdpjax.sweeps import UserError, list_trials
 from tests.sweeps.sweeps import small
 
 SEARCH = """

@@ -14,13 +14,12 @@ import gdpjax
 from experiments import cli, data, models
 from experiments.config import identity
 from experiments.data import Dataset
-from experiments.errors import RunInterrupted
 from experiments.models.scores import make_scores
 from experiments.paper import accountant_grid, command, figures, imdb_clipping, runs, settings, tables
 from experiments.paper.settings import EXPERIMENTS, FIGURE4_EPSILON, Row
 from experiments.train.tasks import numbers_of
 from gdpjax import accounting
-from gdpjax.sweeps import plan_of, records
+from gdpjax.sweeps import RunInterrupted, plan_of, records
 
 
 def test_the_settings_are_the_papers():

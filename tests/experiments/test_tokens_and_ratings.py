@@ -10,7 +10,7 @@ import pytest
 from experiments import data
 from experiments.data import imdb, movielens
 from experiments.data.files import Source
-from experiments.errors import UserError
+from gdpjax.sweeps import UserError
 
 RATINGS = np.array([[1, 10, 5, 978300760], [2, 7, 1, 978300761], [2, 10, 3, 978300762], [1, 7, 4, 978300763]])
 REVIEWS = ([1, 5, 9_999, 10_000, 19_999], [1, *range(3, 303)], [1, 4], [1, 4, 6])

@@ -11,12 +11,12 @@ import pytest
 from safetensors.flax import save_file
 
 from experiments.config import LanguageConfig
-from experiments.errors import RunInterrupted, UserError
 from experiments.language import command
 from experiments.language.config import PRESETS
 from experiments.language.presets import Settings
 from experiments.language.pretraining import PublicSchedule
 from experiments.language.storage import load_params
+from gdpjax.sweeps import RunInterrupted, UserError
 from gdpjax.training import Run
 from tests.eight_devices import report_of
 from tests.language.test_model import random_params

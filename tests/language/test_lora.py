@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gdpjax
-from experiments.errors import UserError
 from experiments.language.lora import LoraConfig, flat, frozen, init_adapters, joined, merge
 from experiments.language.model import logits, sequence_loss
+from gdpjax.sweeps import UserError
 from tests.clipping.definition import norms_of, sum_of_clipped
 from tests.language.test_model import SMALL, assert_leaves_close, larger, random_params, tokens_of
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gdpjax
-from experiments.errors import UserError
 from experiments.language.packing import pack_public, pack_units, split_units
 from experiments.language.targets import next_tokens, unit_loss
 from experiments.language.tokenizer import TokenizedCorpus
+from gdpjax.sweeps import UserError
 from gdpjax.training import batch_source, private_training
 
 KEY = jax.random.key(0)

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from experiments.errors import UserError
 from experiments.language import packing, text, tokenizer
 from experiments.language.text import Corpus, read_text
+from gdpjax.sweeps import UserError
 
 
 @pytest.mark.parametrize("module", [text, tokenizer, packing], ids=lambda module: module.__name__)

@@ -6,9 +6,9 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from experiments.errors import UserError
 from experiments.language.text import Corpus
 from experiments.language.tokenizer import Tokenizer, tokenize, train_tokenizer
+from gdpjax.sweeps import UserError
 
 SENTENCES = ("the quick brown fox jumps over the lazy dog", "the dog and the fox: a fable, in two parts")
 SMALL = Corpus("sentences", SENTENCES * 3, None, "public")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from experiments.errors import UserError
 from experiments.language.config import RotaryScaling
 from experiments.language.model import logits
 from experiments.language.weights import load_published
+from gdpjax.sweeps import UserError
 
 VOCABULARY, WIDTH, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD = 31, 12, 20, 2, 4, 2, 6
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2, laplace
 
+from gdpjax import NeighboringRelation
 from gdpjax.mechanisms import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -22,6 +23,7 @@ from gdpjax.tradeoff import ApproximateDP, compose, delta, epsilon
 from tests.refused import refusals
 
 NUM = 1_000_000
+REPLACED = NeighboringRelation.REPLACE_ONE
 QUANTILES = np.array([0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95])
 
 
@@ -318,8 +320,50 @@ def test_little_discrete_noise_has_a_large_epsilon(sensitivity):
 def test_discrete_laplace_of_little_loss_needs_no_polygon():
     """A polygon of all integers would have millions of corners; delta is (1 - e^-(loss - epsilon)) / (1 + e^-loss)."""
     mechanism = DiscreteLaplaceMechanism(1e-6)
-    assert mechanism.delta(4e-7) == pytest.approx(-np.expm1(-6e-7) / (1 + np.exp(-1e-6)), rel=1e-8)
-    assert mechanism.epsilon(0.0) == pytest.approx(1e-6, rel=1e-9)
+    assert mechanism.delta(4e-7) == pytest.approx(-np.expm1(-6e-7) / (1 + np.exp(-1e-6)), rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [1e-12, 1e-6, 1.0, 40.0])
+def test_the_epsilon_of_delta_0_is_the_privacy_loss(loss):
+    """Differences of masses near 1 / 2 or 1 / k would lose the digits of a small loss."""
+    of_integers = [DiscreteLaplaceMechanism(loss, sensitivity) for sensitivity in (1, 2, 1000)]
+    for mechanism in (*of_integers, *(RandomizedResponse(loss, k) for k in (2, 3, 50))):
+        assert loss <= mechanism.epsilon(0.0) <= loss * (1 + 2e-13)
+        assert mechanism.delta(loss * (1 - 2e-13)) > 0.0 == mechanism.delta(loss)
+
+
+def test_a_mechanism_that_is_an_argument_of_compiled_code_adds_no_less_noise(monkeypatch):
+    """There its parameters are rounded to float32."""
+
+    def ones(_, shapes, dtypes):
+        return [jnp.ones(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+    def sample(mechanism):
+        return mechanism.sample(jax.random.key(0), 0.0, 1.0)
+
+    monkeypatch.setattr("gdpjax.mechanisms._additive.standard_normals", ones)
+    monkeypatch.setattr("gdpjax.mechanisms._additive.standard_laplace", lambda _, *like: jnp.ones(*like))
+    for run in (sample, jax.jit(sample)):
+        for parameter in np.linspace(0.3, 3.0, 20).tolist():
+            assert float(run(GaussianMechanism(parameter))) >= parameter
+            assert float(run(LaplaceMechanism(parameter))) >= 1 / parameter
+
+
+@pytest.mark.parametrize("loss", [None, 12.1])
+def test_a_probability_that_is_an_argument_of_compiled_code_is_no_larger(monkeypatch, loss):
+    """The random word is the first above the exact threshold, so no row is drawn, and nobody tells the truth.
+
+    The float32 of 0.3 is larger than 0.3, and that of 12.1 larger than 12.1.
+    """
+    mechanism, prob = PoissonSubsampled(GaussianMechanism(1e-3), 0.3), 0.3
+    value, sensitivity = jnp.ones((1, 1)), (1.0,)
+    if loss:
+        mechanism, prob = RandomizedResponse(loss, 2**20), -np.expm1(-loss) / (1 + (2**20 - 1) * np.exp(-loss))
+        value, sensitivity = jnp.array([2**20 - 1]), ()
+    word = int(prob * 2**32)
+    monkeypatch.setattr("gdpjax._core.keys.bits", lambda _, shape: jnp.full(shape, word, "uint32"))
+    sample = jax.jit(lambda mechanism: mechanism.sample(jax.random.key(0), value, *sensitivity))
+    assert abs(sample(mechanism)[0] - value.max()) > 0.5
 
 
 def test_discrete_noise_at_tiny_delta():
@@ -399,8 +443,10 @@ test_bad_input = refusals(
     (lambda: RandomizedResponse(1.0).sample(jax.random.key(0), jnp.array([2])), "categories from 0 to 1"),
     (lambda: RandomizedResponse(1.0).sample(jax.random.key(0), jnp.array([0.5])), "categories as integers"),
     (lambda: GaussianMechanism([1.0, 2.0]).sample(jax.random.key(0), jnp.ones(2), 1.0), "must be one number"),
-    (lambda: PoissonSubsampled(RandomizedResponse(1.0), 0.5), "mechanism must be an Additive"),
+    (lambda: PoissonSubsampled(RandomizedResponse(1.0), 0.5), "mechanism must be"),
+    (lambda: PoissonSubsampled(PoissonSubsampled(GaussianMechanism(1.0), 0.5), 0.5), "mechanism must be"),
     (lambda: PoissonSubsampled(GaussianMechanism(1.0), 0.5).sample(jax.random.key(0), 1.0, 1.0), "leading axis"),
+    (lambda: PoissonSubsampled(GaussianMechanism(1.0), 0.5).event(neighboring_relation=REPLACED), "got REPLACE_ONE"),
     (lambda: GaussianMechanism(1.0).sample(jax.random.key(0), 1.0, -1.0), "sensitivity must be"),
     (lambda: DiscreteLaplaceMechanism(1.0).sample(jax.random.key(0), 1.5), "value must hold integers"),
 )

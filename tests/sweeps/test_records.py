@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from experiments.errors import UserError
 from experiments.paper import tables as reproduced
 from experiments.paper.runs import ResultFile
 from experiments.recipes import tables as recipes
-from gdpjax.sweeps import records
+from gdpjax.sweeps import UserError, records
 
 DAMAGED = (
     b"", b"[]", b"null", b"7", b'"text"', b"{}", b"[" * 100_000, b"\xff\xfe", b'{"a": NaN}',

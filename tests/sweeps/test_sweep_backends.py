@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import cli
-from experiments.errors import UserError
-from gdpjax.sweeps import _ray, _sweep, _worker, list_trials, plan_trials
+from gdpjax.sweeps import UserError, _ray, _sweep, _worker, list_trials, plan_trials
 from tests.sweeps import on_ray, sweeps
 from tests.sweeps.sweeps import SEVERAL, SMALL, Watcher, examples_of, run_small, spec_of, sweep_of, timeless, write_rows
 

@@ -171,31 +171,21 @@ def draw(monkeypatch):
     return figure_of
 
 
-def test_bad_trials_are_outside_the_axes_and_told_in_words(draw):
-    """A few bad trials do not flatten the rest: triangles on the edge are at their epsilons, and the legend counts."""
-    good = [(0.1 * n, epsilon, 0.9 + 0.003 * n) for epsilon in (0.5, 1.0, 2.0) for n in range(1, 8)]
-    rows = rows_of(*good, (1.6, 1.0, 0.1), (3.2, 2.0, 0.2))
-    figure = draw(rows, LAYOUT)
-    assert "2 trials below the axis" in [text.get_text() for text in figure.legends[0].get_texts()]
+@pytest.mark.parametrize("minimize", [False, True])
+def test_bad_trials_are_not_drawn_and_told_in_words(draw, minimize):
+    """A few bad trials do not flatten the rest: the legend counts them."""
+    layout = _results.Layout(LAYOUT.hyperparameters, ["rmse"], "rmse", minimize)
+    sign = -1 if minimize else 1
+    good = [(0.1 * n, epsilon, sign * (0.9 + 0.003 * n)) for epsilon in (0.5, 1.0, 2.0) for n in range(1, 8)]
+    rows = rows_of(*good, (1.6, 1.0, sign * 0.1), (3.2, 2.0, sign * 0.2))
+    figure = draw([row | {"rmse": row["test_accuracy"]} for row in rows], layout)
+    assert "one training (2 far worse left out)" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert_nothing_is_cut(figure)
-
     (axes,) = figure.axes
     assert axes.bbox.width > 0.78 * figure.bbox.width
-    dots, triangles = axes.collections[:2]
-    assert dots.get_offsets().tolist() == [[row["epsilon_upper"], 100 * row["test_accuracy"]] for row in rows]
-    bottom, top = axes.get_ylim()
-    assert triangles.get_offsets().tolist() == [[1.0, bottom], [2.0, bottom]]
-    assert 20 < bottom < 90.3
-    assert top > 92.1
-
-
-def test_a_small_score_may_be_the_best_in_the_figure_too(draw):
-    """Where the smallest score is the best, the bad trials are above the axis."""
-    layout = _results.Layout(LAYOUT.hyperparameters, ["rmse"], "rmse", minimize=True)
-    rows = rows_of(*((0.1 * n, 1.0, 1.0 + 0.01 * n) for n in range(5)), (0.1, 1.0, 7.0))
-    figure = draw([row | {"rmse": row["test_accuracy"]} for row in rows], layout)
-    assert "1 trial above the axis" in [text.get_text() for text in figure.legends[0].get_texts()]
-    assert figure.axes[0].get_ylim()[1] < 1.5
+    assert axes.collections[0].get_offsets().tolist() == [[epsilon, score] for _, epsilon, score in good]
+    assert max(np.abs(axes.get_ylim())) < 0.95
+    assert min(np.abs(axes.get_ylim())) > 0.85
 
 
 @pytest.mark.parametrize(
@@ -229,9 +219,9 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
         (0.2, 2.0, 0.95),
         (0.3, 3.0, 0.9),
     )
-    (failed,) = rows_of((0.4, 0.5, None))
+    survived, failed = rows_of((0.4, 0.5, 0.99), (0.4, 0.5, None))
     failed["error"] = "diverged"
-    configurations = _results.configurations([*rows, failed], LAYOUT)
+    configurations = _results.configurations([*rows, survived, failed], LAYOUT)
 
     averaged = configurations[0]
     assert averaged.epsilon_upper == 1.0
@@ -246,6 +236,7 @@ def test_seeds_are_averaged_and_the_front_is_of_means():
     assert [each.epsilon_upper for each in front] == [1.0, 2.0]
     for budget, last in ((1.5, 0), (2.0, 1), (9.0, 1)):
         assert _results.best_within(configurations, LAYOUT, budget) is front[last]
+    assert _results.best_within(configurations, LAYOUT, 1.0 - 1e-12) is None
 
 
 def test_one_lucky_seed_is_not_the_best(tmp_path, small_digits):

@@ -16,9 +16,10 @@ from rich.console import Console
 import gdpjax
 from experiments import cli
 from experiments.data import LOADERS, Dataset
-from experiments.errors import RunInterrupted, UserError
 from gdpjax.sweeps import (
     Blueprint,
+    RunInterrupted,
+    UserError,
     _folder,
     _program,
     _sweep,

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import cli
-from experiments.errors import UserError
 from gdpjax import accounting
-from gdpjax.sweeps import list_trials, plan_trials
+from gdpjax.sweeps import UserError, list_trials, plan_trials
 from tests.sweeps.sweeps import SEVERAL, SMALL, spec_of
 
 HEAD = 'dataset = "digits"\n'

@@ -11,10 +11,9 @@ import pytest
 
 import gdpjax
 from experiments.config import RunConfig
-from experiments.errors import RunInterrupted, UserError
 from experiments.train.command import spec_of
 from experiments.train.tasks import make_task
-from gdpjax.sweeps import Blueprint, _training, as_spec, make_keys, records
+from gdpjax.sweeps import Blueprint, RunInterrupted, UserError, _training, as_spec, make_keys, records
 from gdpjax.training import Info
 from tests.experiments.conftest import Silent
 from tests.sweeps.sweeps import examples_of, made_once

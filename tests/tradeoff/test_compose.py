@@ -103,6 +103,15 @@ def test_nearly_symmetric_polygons_are_certified_in_both_orders():
     assert bounds.delta(8.0).upper >= lost_in_all_steps
 
 
+def test_a_steep_group_is_bracketed():
+    """Five steps that each multiply an error by e^4 leave more of its rounding than 1e-12."""
+    alpha = np.geomspace(1e-11, 2e-9, 200)
+    errors = compose(group(ApproximateDP(4.0), 5)).tradeoff(alpha)
+    exact = 1 - np.exp(20.0) * alpha
+    assert np.all(errors.lower <= exact)
+    assert np.all(exact <= errors.upper)
+
+
 def test_extreme_spacings():
     """Losses of almost nothing change nothing, and cells may be wider than what e^x holds."""
     exact = Laplace(0.5)(ALPHA)

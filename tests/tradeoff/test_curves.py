@@ -40,7 +40,6 @@ CURVES = {
     "subsampled_laplace": subsample(Laplace(1.5), 0.3),
     "subsampled_pair": subsample(ApproximateDP(1.5, 0.1), 0.3),
     "group": group(ApproximateDP(0.5, 0.01), 3),
-    "symmetrized": symmetrize(MIXED_SKEW),
 }
 
 # Other kinds are made of the same parts: the inverse of a mixture is the mixture, and two kinds are subsampled.
@@ -193,8 +192,8 @@ def test_delta_and_epsilon_are_inverse_to_each_other(name):
 
 @pytest.mark.parametrize(
     "curve",
-    [SKEW, one_direction(Gaussian(1.5), 0.3), MIXED_SKEW, one_direction(Laplace(1.0), 0.5).inverse()],
-    ids=["polygon", "mixture", "mixture_of_polygon", "inverse"],
+    [SKEW, one_direction(Gaussian(1.5), 0.3), one_direction(Laplace(1.0), 0.5).inverse()],
+    ids=["polygon", "mixture", "inverse"],
 )
 def test_symmetrize_is_the_largest_symmetric_curve_below(curve):
     """It is the lower hull of the pointwise minimum of the curve and its inverse."""

@@ -56,7 +56,7 @@ def moved_to(monkeypatch):
     described = _run.environment
 
     def move(**changes):
-        monkeypatch.setattr(_run, "environment", lambda: described() | changes)
+        monkeypatch.setattr(_run, "environment", lambda *arrays: described() | changes)
 
     return move
 

@@ -1,6 +1,7 @@
 """Train on several CPU devices, and print as JSON how the runs differ; test_devices starts this as a process."""
 
 import json
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gdpjax
-from gdpjax.training import make_plan, private_training
+from gdpjax.training import make_plan, private_training, start_run
 
 CASES = [(4, "Auto", True), (8, "Explicit", False)]
 """How many devices, the type of their axis, and whether the parameters are spread over them."""
@@ -97,6 +98,22 @@ def collectives_of_noise():
     return [name for name in names if name in program]
 
 
+def leaves_that_moved():
+    """The leaves of a run that a chunk leaves spread otherwise, where the optimizer has not spread its momentum."""
+    training, params, x, y = SMALL
+    momentum = optax.trace(0.9)
+    unspread = momentum._replace(init=lambda params: momentum.init(jax.tree.map(lambda p: jnp.zeros(p.shape), params)))
+    training = private_training(training.plan, loss, unspread)
+    spread = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,)), PartitionSpec(None, "data"))
+    with tempfile.TemporaryDirectory() as folder:
+        run = start_run(folder, training, jax.device_put(params, spread), training.place(x, y), key=jax.random.key(7))
+        before = [leaf.sharding for leaf in jax.tree.leaves(run.state)]
+        run.advance(1)
+        after = jax.tree.leaves(run.state)
+    pairs = zip(after, before, strict=True)
+    return [leaf.shape for leaf, sharding in pairs if not leaf.sharding.is_equivalent_to(sharding, leaf.ndim)]
+
+
 def print_report(cases):
     """Print how the runs of some cases differ from that of one device, and what is sent for the noise."""
     reference = run(1)
@@ -111,7 +128,8 @@ def print_report(cases):
             "error": largest_difference / largest,
             "same_noise": bool(np.array_equal(noise, reference_noise)),
         }
-    print(json.dumps({"runs": report, "collectives of noise": collectives_of_noise()}))
+    found = {"runs": report, "collectives of noise": collectives_of_noise(), "moved": leaves_that_moved()}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -27,3 +27,8 @@ def test_the_run_does_not_depend_on_the_devices(report):
 def test_no_noise_is_sent_between_devices(report):
     """Each device of a mesh draws the noise of its own parts of the parameters."""
     assert report["collectives of noise"] == []
+
+
+def test_a_chunk_leaves_a_state_spread_as_it_was(report):
+    """A restored state is: else the run would go on with another program, and the same noise on other bits."""
+    assert report["moved"] == []

@@ -392,6 +392,7 @@ def group(ids, x, max_per_user):
         (train_statistics, "GroupNorm"),
         (lambda t: batch_source(t.plan, t.init(PARAMS, KEY), 61), "max_examples = 60"),
         (lambda t: group([1, 2], [0.0, 0.0, 0.0], 1), "one for each of 3 rows"),
+        (lambda t: group([1, 2, 2], [0.0, 0.0, 0.0], 10**9), "more than all 3 rows"),
         (lambda t: group(MASKED, [0.0, 0.0, 0.0], 1), "none masked"),
         (lambda t: group(["a", " ", "b"], [0.0, 0.0, 0.0], 1), "name the owner of each row"),
         (lambda t: group(["a", float("nan"), "b"], [0.0, 0.0, 0.0], 1), "name the owner of each row"),

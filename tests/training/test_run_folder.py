@@ -12,11 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from gdpjax.training import CheckpointError, private_training, resume_run, start_run
+from gdpjax._core import xla
+from gdpjax.training import CheckpointError, environment, private_training, resume_run, start_run
 from tests.training import killed
 from tests.training.interrupted import CHECKPOINTS, KEY, Killed, committed, stopped
 
@@ -340,3 +342,102 @@ def test_two_processes_resume_one_folder(tmp_path):
     time.sleep(0.1)
     third = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert third.stdout.splitlines()[-1] == "end", third.stderr
+
+
+def scaled_in_half_precision():
+    """An optimizer whose state has a weak type, by which a product of half precision stays one."""
+
+    def init(params):
+        return jnp.asarray(0.3)
+
+    def update(mean, rate, params=None):
+        steps = jax.tree.map(lambda leaf: rate * leaf.astype(jnp.bfloat16), mean)
+        return jax.tree.map(lambda step: -step.astype(jnp.float32), steps), rate
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_a_run_of_weakly_typed_numbers_has_the_same_bits_when_it_is_resumed(small, tmp_path):
+    """A checkpoint holds no weak types: the same noise would have met parameters that were rounded otherwise."""
+    training, params, data = small
+    training = private_training(training.plan, killed.loss, scaled_in_half_precision())
+    run = start_run(tmp_path / "run", training, params, data, key=KEY, scan=False)
+    run.advance(1)
+    again = resume_run(shutil.copytree(run.folder, tmp_path / "copy"), training, params, data, scan=False)
+    for each in (run, again):
+        each.advance(2)
+    assert keys_of(run) == keys_of(again)
+    assert all(map(np.array_equal, *(jax.tree.leaves(each.state.params) for each in (run, again))))
+
+
+def test_a_chunk_that_is_to_be_repeated_is_charged_already(small, lost, tmp_path):
+    """What it computed may have been shown before it was interrupted."""
+    run = resume_run(shutil.copytree(lost, tmp_path / "run"), *small, scan=False)
+    assert (run.step, run.ledger.num_steps) == (7, 14)
+    assert "14 of the 20 planned steps were made" in run.statement()
+    run.advance(7)
+    assert (run.step, run.ledger.num_steps) == (14, 14)
+
+
+def test_a_state_with_keys_that_were_replaced_gets_new_ones(small, seven, tmp_path, moved_to):
+    """They may have made the next steps, elsewhere and on other data."""
+    folder = shutil.copytree(seven, tmp_path / "run")
+    earlier = resume_run(folder, *small, scan=False).state
+    moved_to(cpu="another")
+    run = resume_run(folder, *small, scan=False)
+    run.state = earlier
+    run.save()
+    assert run.step == 7
+    assert np.asarray(earlier.opt_state[0].key_data).tolist() not in keys_of(run)
+
+
+def test_two_processes_that_write_at_the_same_moment_are_both_told(small, seven, tmp_path, monkeypatch):
+    """Where locks do not work, both may have found the journal as they left it."""
+    run = resume_run(shutil.copytree(seven, tmp_path / "run"), *small, scan=False)
+    write = os.write
+
+    def with_another(descriptor, content):
+        monkeypatch.undo()
+        with run.journal.open("ab") as file:
+            file.write(content)
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", with_another)
+    with pytest.raises(CheckpointError, match="another process has gone on with the run"):
+        run.advance(7)
+    assert run.step == 7
+
+
+def test_processors_with_other_instructions_are_other_processors(monkeypatch):
+    """On ARM nothing has a model's name, and a virtual machine may hide instructions of a model."""
+
+    def described(text):
+        with monkeypatch.context() as patch:
+            patch.setattr(xla.Path, "read_text", lambda path: text)
+            return xla.processor()
+
+    arm = "processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\nCPU part\t: {}\n"
+    x86 = "model name\t: A Processor\nflags\t\t: fpu sse2 {}\n"
+    texts = [arm.format("sve", "0xd40"), arm.format("sve", "0xd4f"), arm.format("", "0xd40")]
+    texts += [x86.format("avx2"), x86.format("avx2 avx512f")]
+    assert len(set(map(described, texts))) == 5
+    assert described(x86.format("avx2 md_clear")) == described(x86.format("avx2")), "what the kernel adds"
+
+
+def test_a_program_is_known_by_its_constants_wherever_they_are_held():
+    """A frozen model that the loss closes over may be an argument of the program, of which the text has the type."""
+    script = (
+        "import jax, jax.numpy as jnp; from gdpjax._core.xla import program_digest; a = jnp.arange(16.0); "
+        "print(len({program_digest(jax.jit(lambda x, c=c: x + c), a) for c in (a, a + 1, a + 0)}))"
+    )
+    environ = os.environ | {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout == "2\n"
+
+
+def test_the_device_that_decides_the_bits_is_where_the_arrays_are():
+    """With JAX_PLATFORMS=cpu,cuda the first device is a processor, which repeats its bits as no GPU does."""
+    gpu = SimpleNamespace(platform="gpu", id=0, device_kind="a GPU", client=SimpleNamespace(platform_version="13"))
+    on_gpu = SimpleNamespace(devices=lambda: [gpu])
+    assert environment(jnp.zeros(2), on_gpu)["platform"] == "gpu"
+    assert environment(jnp.zeros(2))["platform"] == environment()["platform"] == jax.devices()[0].platform

@@ -130,6 +130,15 @@ def test_steps_beyond_the_planned_ones_release_nothing():
     assert event.num_steps == STEPS
 
 
+def test_a_run_that_goes_on_with_another_strategy_has_no_ledger():
+    """It would take back noise that was added at another scale; neither strategy has anything in its state."""
+    state, other = make(correlated.lambda_cgd(0.5)).init(ZEROS), make(correlated.lambda_cgd(0.9)).init(ZEROS)
+    restored = jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(state))
+    with pytest.raises(ValueError, match="recorded for other steps"):
+        ledger_of(restored)
+    assert len(ledger_of(other)) == 0
+
+
 def test_the_ledger_holds_one_gaussian_release():
     noise_multiplier = 2.0
     tx = make(STRATEGIES["lambda"], noise_multiplier=noise_multiplier)

@@ -165,7 +165,6 @@ _ELSEWHERE = {
     "auditing/_step.py": "keys of independent releases, eagerly",
     "auditing/_many_runs.py": "an order, on the host",
     "auditing/_one_run.py": "an order, on the host",
-    "auditing/_right_guesses.py": "an order, on the host",
     "nnx.py": "keys of the loss's own randomness",
     "auditing/_installation.py": "keys of independent audits, on the host",
     "auditing/_step_checks.py": "keys of independent releases, eagerly",

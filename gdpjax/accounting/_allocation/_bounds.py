@@ -119,13 +119,6 @@ def within(widest: Bounds, sides: Sides[Side], ask: Callable[[Side], Any]) -> Bo
     return Bounds(lower, upper)
 
 
-def exp_outward(bracket: Any) -> Bounds:
-    """Return the bracket of e^x from one of x."""
-    lower = np.exp(bracket.lower) * (1.0 - EXP_ROUNDING)
-    upper = np.exp(bracket.upper) * (1.0 + EXP_ROUNDING)
-    return Bounds(lower, upper)
-
-
 @functools.lru_cache(maxsize=_KEPT_EVENTS)
 def events_of_scheme(
     scheme: Scheme,

@@ -7,13 +7,8 @@ costs without privacy.
 A weight that is used at several positions t has the gradient sum_t left_t right_t^T. That sum can cancel, so its norm
 is not read off the factors: it is formed before it is clipped.
 
-Each axis of the weight is of one of two kinds:
-
-* "l": the left factor (activations) has it.
-* "r": the right factor (cotangents) has it.
-
-A dense layer y = x W has ``axes = (("l", 0), ("r", 0))``, and one whose weight is stored transposed has
-``(("r", 0), ("l", 0))``.
+The left factor (activations) has some axes of the weight, and the right factor (cotangents) the others. For a dense
+layer y = x W they have the axes 0 and 1; where the weight is stored transposed, 1 and 0.
 """
 
 import dataclasses
@@ -23,12 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms._abstract import AbstractFactor
-from gdpjax.clipping._forms._formed import Full
+from gdpjax.clipping._forms._abstract import AbstractFactor, Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, largest_exponent, squared_norms, wide
-
-Axis = tuple[str, int]
-"""The kind, "l" or "r", and the place among the axes of that kind in the factor."""
 
 
 @final
@@ -40,34 +31,33 @@ class Outer(AbstractFactor):
     Attributes:
       left: [T, *axes of the left factor].
       right: [T, *axes of the right factor].
-      axes: for each axis of the weight its kind ("l" or "r") and its place among the axes of that kind.
+      left_axes: the axes of the weight that the left factor has, in its order.
+      right_axes: those of the right factor.
     """
 
     left: Array
     right: Array
-    axes: tuple[Axis, ...] = dataclasses.field(metadata=dict(static=True))
+    left_axes: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
+    right_axes: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
     method: ClassVar[str] = "outer product"
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        left, right = self.of_kind("l"), self.of_kind("r")
-        if len(self.axes) != len(shape) or sorted([*left, *right]) != list(range(len(shape))):
+        if sorted(self._axes) != list(range(len(shape))):
             return False
         positions = self.left.shape[:1]
-        of_left = (*positions, *(shape[axis] for axis in left))
-        of_right = (*positions, *(shape[axis] for axis in right))
+        of_left = (*positions, *(shape[axis] for axis in self.left_axes))
+        of_right = (*positions, *(shape[axis] for axis in self.right_axes))
         return len(positions) == 1 and (self.left.shape, self.right.shape) == (of_left, of_right)
 
     @property
     def num_products(self) -> int:
+        """The number of outer products that are added up."""
         return self.left.shape[0]
 
-    def of_kind(self, kind: str) -> list[int]:
-        """Return the axes of the weight of this kind, in the order in which the factor holds them."""
-        positions = []
-        for axis, (own_kind, position) in enumerate(self.axes):
-            if own_kind == kind:
-                positions.append((position, axis))
-        return [axis for _, axis in sorted(positions)]
+    @property
+    def _axes(self) -> tuple[int, ...]:
+        """The axes of the weight in the order of the factors."""
+        return (*self.left_axes, *self.right_axes)
 
     def formed(self, shape: tuple[int, ...]) -> Array:
         left, right = (factor.reshape(self.num_products, -1) for factor in (self.left, self.right))
@@ -81,7 +71,7 @@ class Outer(AbstractFactor):
         # The positions of all iterations are positions of one sum.
         left = self.left.reshape(-1, *self.left.shape[2:])
         right = self.right.reshape(-1, *self.right.shape[2:])
-        return Outer(left, right, self.axes)
+        return Outer(left, right, self.left_axes, self.right_axes)
 
     def squared_norm(self, dtype: Any) -> ScaledSquares:
         """Return the squared norm: the product of those of the factors."""
@@ -113,6 +103,5 @@ class Outer(AbstractFactor):
     def _arranged(self, product: Array, shape: tuple[int, ...]) -> Array:
         """Return a product of the factors, [d, p], as an array in the shape of the weight."""
         # Split d and p into the axes of the weight, which come in the order of the factors.
-        order = [*self.of_kind("l"), *self.of_kind("r")]
-        grouped = product.reshape(*(shape[axis] for axis in order))
-        return jnp.transpose(grouped, tuple(order.index(axis) for axis in range(len(order))))
+        grouped = product.reshape([shape[axis] for axis in self._axes])
+        return jnp.moveaxis(grouped, range(grouped.ndim), self._axes)

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from gdpjax._core.trees import compensated_add, compensated_row_sum, two_sum, wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms._abstract import AbstractFactor
-from gdpjax.clipping._forms._formed import Full
+from gdpjax.clipping._forms._abstract import AbstractFactor, Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares
 from gdpjax.clipping._forms._table import Sparse
 from gdpjax.clipping._rounding_budget import RoundingBudget
@@ -48,10 +47,7 @@ class RunningSum(NamedTuple):
 
     def plus_pair(self, part: tuple[Array, Array]) -> "RunningSum":
         """Add an unevaluated sum."""
-        if self.low is None:
-            rounded_part = part[0] + part[1]
-            return RunningSum(self.high + rounded_part, None)
-
+        assert self.low is not None
         # Renormalising keeps ``low`` a rounding error of ``high``, so that its own rounding never builds up.
         high, low = compensated_add((self.high, self.low), part)
         return RunningSum(*two_sum(high, low))
@@ -84,27 +80,14 @@ class RowGradients:
         """Return sum_i w_i g_i, with the rows added plainly."""
         return self.factor.weighted_sum(weights, self.shape)
 
-    def __getitem__(self, rows: Any) -> "RowGradients":
-        """Return the gradients of some of the rows."""
-        return jax.tree.map(lambda x: x[rows], self)
-
     @property
     def num_rows(self) -> int:
         """The number of rows, N."""
         return jax.tree.leaves(self.factor)[0].shape[0]
 
-    def needs_compensation(self, budget: RoundingBudget) -> bool:
-        """Return whether the errors of adding up all rows by one call of `add_to` have to be kept."""
-        return self.sums_exactly(budget) or not budget.covers(self.num_rows)
-
-    def sums_exactly(self, budget: RoundingBudget) -> bool:
-        """Return whether the rows are added up in whole numbers."""
-        return isinstance(self.factor, Sparse) and self.factor.sums_exactly(budget, self.shape)
-
     def add_to(self, total: RunningSum, weights: RowWeights, bound: Array, budget: RoundingBudget) -> RunningSum:
         """Add the weighted rows, each of norm at most ``bound``, to a running sum."""
-        if self.sums_exactly(budget):
-            assert isinstance(self.factor, Sparse)
+        if isinstance(self.factor, Sparse) and self.factor.sums_exactly(budget, self.shape):
             return total.plus_pair(self.factor.exact_sum(weights, bound, total.high))
 
         # The budget of a small model has every row added with its error kept.
@@ -112,34 +95,22 @@ class RowGradients:
             alone = jax.tree.map(lambda x: x[:, None], (self, weights))
             return total.plus_pair(compensated_row_sum(jax.vmap(RowGradients.weighted_sum)(*alone)))
 
-        # Whole blocks of rows first, in a loop if there are several.
-        size = min(budget.plain_rows, self.num_rows)
-        num_blocks = self.num_rows // size
-        whole = num_blocks * size
-        if num_blocks > 1:
-            total = self._add_blocks(total, weights, num_blocks, size)
-        else:
-            total = total.plus(self[:whole].weighted_sum(weights[:whole]))
-
-        # Then the rows that are left over.
-        if whole < self.num_rows:
-            rows = slice(whole, None)
-            total = total.plus(self[rows].weighted_sum(weights[rows]))
-        return total
-
-    def _add_blocks(self, total: RunningSum, weights: RowWeights, num_blocks: int, size: int) -> RunningSum:
-        """Add the first ``num_blocks * size`` rows by a loop over blocks."""
-
-        def add_block(total: RunningSum, number: Array) -> tuple[RunningSum, None]:
+        def add_block(total: RunningSum, start: Any, size: int) -> RunningSum:
             def block(x: Array) -> Array:
-                return jax.lax.dynamic_slice_in_dim(x, number * size, size)
+                return jax.lax.dynamic_slice_in_dim(x, start, size)
 
             rows, weights_of_rows = jax.tree.map(block, (self, weights))
-            return total.plus(rows.weighted_sum(weights_of_rows)), None
+            return total.plus(rows.weighted_sum(weights_of_rows))
 
-        numbers = jnp.arange(num_blocks, dtype=jnp.int32)
-        total, _ = jax.lax.scan(add_block, total, numbers)
-        return total
+        # Whole blocks of rows first, in a loop if there are several, and then the rows that are left over.
+        size = min(budget.plain_rows, self.num_rows)
+        num_blocks, left_over = divmod(self.num_rows, size)
+        if num_blocks > 1:
+            starts = size * jnp.arange(num_blocks, dtype=jnp.int32)
+            total, _ = jax.lax.scan(lambda total, start: (add_block(total, start, size), None), total, starts)
+        else:
+            total = add_block(total, 0, size)
+        return add_block(total, num_blocks * size, left_over) if left_over else total
 
 
 def formed_rows(rows: Array) -> RowGradients:

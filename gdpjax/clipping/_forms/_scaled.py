@@ -126,9 +126,6 @@ class RowWeights(NamedTuple):
     coefficient: Array
     keep: Array
 
-    def __getitem__(self, rows: Any) -> "RowWeights":  # type: ignore[override]
-        return RowWeights(self.exponent[rows], self.coefficient[rows], self.keep[rows])
-
     def factors(self, dtype: Any) -> tuple[Array, Array]:
         """Return a power of two and a number, both in range, whose product is the weight: zero for a row not kept.
 

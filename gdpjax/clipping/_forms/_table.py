@@ -34,8 +34,7 @@ import numpy as np
 from gdpjax._core import xla
 from gdpjax._core.trees import compensated_add, power_of_two, wide_dtype
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms._abstract import AbstractFactor
-from gdpjax.clipping._forms._formed import Full
+from gdpjax.clipping._forms._abstract import AbstractFactor, Full
 from gdpjax.clipping._forms._scaled import RowWeights, ScaledSquares, per_row, squared_norms, wide
 from gdpjax.clipping._rounding_budget import RoundingBudget
 

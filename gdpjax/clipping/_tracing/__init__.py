@@ -15,8 +15,9 @@ from gdpjax.clipping._tracing._jaxprs import (
     opened,
     scan_of,
 )
-from gdpjax.clipping._tracing._replacing import evaluate_replaced
-from gdpjax.clipping._tracing._row_gradients import Plan, plan_of, row_gradients
+from gdpjax.clipping._tracing._parameter_flow import parameter_flow
+from gdpjax.clipping._tracing._probes import evaluate_replaced
+from gdpjax.clipping._tracing._row_gradients import Plan, row_gradients
 from gdpjax.clipping._tracing.primitives import (
     AbstractPrimitive,
     is_vouched_for,
@@ -39,7 +40,7 @@ __all__ = [
     "is_vouched_for",
     "isolated_convolution",
     "opened",
-    "plan_of",
+    "parameter_flow",
     "register_primitive",
     "row_gradients",
     "scan_of",

@@ -106,16 +106,6 @@ class Link(NamedTuple):
     enters_scan: bool = False
 
     @classmethod
-    def through(cls, eqn: Any, operand: int) -> "Link":
-        """Return the step through a linear equation."""
-        return cls(lambda factor: family_of(eqn).pull_back(factor, eqn, operand))
-
-    @classmethod
-    def into_scan(cls) -> "Link":
-        """Return the step into the body of a scan, of a value that all iterations use."""
-        return cls(lambda factor: factor.over_iterations(), enters_scan=True)
-
-    @classmethod
     def into_slices(cls, scanned: Any) -> "Link":
         """Return the step of a value that is scanned over: each iteration has the gradient of a slice."""
         _, *shape = scanned.aval.shape
@@ -201,22 +191,15 @@ def parameter_flow(frame: Frame, num_params: int, formed: dict[int, str]) -> Par
     formed = dict(formed)
     num_data = len(frame.jaxpr.invars) - num_params
     while True:
-        inputs = []
-        for leaf in range(num_params):
-            if leaf in formed:
-                inputs.append(_Value(is_trained=True))
-            else:
-                inputs.append(_Value(images=((leaf, ()),)))
+        params = range(num_params)
+        inputs = [_Value(is_trained=True) if leaf in formed else _Value(images=((leaf, ()),)) for leaf in params]
         inputs += [_DATA] * num_data
 
         walk = _Walk()
         outputs = walk.frame(frame, inputs, _Location())
         walk.give_up("added to the loss", outputs[:1])
         if not walk.formed:
-            tapped = {}
-            for leaf in range(num_params):
-                if leaf not in formed:
-                    tapped[leaf] = walk.uses.get(leaf, [])
+            tapped = {leaf: walk.uses.get(leaf, []) for leaf in params if leaf not in formed}
             return ParameterFlow(tapped, formed, walk.sites)
 
         # A site gives its weight no gradient, so a weight that also depends on a formed parameter cannot be tapped:
@@ -344,19 +327,22 @@ class _Walk:
             return self.give_up(f"{name} in 8 bits", inputs, len(eqn.outvars))
         others = _combined([value for operand, value in enumerate(inputs) if operand not in operands])
 
-        # If a weight meets data, this is a site.
+        # If a weight meets data, this is a site, and a use of each parameter of which the weight is an image.
         if len(operands) == 1 and others.is_data:
             (operand,) = operands
             weight = inputs[operand]
             if _is_site(eqn, operand, weight):
-                self.add_site(location.place, Site(eqn, operand, location.lengths), weight)
+                self.sites[location.place] = Site(eqn, operand, location.lengths)
+                for leaf, path in weight.images:
+                    self.uses.setdefault(leaf, []).append(Use(location.place, path))
                 return [_DATA] * len(eqn.outvars)
 
         # If no data is involved and the equation is linear, its output is a linear image.
         if not others.is_data and all(family_of(eqn).is_linear(eqn, operand) for operand in operands):
             images = []
             for operand in operands:
-                images += inputs[operand].through(Link.through(eqn, operand)).images
+                link = Link(lambda factor, operand=operand: family_of(eqn).pull_back(factor, eqn, operand))
+                images += inputs[operand].through(link).images
             return [_Value(tuple(images), is_trained=_combined(inputs).is_trained)]
         return self.give_up(name, inputs, len(eqn.outvars))
 
@@ -367,7 +353,9 @@ class _Walk:
         consts, carried, scanned = scan.split(inputs)
         self.give_up("carried by a scan", carried)
 
-        inside = [value.through(Link.into_scan()) for value in consts]
+        # All iterations use the constants.
+        into_scan = Link(lambda factor: factor.over_iterations(), enters_scan=True)
+        inside = [value.through(into_scan) for value in consts]
         inside += [_DATA] * scan.num_carry  # what is carried may depend on data after the first iteration
         _, _, variables = scan.split(eqn.invars)
         inside += [value.through(Link.into_slices(of)) for value, of in zip(scanned, variables, strict=True)]
@@ -378,18 +366,9 @@ class _Walk:
 
     def cond(self, branches: Sequence[Frame], inputs: list[_Value], location: _Location) -> list[_Value]:
         """Follow linear images of parameters into all branches."""
-        num_outputs = 0
         for number, branch in enumerate(branches):
-            outputs = self.frame(branch, inputs[1:], location.at(number))
-            self.give_up("passed on by a branch", outputs)
-            num_outputs = len(outputs)
-        return [_DATA] * num_outputs
-
-    def add_site(self, place: Place, site: Site, weight: _Value) -> None:
-        """Note a site, and one use of it for each parameter of which the weight is an image."""
-        self.sites[place] = site
-        for leaf, path in weight.images:
-            self.uses.setdefault(leaf, []).append(Use(place, path))
+            self.give_up("passed on by a branch", self.frame(branch, inputs[1:], location.at(number)))
+        return [_DATA] * len(branches[0].jaxpr.outvars)
 
     def give_up(self, reason: str, inputs: Sequence[_Value], num_outputs: int = 1) -> list[_Value]:
         """Let JAX differentiate all parameters of which these values are images.

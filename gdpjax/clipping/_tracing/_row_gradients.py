@@ -1,10 +1,11 @@
 """Compute per-example gradients in factors, without forming them where that can be avoided.
 
-    plan = plan_of(frame_of(jaxpr), num_params, formed={})
-    gradients, outputs = row_gradients(plan, params, data)
+    frame = frame_of(jaxpr)
+    plan = Plan(frame, parameter_flow(frame, num_params, formed={}))
+    gradients, outputs = row_gradients(plan, params, data, jax.vmap)
     gradients[0].squared_norms(dtype)
 
-`plan_of` reads the jaxpr of the loss of one example, and finds out which parameters can be tapped (`_parameter_flow`).
+`parameter_flow` reads the jaxpr of the loss of one example, and finds out which parameters can be tapped.
 Then `row_gradients` takes these steps:
 
 1. It evaluates the loss with probes at the sites (`_probes`), and takes one gradient, mapped over the batch by vmap.
@@ -16,6 +17,7 @@ A `Plan` also says from shapes, before anything is computed, what step 2 gives (
 depend the size of a chunk, and which small gradients are put together.
 """
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +29,7 @@ from gdpjax._core.trees import wide_dtype
 from gdpjax._core.types import Array
 from gdpjax.clipping._forms import AbstractFactor, Full, RowGradients, total_of, wide
 from gdpjax.clipping._tracing._jaxprs import Frame, Place, num_bytes
-from gdpjax.clipping._tracing._parameter_flow import ParameterFlow, parameter_flow, pull_back_use
+from gdpjax.clipping._tracing._parameter_flow import ParameterFlow, pull_back_use
 from gdpjax.clipping._tracing._probes import replay, values_seen, zero_probes
 
 
@@ -68,29 +70,17 @@ class Plan(NamedTuple):
 
         return jax.eval_shape(gradients)
 
-    def activation_bytes(self) -> int:
-        """Return the bytes of all values computed for one example. Backpropagation keeps at most about that much."""
-        return _activation_bytes(self.frame)
-
-    def working_bytes(self) -> int:
-        """Return the bytes that the sites need to make their factors, for one example."""
-        return sum(site.working_bytes for site in self.flow.sites.values())
+    def num_bytes(self) -> int:
+        """Return the bytes of one example: of all values computed, about what is kept at most, and to make factors."""
+        return _activation_bytes(self.frame) + sum(site.working_bytes for site in self.flow.sites.values())
 
     def reason(self, leaf: int) -> str:
         """Return the primitives at which the gradient of a parameter is read off, or why it is formed, as text."""
         if leaf in self.flow.formed:
             return self.flow.formed[leaf]
-        sites = [self.flow.sites[use.place] for use in self.flow.tapped[leaf]]
-        return ", ".join(_counted([site.kind for site in sites])) or "not used"
-
-
-def _counted(names: list[str]) -> list[str]:
-    """Return every name once, as "3 x name" where it occurs three times."""
-    parts = []
-    for name in dict.fromkeys(names):
-        count = names.count(name)
-        parts.append(f"{count} x {name}" if count > 1 else name)
-    return parts
+        counts = collections.Counter(self.flow.sites[use.place].kind for use in self.flow.tapped[leaf])
+        kinds = [f"{count} x {kind}" if count > 1 else kind for kind, count in counts.items()]
+        return ", ".join(kinds) or "not used"
 
 
 def _activation_bytes(frame: Frame) -> int:
@@ -102,17 +92,6 @@ def _activation_bytes(frame: Frame) -> int:
         for body in frame.children.get(index, ()):
             total += length * _activation_bytes(body)
     return total
-
-
-def plan_of(frame: Frame, num_params: int, formed: dict[int, str]) -> Plan:
-    """Return the plan of the gradient of a frame whose inputs are the parameters, and then the data.
-
-    Args:
-      frame: the loss of one example.
-      num_params: how many parameters there are.
-      formed: parameters that are not to be tapped, and why.
-    """
-    return Plan(frame, parameter_flow(frame, num_params, formed))
 
 
 def row_gradients(
@@ -130,7 +109,7 @@ def row_gradients(
       map_rows: maps a function of one example over the rows, as `jax.vmap` does.
     """
     one_example = functools.partial(_one_example, plan, params)
-    factors, outputs = map_rows(one_example, in_axes=(0,))(list(data))
+    factors, outputs = map_rows(one_example)(list(data))
     gradients = []
     for factor, param in zip(factors, params, strict=True):
         factor = jax.tree.map(functools.partial(_in_sum_dtype, param), factor)

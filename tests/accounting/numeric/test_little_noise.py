@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_epsilon
+from gdpjax.accounting import certified, delta_bounds, epsilon_bounds, gdp_epsilon
 from tests.accounting.numeric.inside import RunDescription, SubsampledGaussian, _without_contour
 
 DELTAS = (1e-3, 1e-5, 1e-9)
@@ -41,3 +41,10 @@ def test_brackets_are_useful_down_to_hardly_any_noise(noise_multiplier, width):
     middle = 0.5 * (lower + upper)
     below = delta_bounds(noise_multiplier, probs, steps, middle)
     assert np.all((below.lower <= 1e-5) & (below.upper >= 1e-5))
+
+
+def test_the_regret_of_next_to_no_noise_is_found_at_once():
+    """It asks for delta at many epsilon, for which the contour would take minutes and find nothing."""
+    run = certified(1e-200, 0.1, 10)
+    leaked = 1 - 0.9**10
+    assert run.regret().lower <= 0.5 * (1 - leaked) <= run.regret().upper

@@ -9,10 +9,11 @@
 from typing import Any
 
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive
-from gdpjax.clipping._tracing.primitives._convolution import Convolution, isolated_convolution
+from gdpjax.clipping._tracing.primitives._fast_convolution import isolated_convolution
 from gdpjax.clipping._tracing.primitives._linear import (
     Cast,
     Concatenation,
+    Convolution,
     DynamicSlice,
     Gather,
     Matmul,
@@ -28,14 +29,13 @@ _UNKNOWN = AbstractPrimitive()
 _FAMILIES: dict[str, AbstractPrimitive] = {}
 """The families by the names of their primitives."""
 
-_ADDED: set[str] = set()
-"""The names that were registered by users, and not by this file."""
-
 
 def register_primitive(name: str, family: AbstractPrimitive, *, replace: bool = False) -> None:
     """Tell the engine of `clipped_grad` how gradients go through a primitive of JAX.
 
-    Register a primitive before you trace a loss that uses it: programs that are compiled already do not change.
+    You vouch that `jax.vmap` applies the primitive to every row by itself: a rule for vmap that mixes the rows of a
+    batch makes every privacy statement wrong. Register a primitive before you trace a loss that uses it: programs that
+    are compiled already do not change.
 
     Args:
       name: the name of the primitive (``eqn.primitive.name``).
@@ -48,7 +48,6 @@ def register_primitive(name: str, family: AbstractPrimitive, *, replace: bool = 
     if name in _FAMILIES and not replace:
         raise ValueError(f"the primitive {name} is registered already; replace=True puts another family in its place")
     _FAMILIES[name] = family
-    _ADDED.add(name)
 
 
 def family_of(eqn: Any) -> AbstractPrimitive:
@@ -57,8 +56,8 @@ def family_of(eqn: Any) -> AbstractPrimitive:
 
 
 def is_vouched_for(name: str) -> bool:
-    """Return whether a user registered this primitive, and so vouches that it acts on one example alone."""
-    return name in _ADDED and _FAMILIES[name].acts_on_one_example
+    """Return whether this primitive was registered: who did so vouches that it acts on one example alone."""
+    return name in _FAMILIES
 
 
 # The families of the library. First those at which a weight meets data: products and look-ups.

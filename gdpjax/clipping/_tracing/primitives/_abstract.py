@@ -41,13 +41,7 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
     Every method is given an equation ``eqn``, as JAX has it in a jaxpr: ``eqn.params`` are its static parameters,
     ``eqn.invars`` its inputs and ``eqn.outvars`` its outputs. An input v has ``v.aval.shape`` and ``v.aval.dtype``.
     ``operand`` is the index of an input: ``eqn.invars[operand]``.
-
-    Attributes:
-      acts_on_one_example: whether `jax.vmap` applies the primitive to every row by itself. With True you vouch for
-        that: a rule for vmap that mixes the rows of a batch makes every privacy statement wrong.
     """
-
-    acts_on_one_example: bool = True
 
     # First question: does a weight meet data here, and what is its gradient?
 
@@ -96,15 +90,11 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
     # A family may compute an equation in another way than JAX does.
 
     def is_rewritten(self, eqn: Any) -> bool:
-        """Return whether the engine computes the equation by `evaluate` and `differentiable`, wherever it occurs."""
+        """Return whether the engine computes the equation by `evaluate` where it is no site, too."""
         return False
 
     def evaluate(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the equation at a site."""
-        return evaluate_equation(eqn, values)
-
-    def differentiable(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the equation where it is no site, so that JAX differentiates what is returned."""
+        """Return the outputs of the equation."""
         return evaluate_equation(eqn, values)
 
     # Second question: can a parameter pass through, as through a linear map, before it meets data?

@@ -1,7 +1,7 @@
 """Convolutions in the one layout that XLA's CPU backend computes fast everywhere.
 
-    y = convolve(eqn, x, kernel)                          # computes the equation; JAX can differentiate it
     layout = layout_of(eqn)
+    y = convolve(layout, x, kernel)                       # computes the equation; JAX can differentiate it
     patches_times(layout, window, x, cotangent_of_y)      # the gradient of the kernel, by one product
 
 On a CPU, XLA is fast at convolutions in one layout: (batch, space, channels) for the input, and (space, input, output)
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from gdpjax._core import xla
@@ -72,10 +73,7 @@ class Layout(NamedTuple):
 
 def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     """Return the permutation that undoes another one."""
-    inverse = [0] * len(permutation)
-    for place, axis in enumerate(permutation):
-        inverse[axis] = place
-    return tuple(inverse)
+    return tuple(np.argsort(permutation).tolist())
 
 
 def layout_of(eqn: Any) -> Layout:
@@ -108,13 +106,9 @@ def is_rewritten(eqn: Any) -> bool:
     return all(map(is_precise, variables)) and not is_empty and eqn.params["batch_group_count"] == 1
 
 
-def convolve(eqn: Any, x: Array, kernel: Array) -> Array:
-    """Return the output of a convolution, whose derivative rule is that of this module."""
-    return _convolution(layout_of(eqn), x, kernel)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _convolution(layout: Layout, x: Array, kernel: Array) -> Array:
+def convolve(layout: Layout, x: Array, kernel: Array) -> Array:
+    """Return the output of a convolution, whose derivative rule is that of this module."""
     return forward(layout, x, kernel)
 
 
@@ -127,7 +121,7 @@ def _backward_rule(layout: Layout, saved: tuple[Array, Array], cotangent: Array)
     return input_gradient(layout, x, kernel, cotangent), kernel_gradient(layout, x, kernel, cotangent)
 
 
-_convolution.defvjp(_forward_rule, _backward_rule)
+convolve.defvjp(_forward_rule, _backward_rule)
 
 
 def forward(layout: Layout, x: Array, kernel: Array) -> Array:
@@ -148,27 +142,11 @@ def forward(layout: Layout, x: Array, kernel: Array) -> Array:
             preferred_element_type=layout.dtype,
         )
     else:
-        result = _in_fast_layout(
-            x,
-            kernel,
-            layout,
-            strides=layout.strides,
-            padding=layout.padding,
-            input_dilation=layout.input_dilation,
-            dtype=layout.dtype,
-        )
+        result = _in_fast_layout(layout, x, kernel)
     return jnp.transpose(result, inverse(layout.to_output))
 
 
-def _in_fast_layout(
-    x: Array,
-    kernel: Array,
-    layout: Layout,
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    input_dilation: Sequence[int],
-    dtype: Any,
-) -> Array:
+def _in_fast_layout(layout: Layout, x: Array, kernel: Array) -> Array:
     """Convolve x [n, *space, channels] with a kernel [*window, channels of a group, outputs]."""
     last = x.ndim - 1
     space = tuple(range(1, last))
@@ -177,14 +155,14 @@ def _in_fast_layout(
     return lax.conv_general_dilated(
         x,
         kernel,
-        strides,
-        padding,
-        lhs_dilation=input_dilation,
+        layout.strides,
+        layout.padding,
+        lhs_dilation=layout.input_dilation,
         rhs_dilation=layout.kernel_dilation,
         dimension_numbers=numbers,
         feature_group_count=layout.groups,
         precision=layout.precision,
-        preferred_element_type=dtype,
+        preferred_element_type=layout.dtype,
     )
 
 
@@ -216,15 +194,9 @@ def input_gradient(layout: Layout, x: Array, kernel: Array, cotangent: Array) ->
         outputs = _dilated(cotangent.shape[1 + axis], layout.strides[axis])
         before = reach - low - 1
         padding.append((before, inputs + reach - 1 - outputs - before))
-    gradient = _in_fast_layout(
-        cotangent,
-        reversed_kernel,
-        layout,
-        strides=layout.input_dilation,
-        padding=padding,
-        input_dilation=layout.strides,
-        dtype=dtype,
-    )
+    exchanged_strides = {"strides": layout.input_dilation, "input_dilation": layout.strides}
+    backward = layout._replace(padding=tuple(padding), dtype=dtype, **exchanged_strides)
+    gradient = _in_fast_layout(backward, cotangent, reversed_kernel)
     return jnp.transpose(gradient, inverse(layout.to_input)).astype(x.dtype)
 
 
@@ -254,7 +226,6 @@ def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: 
     x = jnp.transpose(x, layout.to_input)
     cotangent = jnp.transpose(cotangent, layout.to_output)
     dtype = jnp.promote_types(jnp.promote_types(x.dtype, cotangent.dtype), jnp.float32)
-    product = functools.partial(jnp.einsum, precision=layout.precision, preferred_element_type=dtype)
 
     # Positions come last in the cotangents and first in the patches: no other order is as fast.
     patches = cut_patches(layout, window, x)
@@ -262,17 +233,14 @@ def patches_times(layout: Layout, window: tuple[int, ...], x: Array, cotangent: 
     by_output = jnp.swapaxes(cotangent.reshape(-1, num_outputs), 0, 1)
     num_positions = by_output.shape[1]
 
-    # In the einsums t is the position, o the output, g the group, w the place in the window, i the input channel, and
-    # k stands for w and i together.
+    # Here t is the position, o the output, g the group, w the place in the window, and i the input channel.
     groups = layout.groups
     channels = x.shape[-1] // groups
-    if groups == 1:
-        flat = patches.reshape(num_positions, -1)
-        gradient = product("ot,tk->ok", by_output, flat)
-    else:
-        flat = patches.reshape(num_positions, math.prod(window), groups, channels)
-        by_group = by_output.reshape(groups, num_outputs // groups, -1)
-        gradient = product("got,twgi->gowi", by_group, flat)
+    by_window = patches.reshape(num_positions, math.prod(window), groups, channels)
+    by_group = by_output.reshape(groups, num_outputs // groups, num_positions)
+    gradient = jnp.einsum(
+        "got,twgi->gowi", by_group, by_window, precision=layout.precision, preferred_element_type=dtype
+    )
 
     # From [outputs, *window, channels] to [*window, channels, outputs], and to the kernel's own layout.
     gradient = gradient.reshape(num_outputs, *window, channels)
@@ -301,3 +269,40 @@ def cut_patches(layout: Layout, window: tuple[int, ...], x: Array) -> Array:
         # The new axis of the window goes before those of the axes that were cut already.
         x = jnp.stack(cut, axis=1 + len(window))
     return x
+
+
+def isolated_convolution(eqn: Any, x: Array, kernel: Array) -> Array:
+    """Return the output of a ``conv_general_dilated`` equation, for one example, by a product of patches and kernel.
+
+    Where both operands differ from row to row, `jax.vmap` makes one convolution of them, with the rows as groups of
+    channels. XLA may compute the groups as one dense convolution, in which the other groups are multiplied by zeros: so
+    it does on a CPU for several forms. A row that overflows then reaches all others, since zero times infinity is NaN.
+    They are dropped with it, and one row changes what every other row adds to the sum. A product with the rows as a
+    batch axis multiplies nothing of one row by anything of another.
+    """
+    layout = layout_of(eqn)
+    x = jnp.transpose(x, layout.to_input)
+    kernel = jnp.transpose(kernel, layout.to_kernel)
+    batch_groups = eqn.params["batch_group_count"]
+    *window, inputs, outputs = kernel.shape
+    patches = cut_patches(layout, tuple(window), x)
+
+    # As [batch groups, rows, positions, entries of the window, groups, channels of a group].
+    num_rows = x.shape[0] // batch_groups
+    space = patches.shape[1 : 1 + len(window)]
+    window_size = math.prod(window)
+    shape = batch_groups, num_rows, math.prod(space), window_size, layout.groups, inputs
+    patches = patches.reshape(shape)
+
+    # The outputs are divided among the groups, of the channels or of the batch: one of the two numbers is 1.
+    of_group = outputs // (layout.groups * batch_groups)
+    grouped = kernel.reshape(window_size, inputs, batch_groups, layout.groups, of_group)
+    result = jnp.einsum(
+        "bnpwgi,wibgo->npbgo",
+        patches,
+        grouped,
+        precision=layout.precision,
+        preferred_element_type=layout.dtype,
+    )
+    result = result.reshape(num_rows, *space, outputs)
+    return jnp.transpose(result, inverse(layout.to_output))

@@ -9,6 +9,9 @@ the same with any number of axes. Each axis of the weight is of one of two kinds
 The free axes of the data are positions. Each position has one outer product, and the gradient is their sum. A weight
 that has an axis for each of several products, a batch axis, is left to JAX.
 
+In a convolution each position of the output has a patch of the input, which is what the kernel sees there. The gradient
+of the kernel is the sum over positions of patch (x) cotangent, and is formed.
+
 *Look-ups.* The gradient of a table is `Sparse`: a row that was looked up gets the cotangent of the output that it
 became.
 
@@ -24,7 +27,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdpjax._core.types import Array
-from gdpjax.clipping._forms import AbstractFactor, Axis, Outer, Sparse
+from gdpjax.clipping._forms import AbstractFactor, Full, Outer, Sparse
+from gdpjax.clipping._tracing.primitives import _fast_convolution
 from gdpjax.clipping._tracing.primitives._abstract import AbstractPrimitive, is_floating_output
 
 # Products.
@@ -47,8 +51,7 @@ class Matmul(AbstractPrimitive):
         return jnp.issubdtype(data.aval.dtype, jnp.floating) and not batch_axes[operand]
 
     def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> Outer:
-        ndim = eqn.invars[operand].aval.ndim
-        contracted, free = _axes_of(eqn, operand, ndim)
+        contracted, free = _axes_of(eqn, operand, eqn.invars[operand].aval.ndim)
         contracted_of_x, positions = _axes_of(eqn, 1 - operand, x.ndim)
         num_positions = math.prod(x.shape[axis] for axis in positions)
 
@@ -57,14 +60,50 @@ class Matmul(AbstractPrimitive):
         right = jnp.moveaxis(s, range(len(free)), range(-len(free), 0)) if operand == 0 else s
         left = left.reshape(num_positions, *left.shape[len(positions) :])
         right = right.reshape(num_positions, *right.shape[len(positions) :])
+        return Outer(left, right, left_axes=tuple(contracted), right_axes=tuple(free))
 
-        # Note for each axis of the weight which factor has it, and where.
-        axes: list[Axis] = [("r", 0)] * ndim
-        for position, axis in enumerate(contracted):
-            axes[axis] = ("l", position)
-        for position, axis in enumerate(free):
-            axes[axis] = ("r", position)
-        return Outer(left, right, tuple(axes))
+
+@final
+class Convolution(AbstractPrimitive):
+    """``conv_general_dilated``, with any strides, padding, dilations, groups and layout."""
+
+    def is_site(self, eqn: Any, operand: int) -> bool:
+        is_kernel = operand == 1
+        if not is_kernel or eqn.params["batch_group_count"] != 1:
+            return False
+        return math.prod(_window(eqn)) <= _fast_convolution.MAX_WINDOW
+
+    def factor(self, eqn: Any, operand: int, x: Array, s: Array) -> Full:
+        return Full(_fast_convolution.patches_times(_fast_convolution.layout_of(eqn), _window(eqn), x, s))
+
+    def working_bytes(self, eqn: Any, operand: int) -> int:
+        # The patches: all channels of a window, for each position, which is each entry of the output in one channel.
+        numbers = eqn.params["dimension_numbers"]
+        out = eqn.outvars[0].aval
+        num_positions = out.size // max(out.shape[numbers.out_spec[1]], 1)
+        num_channels = eqn.invars[0].aval.shape[numbers.lhs_spec[1]]
+        return num_positions * num_channels * math.prod(_window(eqn)) * out.dtype.itemsize
+
+    def is_rewritten(self, eqn: Any) -> bool:
+        return _fast_convolution.is_rewritten(eqn)
+
+    def evaluate(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
+        if not self.is_rewritten(eqn):
+            return super().evaluate(eqn, values)
+        return [_fast_convolution.convolve(_fast_convolution.layout_of(eqn), *values)]
+
+    def data_gradient(self, eqn: Any, operand: int, values: Sequence[Any], s: Array) -> Array:
+        if not self.is_rewritten(eqn):
+            return super().data_gradient(eqn, operand, values, s)
+        x, kernel = values
+        return _fast_convolution.input_gradient(_fast_convolution.layout_of(eqn), x, kernel, s)
+
+
+def _window(eqn: Any) -> tuple[int, ...]:
+    """Return the lengths of the kernel along its axes of space."""
+    kernel = eqn.invars[1].aval.shape
+    _, _, *space = eqn.params["dimension_numbers"].rhs_spec
+    return tuple(kernel[axis] for axis in space)
 
 
 # Look-ups.
@@ -157,10 +196,10 @@ class Transposition(AbstractPrimitive):
         if not isinstance(factor, Outer):
             return super().pull_back(factor, eqn, operand)
         # Axis i of the output was axis permutation[i] of the operand.
-        axes: list[Axis] = [("r", 0)] * len(factor.axes)
-        for axis, source in enumerate(eqn.params["permutation"]):
-            axes[source] = factor.axes[axis]
-        return Outer(factor.left, factor.right, tuple(axes))
+        permutation = eqn.params["permutation"]
+        left_axes = tuple(permutation[axis] for axis in factor.left_axes)
+        right_axes = tuple(permutation[axis] for axis in factor.right_axes)
+        return Outer(factor.left, factor.right, left_axes, right_axes)
 
 
 @final

@@ -14,7 +14,7 @@ from gdpjax._core.checks import CLIP_NORM, POSITIVE, Domain, check_scalar, is_tr
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import leaf_name
 from gdpjax._core.types import Array, NeighboringRelation, PyTree, Scalar
-from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, l2_norm_of_bounds, own_copy
+from gdpjax.clipping._clip_rule import AbstractClipRule, Groups, l2_norm_of_bounds, own_copy
 
 _GAMMA = Domain("a number >= 0, at most 1e30", lambda x: (x >= 0) & (x <= 1e30))
 

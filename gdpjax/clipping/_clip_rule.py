@@ -12,7 +12,7 @@ contribution. Its coefficient says what a gradient of a given norm is multiplied
 is the sensitivity of the clipped sum under add-or-remove.
 
 A rule is given the norm of one gradient and nothing else, so its coefficient is a function of that example. The engine
-sees to the range of numbers, and does not trust the coefficient to keep the bound: see `_enforcement`.
+sees to the range of numbers, and does not trust the coefficient to keep the bound: see `_rule_enforcement`.
 """
 
 import copy

@@ -20,12 +20,11 @@ from gdpjax._core.checks import is_traced
 from gdpjax._core.shown import shown
 from gdpjax._core.trees import power_of_two
 from gdpjax._core.types import Array, PyTree
+from gdpjax.clipping._clip_rule import AbstractClipRule, Groups, l2_norm_of_bounds
 from gdpjax.clipping._row_independence import read_program
-from gdpjax.clipping._rules._abstract import AbstractClipRule, Groups, l2_norm_of_bounds
 
-_ROUNDING = 2.0**-22
-_TRACED_ROUNDING = 2.0**-20
-"""How far bounds of groups may together pass the stated one, relative to it: known ones, and traced ones.
+_ROUNDING = 2.0**-20
+"""How far bounds of groups may together pass the stated one, relative to it.
 
 Bounds that were rounded to float32 may do so. All of them are lowered by twice as much, which covers the rounding of
 their sum of squares too.
@@ -107,7 +106,7 @@ def _within_stated_bound(rule: AbstractClipRule, bounds: tuple[Array, ...]) -> t
 
     together = l2_norm_of_bounds(bounds)
     if is_traced((stated, together)):
-        factor = jnp.where(together <= stated * (1 + _TRACED_ROUNDING), 1 - 2 * _TRACED_ROUNDING, jnp.nan)
+        factor = jnp.where(together <= stated * (1 + _ROUNDING), 1 - 2 * _ROUNDING, jnp.nan)
         return tuple(bound * factor for bound in bounds)
     if not together <= float(stated) * (1 + _ROUNDING):
         raise ValueError(
