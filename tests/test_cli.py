@@ -1,10 +1,10 @@
 """The command line prints figures with their standing and caveats, and says what is wrong in one line."""
 
 import json
+import math
 
 import pytest
 
-from gdpjax import Bounds
 from gdpjax.accounting import (
     certified,
     clt_epsilon,
@@ -13,8 +13,7 @@ from gdpjax.accounting import (
     gdp_epsilon,
     moments_accountant_epsilon,
 )
-from gdpjax.cli import _account, main
-from gdpjax.tradeoff import NoGuarantee
+from gdpjax.cli import main
 
 KEYS = [
     "num_steps",
@@ -170,24 +169,13 @@ def test_what_a_person_may_copy_is_rounded_to_the_safe_side(capsys):
     assert float(printed["sampling_prob"]) == 0.0123456789
 
 
-def test_calibrate_to_mu_reports_the_mu_of_its_target(capsys, monkeypatch):
-    """The certified mu is that of the target's failure probability, as at another one it would be above the target."""
-    failures = []
-
-    class RecordingCurve(NoGuarantee):
-        def mu(self, failure):
-            failures.append(failure)
-            return Bounds(0.0, 0.5)
-
-    def recording_calibrator(**target):
-        failures.append(target["failure"])
-        return 1.0
-
-    monkeypatch.setattr(_account, "certified", lambda *run: RecordingCurve())
-    monkeypatch.setattr(_account, "calibrate_noise_multiplier", recording_calibrator)
-    result = run_json(capsys, "calibrate", "--mu", "0.5", "--failure", "1e-6", *MNIST)
-    assert set(failures) == {1e-6}
-    assert result["mu_failure"] == 1e-6
+def test_calibrate_to_mu_reports_the_mu_of_its_target(capsys):
+    """The certified mu is that of the target's failure probability: at another one it would be above the target."""
+    run_of_all = ["--sampling-prob", "1", "--num-steps", "10", "--delta", "1e-5"]
+    result = run_json(capsys, "calibrate", "--mu", "0.5", "--failure", "1e-3", *run_of_all)
+    assert result["mu_failure"] == 1e-3
+    assert 0.4999 < result["mu_upper"] <= 0.5
+    assert result["noise_multiplier"] < math.sqrt(10) / 0.5, "what fails needs no noise"
 
 
 def test_convert_to_a_delta_below_all_floats(capsys):

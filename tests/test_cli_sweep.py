@@ -10,12 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from gdpjax import Bounds
-from gdpjax.accounting import (
-    clt_epsilon,
-    clt_mu_poisson,
-    epsilon_bounds,
-    moments_accountant_epsilon,
-)
+from gdpjax.accounting import clt_epsilon, clt_mu_poisson, epsilon_bounds, moments_accountant_epsilon
 from gdpjax.cli import _sweep, main
 from gdpjax.tradeoff import NoGuarantee
 

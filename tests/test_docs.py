@@ -39,12 +39,18 @@ PAGES_TO_RUN = [
 
 @pytest.mark.parametrize("page", PAGES_TO_RUN)
 def test_code_runs_in_order_and_prints_what_is_shown(page, capsys):
+    run_blocks(page, capsys)
+
+
+def run_blocks(page, capsys):
+    """Run the Python of a page, and return the names that it made."""
     namespace: dict = {}
     for block, shown in re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(), flags=re.DOTALL):
         capsys.readouterr()
         exec(compile(block, page.name, "exec"), namespace)
         printed = capsys.readouterr().out
         assert not shown or printed == shown
+    return namespace
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -4,19 +4,14 @@ import pathlib
 import re
 
 import gdpjax
+from tests.test_docs import run_blocks
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", README, flags=re.DOTALL)
 
 
 def test_code_runs_in_order_and_prints_what_is_shown(capsys):
-    namespace: dict = {}
-    for block, shown in BLOCKS:
-        capsys.readouterr()
-        exec(compile(block, "README.md", "exec"), namespace)
-        printed = capsys.readouterr().out
-        assert not shown or printed == shown
+    namespace = run_blocks(ROOT / "README.md", capsys)
     assert gdpjax.ledger_of(namespace["state"].opt_state).num_steps == namespace["plan"].num_steps
     bounds = namespace["bounds"]
     assert (bounds.lower < bounds.upper).all()

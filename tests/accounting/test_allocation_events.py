@@ -20,16 +20,12 @@ from gdpjax.ledger import (
     ledger_from_state,
     record_steps,
 )
+from tests.accounting.closed_forms import gaussian_delta
+from tests.refused import refusals
 
 EPSILONS = np.array([0.0, 0.4, 1.0, 2.0, 3.0])
 FAILURE = 1e-6
 RUN = AllocationEvent(1.0, steps_per_epoch=10, num_epochs=5)
-
-
-def gaussian_delta(epsilon, mu):
-    """E_P (1 - e^{epsilon - L})_+ of N(mu, 1) against N(0, 1), for epsilon of either sign."""
-    first = special.ndtr(-epsilon / mu + 0.5 * mu)
-    return first - np.exp(epsilon + special.log_ndtr(-epsilon / mu - 0.5 * mu))
 
 
 def normal_density(x):
@@ -242,23 +238,17 @@ def test_the_ledger_of_a_loop():
     assert (event.noise_multiplier, event.num_epochs, event.is_exact) == (1.0, 1, False)
 
 
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "leave group_size and rtol out"),
-        (
-            lambda: epsilon_bounds(Ledger([RUN, TruncatedPoissonEvent(1.0, 0.1, 3, 20, 4)]), delta=1e-5),
-            "both Truncated",
-        ),
-        (lambda: certified(Ledger([RUN, UniformEvent(1.0, 0.1, 3)])), "share one neighboring relation"),
-        (lambda: Ledger([RUN]).to_opacus_history(), "got AllocationEvent"),
-        (lambda: AllocationEvent(1.0, 5, num_selected=6), "num_selected must be .* at most 5"),
-        (lambda: AllocationEvent(1.0, 5, missing_steps=5), "missing_steps"),
-        (lambda: AllocationEvent(1.0, 5, bins="poisson"), "bins"),
-        (lambda: AllocationEvent(-1.0, 5), "noise_multiplier"),
-        (lambda: AllocationEvent(1.0, 5, neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound under"),
-    ],
+test_refusals = refusals(
+    (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "leave group_size and rtol out"),
+    (
+        lambda: epsilon_bounds(Ledger([RUN, TruncatedPoissonEvent(1.0, 0.1, 3, 20, 4)]), delta=1e-5),
+        "both Truncated",
+    ),
+    (lambda: certified(Ledger([RUN, UniformEvent(1.0, 0.1, 3)])), "share one neighboring relation"),
+    (lambda: Ledger([RUN]).to_opacus_history(), "got AllocationEvent"),
+    (lambda: AllocationEvent(1.0, 5, num_selected=6), "num_selected must be .* at most 5"),
+    (lambda: AllocationEvent(1.0, 5, missing_steps=5), "missing_steps"),
+    (lambda: AllocationEvent(1.0, 5, bins="poisson"), "bins"),
+    (lambda: AllocationEvent(-1.0, 5), "noise_multiplier"),
+    (lambda: AllocationEvent(1.0, 5, neighboring_relation=NeighboringRelation.REPLACE_ONE), "proved bound under"),
 )
-def test_refusals(ask, message):
-    with pytest.raises(ValueError, match=message):
-        ask()

@@ -4,25 +4,20 @@ import dataclasses
 
 import numpy as np
 import pytest
-import scipy
 
 from gdpjax import Event, Ledger
 from gdpjax.accounting import delta_bounds, epsilon_bounds, tradeoff_bounds
+from tests.accounting.closed_forms import gaussian_delta
 
 TAU = 1e-3
 ANNOUNCED = Event(0.5, 1.0, 1, overflow=TAU, announced=True)
 SILENT = dataclasses.replace(ANNOUNCED, announced=False)
 
 
-def gaussian_delta(mu, epsilon):
-    ndtr = scipy.special.ndtr
-    return ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
-
-
 def test_the_bracket_holds_every_run_that_announces():
     """Overflow beside a Gaussian mechanism of mu 2: where it says nothing of the example, and where it says all."""
     for epsilon in (0.0, 1.0, 3.0):
-        ideal, bounds = gaussian_delta(2.0, epsilon), delta_bounds(ANNOUNCED, epsilon=epsilon)
+        ideal, bounds = gaussian_delta(epsilon, 2.0), delta_bounds(ANNOUNCED, epsilon=epsilon)
         says_nothing, says_all = (1 - TAU) * ideal, TAU + (1 - TAU) * ideal
         assert ideal - 1.001 * TAU < bounds.lower <= says_nothing < says_all <= bounds.upper < says_all * 1.001
         # An overflow that is not announced may also put the other data set's outputs in their place.

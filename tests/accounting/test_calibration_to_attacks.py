@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from gdpjax.accounting import (
-    calibrate_noise_multiplier,
-    calibrate_num_steps,
-    certified,
-)
+from gdpjax.accounting import calibrate_noise_multiplier, calibrate_num_steps, certified
 
 RUN = {"noise_multiplier": 1.0, "sampling_prob": 0.01, "num_steps": 1000}
 CALIBRATIONS = {

@@ -6,6 +6,7 @@ import pytest
 
 from gdpjax import Event, Ledger, NeighboringRelation, accounting
 from gdpjax.accounting import epsilon_bounds
+from tests.refused import refusals
 
 RUN = (1.3, 256 / 60_000, 3516)
 
@@ -49,23 +50,17 @@ def test_overflow_is_paid_and_the_bracket_contains_both_extremes():
     np.testing.assert_allclose(tiny, free, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: epsilon_bounds(ledger(), 1e-5), "exactly f.ledger, delta="),
-        (lambda: epsilon_bounds(ledger()), "exactly f.ledger, delta="),
-        (lambda: epsilon_bounds(*RUN, 1e-5, sampling="shuffle"), "sampling must be one of"),
-        (
-            lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", neighboring_relation="replace_special"),
-            "proved bound",
-        ),
-        (lambda: epsilon_bounds(ledger(1e-6), delta=np.nan), "delta must be"),
-        (lambda: jax.jit(lambda d: epsilon_bounds(ledger(1e-6), delta=d))(1e-5), "outside compiled code"),
-    ],
+test_bad_calls = refusals(
+    (lambda: epsilon_bounds(ledger(), 1e-5), "exactly f.ledger, delta="),
+    (lambda: epsilon_bounds(ledger()), "exactly f.ledger, delta="),
+    (lambda: epsilon_bounds(*RUN, 1e-5, sampling="shuffle"), "sampling must be one of"),
+    (
+        lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", neighboring_relation="replace_special"),
+        "proved bound",
+    ),
+    (lambda: epsilon_bounds(ledger(1e-6), delta=np.nan), "delta must be"),
+    (lambda: jax.jit(lambda d: epsilon_bounds(ledger(1e-6), delta=d))(1e-5), "outside compiled code"),
 )
-def test_bad_calls(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_a_plan_or_a_state_in_the_place_of_a_run_is_told_where_to_ask():

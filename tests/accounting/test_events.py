@@ -30,15 +30,12 @@ from gdpjax.ledger import (
     UniformEvent,
 )
 from gdpjax.tradeoff import NoGuarantee
+from tests.accounting.closed_forms import gaussian_delta
+from tests.refused import refusals
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 RUN = (1.3, 256 / 60_000, 3516)
 """Noise multiplier, sampling probability and number of steps."""
-
-
-def gaussian_delta(epsilon, mu):
-    """Return delta_mu at any real epsilon."""
-    return ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
 
 
 def assert_inside(bounds, truth, width=np.inf):
@@ -133,23 +130,6 @@ def test_a_guarantee_fails_with_its_delta_and_is_randomized_response_otherwise()
     assert epsilon_bounds(event, delta=failure + 1e-9).upper <= 6.0 * (1 + 1e-9)
 
 
-def test_training_with_other_releases_costs_more_than_either_and_less_than_the_sum():
-    """Each further release raises epsilon, by less than its own epsilon, and so does an overflow."""
-    training = Event(*RUN)
-    histogram = LaplaceEvent(0.1, 10)
-    guarantee = ApproximateDPEvent(0.05, 1e-7)
-    alone = epsilon_bounds(training, delta=1e-5)
-    both = epsilon_bounds(Ledger([training, histogram]), delta=1e-5)
-    assert alone.upper < both.lower
-    assert both.upper < alone.lower + 1.0
-    all_three = epsilon_bounds(Ledger([training, histogram, guarantee]), delta=1e-5)
-    assert both.upper < all_three.lower
-    overflowing = Ledger([Event(*RUN, overflow=1e-8), histogram, guarantee])
-    with_loss = epsilon_bounds(overflowing, delta=1e-5)
-    assert with_loss.lower < all_three.lower
-    assert all_three.upper < with_loss.upper
-
-
 def test_uniform_events_and_whole_data_releases_under_replace_one():
     """Releases under replace-one add to training with fixed batches, and those of another relation do not."""
     training = UniformEvent(*RUN)
@@ -185,23 +165,16 @@ def test_quantile_clipping_is_a_joint_event():
     assert uniform.noise_multiplier == Event.joint(1.0, 5.0, **options).noise_multiplier
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: RandomizedResponseEvent(1.0, num_categories=1), "num_categories must be a whole number >= 2"),
-        (lambda: ApproximateDPEvent(1.0, 1.0), "delta must be"),
-        (lambda: GaussianEvent(-1.0), "noise_multiplier must be"),
-        (lambda: epsilon_bounds(RandomizedResponseEvent(1.0), delta=1e-5, group_size=2), "group_size > 1 is available"),
-        (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "group_size > 1 is available"),
-        (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
-        (lambda: epsilon_bounds(CyclicPoissonEvent(*RUN, 8), delta=1e-5, group_size=2), "leave group_size out"),
-        (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave neighboring_rel"),
-    ],
+test_bad_events_and_calls = refusals(
+    (lambda: RandomizedResponseEvent(1.0, num_categories=1), "num_categories must be a whole number >= 2"),
+    (lambda: ApproximateDPEvent(1.0, 1.0), "delta must be"),
+    (lambda: GaussianEvent(-1.0), "noise_multiplier must be"),
+    (lambda: epsilon_bounds(RandomizedResponseEvent(1.0), delta=1e-5, group_size=2), "group_size > 1 is available"),
+    (lambda: epsilon_bounds(Event(*RUN, overflow=1e-9), delta=1e-5, group_size=2), "group_size > 1 is available"),
+    (lambda: epsilon_bounds(*RUN, 1e-5, sampling="uniform", group_size=2), "available for poisson"),
+    (lambda: epsilon_bounds(CyclicPoissonEvent(*RUN, 8), delta=1e-5, group_size=2), "leave group_size out"),
+    (lambda: epsilon_bounds(Event(*RUN), delta=1e-5, neighboring_relation=REPLACE_ONE), "leave neighboring_rel"),
 )
-def test_bad_events_and_calls(call, message):
-    """Events out of range, and questions without an answer, are refused with a message."""
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 @pytest.mark.parametrize("d", [0.24, 0.012, 0.0078, 1e-9])

@@ -19,7 +19,6 @@ with mp.workdps(50):
     EXACT = [mp.mpf(row["delta"]) for row in ROWS]
 
 mus = st.floats(1e-4, 1e3)
-epsilons = st.floats(0, 1e3)
 deltas = st.floats(-600, -0.01).map(np.exp)
 
 

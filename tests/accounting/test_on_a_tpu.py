@@ -17,7 +17,6 @@ EPSILON = np.float32([0.3, 1.0])
 ALPHA = np.float32([0.05, 0.4])
 ORDERS = np.float32([1.5, 8.0])
 RUN = (NOISE, np.float32(0.01), np.float32(1000.0))
-COUNTS = np.float32([40.0, 60.0])
 
 
 def moments(sampling):

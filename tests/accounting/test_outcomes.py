@@ -13,21 +13,10 @@ from gdpjax.accounting import (
     mu_bounds,
     tradeoff_bounds,
 )
-from gdpjax.ledger import (
-    AllocationEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    OutcomesEvent,
-    ShuffledEvent,
-    UniformEvent,
-)
-from gdpjax.mechanisms import (
-    DiscreteGaussianMechanism,
-    DiscreteLaplaceMechanism,
-    LaplaceMechanism,
-    PoissonSubsampled,
-)
+from gdpjax.ledger import AllocationEvent, GaussianEvent, LaplaceEvent, OutcomesEvent, ShuffledEvent, UniformEvent
+from gdpjax.mechanisms import DiscreteGaussianMechanism, DiscreteLaplaceMechanism, LaplaceMechanism, PoissonSubsampled
 from gdpjax.tradeoff import Laplace, compose, subsample
+from tests.refused import refusals
 
 REPLACE = NeighboringRelation.REPLACE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -139,24 +128,18 @@ def test_json_and_words():
     assert Ledger.from_json(older + '"add_or_remove_one"}]}')[0].sampling_prob == 1.0
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: LaplaceEvent(1.0, 1, REPLACE, 0.5), "not under REPLACE_ONE"),
-        (lambda: OutcomesEvent([0.5, 0.4], [0.5, 0.5]), "with sum 1"),
-        (lambda: OutcomesEvent([-0.5, 1.5], [0.5, 0.5]), "null"),
-        (lambda: moments_accountant_epsilon(LaplaceEvent(1.0, sampling_prob=0.5), delta=1e-5), "does not know"),
-        (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), group_size=2), "leave group_size and rtol out"),
-        (lambda: Ledger([OutcomesEvent([1.0], [1.0])]).to_dp_event(), "got OutcomesEvent"),
-        (
-            lambda: certified(Ledger([OutcomesEvent([1.0], [1.0], 1, SPECIAL), ShuffledEvent(1.0, 10)])),
-            "both ShuffledEvent and OutcomesEvent",
-        ),
-    ],
+test_what_is_not_known_is_refused = refusals(
+    (lambda: LaplaceEvent(1.0, 1, REPLACE, 0.5), "not under REPLACE_ONE"),
+    (lambda: OutcomesEvent([0.5, 0.4], [0.5, 0.5]), "with sum 1"),
+    (lambda: OutcomesEvent([-0.5, 1.5], [0.5, 0.5]), "null"),
+    (lambda: moments_accountant_epsilon(LaplaceEvent(1.0, sampling_prob=0.5), delta=1e-5), "does not know"),
+    (lambda: certified(LaplaceEvent(1.0, sampling_prob=0.5), group_size=2), "leave group_size and rtol out"),
+    (lambda: Ledger([OutcomesEvent([1.0], [1.0])]).to_dp_event(), "got OutcomesEvent"),
+    (
+        lambda: certified(Ledger([OutcomesEvent([1.0], [1.0], 1, SPECIAL), ShuffledEvent(1.0, 10)])),
+        "both ShuffledEvent and OutcomesEvent",
+    ),
 )
-def test_what_is_not_known_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_masses_below_the_rounding_of_one():

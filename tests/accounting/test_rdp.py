@@ -7,17 +7,11 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from gdpjax.accounting import (
-    gdp_epsilon,
-    moments_accountant_epsilon,
-    rdp_epsilon,
-    rdp_subsampled_gaussian,
-)
+from gdpjax.accounting import gdp_epsilon, moments_accountant_epsilon, rdp_epsilon, rdp_subsampled_gaussian
 from tests.data import MNIST_ROWS, REFERENCE
 
 ORDERS = np.array([1.1, 1.5, 1.7, 2.0, 3.0, 3.3, 4.5, 5.0, 8.0, 16.0, 33.0, 64.0])
 """What most tests here ask for, of three steps at once: one program is compiled for each kind of sampling."""
-WHOLE = np.floor(ORDERS) == ORDERS
 
 
 def rdp_of_three(noise_multiplier, sampling_prob, sampling="poisson"):

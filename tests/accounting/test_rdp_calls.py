@@ -5,12 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gdpjax.accounting import (
-    _renyi,
-    moments_accountant_epsilon,
-    rdp_epsilon,
-    rdp_subsampled_gaussian,
-)
+from gdpjax.accounting import moments_accountant_epsilon, rdp_epsilon, rdp_subsampled_gaussian
+from tests.refused import refusals
 
 UNIFORM_ORDERS = np.array([1.1, 1.5, 2.0, 4.5, 16.0, 64.0])
 
@@ -47,8 +43,7 @@ def test_uniform_divergences():
     tiny, _, up, down = np.asarray(values)
     slope = np.asarray(slopes)[2:].mean(axis=0)
     # No cell sum holds the first.
-    log_moments = _renyi.log_moments(np.array(0.02), np.array(0.1), UNIFORM_ORDERS, np)
-    assert (tiny >= log_moments / (UNIFORM_ORDERS - 1)).all()
+    assert (tiny >= rdp_subsampled_gaussian(0.02, 0.1, UNIFORM_ORDERS)).all()
     assert np.isfinite(tiny).all()
     np.testing.assert_allclose(slope, (up - down) / 2e-5, rtol=1e-6)
 
@@ -86,25 +81,19 @@ def changed(point, place, value):
     return noise, prob, 1000, delta
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: rdp_subsampled_gaussian(1.0, 0.1, [2.0, 1.0]),
-            r"orders must be a Renyi order > 1, got 1.0 at index \(1,\)",
-        ),
-        (
-            lambda: jax.vmap(lambda order: rdp_subsampled_gaussian(1.0, 0.1, order))(UNIFORM_ORDERS),
-            "orders must be known before compiling",
-        ),
-        (
-            lambda: rdp_subsampled_gaussian(1.0, 0.1, 2.0, sampling="shuffle"),
-            "sampling must be one of poisson, uniform",
-        ),
-        (lambda: rdp_epsilon([1.0, 1.0], [2.0], 1e-5), "the last axis of rdp must be that of orders"),
-        (lambda: rdp_epsilon([1.0], [2.0], 1e-5, conversion="best"), "conversion must be one of tight, classic"),
-    ],
+test_bad_input = refusals(
+    (
+        lambda: rdp_subsampled_gaussian(1.0, 0.1, [2.0, 1.0]),
+        r"orders must be a Renyi order > 1, got 1.0 at index \(1,\)",
+    ),
+    (
+        lambda: jax.vmap(lambda order: rdp_subsampled_gaussian(1.0, 0.1, order))(UNIFORM_ORDERS),
+        "orders must be known before compiling",
+    ),
+    (
+        lambda: rdp_subsampled_gaussian(1.0, 0.1, 2.0, sampling="shuffle"),
+        "sampling must be one of poisson, uniform",
+    ),
+    (lambda: rdp_epsilon([1.0, 1.0], [2.0], 1e-5), "the last axis of rdp must be that of orders"),
+    (lambda: rdp_epsilon([1.0], [2.0], 1e-5, conversion="best"), "conversion must be one of tight, classic"),
 )
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

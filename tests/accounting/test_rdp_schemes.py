@@ -8,12 +8,7 @@ from scipy import integrate, stats
 from scipy.special import logsumexp
 
 from gdpjax import Event, Ledger
-from gdpjax.accounting import (
-    epsilon_bounds,
-    moments_accountant_epsilon,
-    rdp_epsilon,
-    rdp_subsampled_gaussian,
-)
+from gdpjax.accounting import epsilon_bounds, moments_accountant_epsilon, rdp_epsilon, rdp_subsampled_gaussian
 from gdpjax.accounting._moments_accountant import rdp_of_events
 from gdpjax.ledger import (
     AllocationEvent,

@@ -8,13 +8,7 @@ import pytest
 from scipy import special
 
 from gdpjax import Event, Ledger, NeighboringRelation
-from gdpjax.accounting import (
-    certified,
-    epsilon_bounds,
-    gdp_delta,
-    gdp_epsilon,
-    mu_bounds,
-)
+from gdpjax.accounting import certified, epsilon_bounds, gdp_delta, gdp_epsilon, mu_bounds
 from gdpjax.ledger import (
     AllocationEvent,
     GaussianEvent,
@@ -28,6 +22,7 @@ from gdpjax.ledger import (
     record_steps,
 )
 from gdpjax.tradeoff import Gaussian
+from tests.refused import refusals
 
 EPSILONS = np.array([0.0, 0.3, 1.0, 2.5, 5.0])
 ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -340,17 +335,10 @@ def test_saved_and_recorded(relation):
     assert merged == ShuffledEvent(1.5, 7, 1, relation, missing_steps=3, is_exact=False)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: ShuffledEvent(-1.0, 10), "noise_multiplier"),
-        (lambda: ShuffledEvent(1.0, 10, missing_steps=10), "missing_steps must be a whole number >= 0, at most 9"),
-        (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "leave group_size and rtol out"),
-        (lambda: epsilon_bounds(Ledger([RUN, Event(1.0, 0.1, 1)]), delta=1e-5), "share one neighboring relation"),
-        (lambda: Ledger([RUN]).to_dp_event(), "got ShuffledEvent"),
-    ],
+test_refusals = refusals(
+    (lambda: ShuffledEvent(-1.0, 10), "noise_multiplier"),
+    (lambda: ShuffledEvent(1.0, 10, missing_steps=10), "missing_steps must be a whole number >= 0, at most 9"),
+    (lambda: epsilon_bounds(RUN, delta=1e-5, group_size=2), "leave group_size and rtol out"),
+    (lambda: epsilon_bounds(Ledger([RUN, Event(1.0, 0.1, 1)]), delta=1e-5), "share one neighboring relation"),
+    (lambda: Ledger([RUN]).to_dp_event(), "got ShuffledEvent"),
 )
-def test_refusals(call, message):
-    """Events and questions without a proved answer are refused with a message."""
-    with pytest.raises(ValueError, match=message):
-        call()

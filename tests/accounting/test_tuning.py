@@ -19,6 +19,7 @@ from gdpjax.accounting import (
     tuning_epsilon,
 )
 from gdpjax.accounting._tuning import DEFAULT_ORDERS, tuning_rdp
+from tests.refused import refusals
 
 ORDERS = np.array([1.05, 1.3, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0])
 RUN = (1.3, 256 / 60_000, 3516)
@@ -286,23 +287,16 @@ def test_tuned_divergences_are_mapped_over():
     assert np.isnan(invalid).all()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: tuning_rdp([1.0], [2.0], eta=-1.0, gamma=0.1), "eta must be a finite number > -1, got -1.0"),
-        (lambda: tuning_rdp([1.0], [2.0], distribution="poisson", eta=1.0, mean=2.0), "takes mean, got eta and mean"),
-        (lambda: tuning_rdp([1.0], [2.0], distribution="poisson", mean=0.0), r"mean must be a number in \(0, 1e6\]"),
-        (lambda: tuning_rdp([1.0, 2.0], [2.0], eta=1.0, gamma=0.1), "the last axis of rdp must be that of orders"),
-        (lambda: gamma_for_mean_num_runs(1.0, 1.0), r"mean must be a number in \(1, 1e6\]"),
-        (lambda: sample_num_runs(jax.random.key(0), distribution="poisson", mean=1e4), r"mean must be .*600"),
-        (lambda: sample_num_runs(jax.random.key(0), eta=1e3, gamma=0.1), "choose a smaller eta or a larger gamma"),
-        (lambda: tuning_epsilon([1.0, 2.0], 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=1), r"an axis 1.*shape \(2,\)"),
-    ],
+test_bad_input = refusals(
+    (lambda: tuning_rdp([1.0], [2.0], eta=-1.0, gamma=0.1), "eta must be a finite number > -1, got -1.0"),
+    (lambda: tuning_rdp([1.0], [2.0], distribution="poisson", eta=1.0, mean=2.0), "takes mean, got eta and mean"),
+    (lambda: tuning_rdp([1.0], [2.0], distribution="poisson", mean=0.0), r"mean must be a number in \(0, 1e6\]"),
+    (lambda: tuning_rdp([1.0, 2.0], [2.0], eta=1.0, gamma=0.1), "the last axis of rdp must be that of orders"),
+    (lambda: gamma_for_mean_num_runs(1.0, 1.0), r"mean must be a number in \(1, 1e6\]"),
+    (lambda: sample_num_runs(jax.random.key(0), distribution="poisson", mean=1e4), r"mean must be .*600"),
+    (lambda: sample_num_runs(jax.random.key(0), eta=1e3, gamma=0.1), "choose a smaller eta or a larger gamma"),
+    (lambda: tuning_epsilon([1.0, 2.0], 0.1, 5, 1e-5, eta=1.0, gamma=0.1, axis=1), r"an axis 1.*shape \(2,\)"),
 )
-def test_bad_input(call, message):
-    """Arguments out of range, and parameters of another law, are refused with a message."""
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_the_gradient_follows_all_orders():

@@ -3,23 +3,26 @@
 import jax
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from gdpjax.accounting import gdp_epsilon
 from gdpjax.auditing import ErrorRegion, audit_many_runs
-from gdpjax.auditing._many_runs import _rate_upper
 
 KEY = jax.random.key(0)
 
 
-def test_the_binomial_bound_is_clopper_and_pearsons():
-    """The bound is the upper end of Clopper and Pearson's interval, rounded up."""
-    for errors, trials in ((0, 1), (0, 40), (3, 40), (39, 40), (40, 40), (500, 100_000)):
-        upper = _rate_upper(np.asarray(errors), np.asarray(trials), 0.025)
-        interval = stats.binomtest(errors, trials).proportion_ci(0.95, "exact")
-        np.testing.assert_allclose(upper, interval.high, rtol=1e-8)
-        assert upper >= interval.high * (1 - 1e-12)
-    assert _rate_upper(np.asarray(0), np.asarray(0), 0.05) == 1
+def test_the_corners_are_clopper_and_pearsons():
+    """With Clopper and Pearson's tails U and V at corner j, U_0 = k and V_j U_{j+1} = k; the rates are rounded up."""
+    k = optimize.brentq(lambda k: k * (1 - np.log(k)) - 0.05, 1e-9, 0.5)
+    for errors, trials in ((0, 1), (0, 40), (3, 40), (39, 40), (500, 100_000)):
+        region = ErrorRegion.from_counts(errors, trials, errors, trials, confidence=0.95)
+        tail_of_alpha, tail_of_beta = (stats.binom.cdf(errors, trials, rate) for rate in (region.alpha, region.beta))
+        np.testing.assert_allclose(tail_of_alpha[0], k, rtol=1e-5)
+        np.testing.assert_allclose(tail_of_beta[:-1] * tail_of_alpha[1:], k, rtol=1e-5)
+        assert (tail_of_beta[:-1] * tail_of_alpha[1:] <= k * (1 + 1e-12)).all()
+    for errors, trials in ((40, 40), (0, 0)):
+        region = ErrorRegion.from_counts(errors, trials, 0, 1, confidence=0.95)
+        np.testing.assert_array_equal(region.alpha, 1)
 
 
 def region_of_each_pair(num_runs=50, confidence=0.95):

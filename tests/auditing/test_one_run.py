@@ -11,6 +11,7 @@ from scipy import special, stats
 from gdpjax.accounting import gdp_epsilon
 from gdpjax.auditing import RightGuesses, audit_one_run
 from gdpjax.tradeoff import ApproximateDP, Gaussian, PiecewiseLinear
+from tests.refused import refusals
 
 
 def prob_of_exceeding(bound, truth, num_guesses, accuracy):
@@ -272,22 +273,15 @@ def test_bad_input(scores, included, options, message):
         audit_one_run(scores, included, **{**OPTIONS, **options})
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: RightGuesses(5, 4, 10).mu(), "num_correct <= num_guesses"),
-        (lambda: RightGuesses(-1, 4, 10).mu(), "num_correct"),
-        (lambda: RightGuesses(1, 4, 3).mu(), "num_guesses must be .* at most 3"),
-        (lambda: RightGuesses(1, [4, 5], 10).mu(), "num_guesses must be one number"),
-        (lambda: RightGuesses(np.nan, 4, 10).epsilon(0.0), "num_correct"),
-        (lambda: RightGuesses(1, 4, 10).p_value(np.nan, 0.0), "epsilon"),
-        (lambda: RightGuesses(1, 4, 10).refutes(0.3), "trade-off curve"),
-        (lambda: RightGuesses(1, 4, 10).refutes(Gaussian([1.0, 2.0])), "one curve"),
-        (lambda: RightGuesses(1, 4, 10).refutes(PiecewiseLinear([0.0, 0.1, 1.0], [1.0, 0.2, 0.0])), "symmetric"),
-        (lambda: jax.jit(lambda w: RightGuesses(w, 4, 10).mu())(2), "outside compiled code"),
-    ],
+test_bad_counts = refusals(
+    (lambda: RightGuesses(5, 4, 10).mu(), "num_correct <= num_guesses"),
+    (lambda: RightGuesses(-1, 4, 10).mu(), "num_correct"),
+    (lambda: RightGuesses(1, 4, 3).mu(), "num_guesses must be .* at most 3"),
+    (lambda: RightGuesses(1, [4, 5], 10).mu(), "num_guesses must be one number"),
+    (lambda: RightGuesses(np.nan, 4, 10).epsilon(0.0), "num_correct"),
+    (lambda: RightGuesses(1, 4, 10).p_value(np.nan, 0.0), "epsilon"),
+    (lambda: RightGuesses(1, 4, 10).refutes(0.3), "trade-off curve"),
+    (lambda: RightGuesses(1, 4, 10).refutes(Gaussian([1.0, 2.0])), "one curve"),
+    (lambda: RightGuesses(1, 4, 10).refutes(PiecewiseLinear([0.0, 0.1, 1.0], [1.0, 0.2, 0.0])), "symmetric"),
+    (lambda: jax.jit(lambda w: RightGuesses(w, 4, 10).mu())(2), "outside compiled code"),
 )
-def test_bad_counts(call, message):
-    """Counts that no run can have, and curves the theorem does not hold for, are refused with a message."""
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -9,6 +9,7 @@ import pytest
 
 import gdpjax
 from tests.clipping.compiling import fast
+from tests.clipping.definition import norms_of, sum_of_clipped
 
 
 def normal(seed, *shape, dtype=np.float32):
@@ -36,20 +37,6 @@ def loss_and_aux(params, x, y):
 
 losses_of = fast(jax.vmap(loss, (None, 0, 0)))
 gradients_of = fast(jax.vmap(jax.grad(loss), (None, 0, 0)))
-
-
-def norms_of(grads):
-    """The norms of the rows of a tree [B, ...] of gradients."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
-    squares = sum((leaf.reshape(len(leaf), -1) ** 2).sum(axis=1) for leaf in leaves)
-    return np.sqrt(squares)
-
-
-def by_hand(params, x, y, bound):
-    """The definition, in NumPy."""
-    grads = jax.tree.map(np.asarray, gradients_of(params, x, y))
-    factors = np.minimum(1, bound / norms_of(grads))
-    return jax.tree.map(lambda leaf: np.tensordot(factors, leaf, 1), grads)
 
 
 def assert_trees_close(a, b, **tolerance):
@@ -100,7 +87,7 @@ def test_every_strategy_is_the_definition(options):
     """The sum is that of the clipped gradients, in NumPy."""
     params, x, y = make_problem()
     clipped, _ = with_info(options)(params, x, y)
-    assert_trees_close(clipped, by_hand(params, x, y, 0.5), rtol=2e-5, atol=SATURATED)
+    assert_trees_close(clipped, sum_of_clipped(gradients_of(params, x, y), 0.5), rtol=2e-5, atol=SATURATED)
 
 
 @each_strategy

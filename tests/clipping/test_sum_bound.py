@@ -11,21 +11,15 @@ from hypothesis import strategies as st
 
 import gdpjax
 from gdpjax._core import trees
+from gdpjax.clipping import accumulation_charge
 from gdpjax.clipping._rounding_budget import rounding_budget
 from tests.clipping.compiling import fast
+from tests.clipping.definition import sum_of_clipped
 
 
 def dot_loss(w, x):
     """Return a loss whose gradient at example x is x itself."""
     return jnp.vdot(w, x)
-
-
-def exact_sum(rows, l2_clip_norm):
-    """Return the clipped sum in float64."""
-    rows = np.asarray(rows, np.float64)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    factors = np.minimum(1, l2_clip_norm / np.maximum(norms, 1e-300))
-    return (rows * factors).sum(axis=0)
 
 
 @functools.cache
@@ -81,7 +75,7 @@ def test_large_batch_in_float32_keeps_the_bound(chunk):
 
     # Rows are clipped to C / (1 + slack), and the sum is off by less than its half of the slack.
     slack = rounding_budget([np.zeros(3, np.float32)], len(rows)).slack
-    exact = exact_sum(rows, 1 / (1 + slack))
+    exact = sum_of_clipped(rows, 1 / (1 + slack))
     assert np.linalg.norm(whole - exact) <= slack / 2
 
 
@@ -118,6 +112,26 @@ def test_the_slack_covers_what_is_added_plainly(devices, size):
         assert least <= budget.slack <= 0.01, (num_rows, budget)
         assert budget.slack / num_rows <= steepest
         steepest = budget.slack / num_rows
+
+
+@pytest.mark.parametrize(("rows", "parts", "size"), [(8, 4, 3), (256, 16, 3), (64, 8, 20_000)])
+def test_the_charge_of_several_sums_covers_the_rounding_of_all(rows, parts, size):
+    """The derivation, part by part, from the roundings of one call and of the total."""
+    leaf = jax.ShapeDtypeStruct((size,), jnp.float32)
+    unit, total = 2.0**-24, rows * parts
+
+    def factor_of(budget):
+        charge = accumulation_charge(budget, microbatch_rows=rows, num_microbatches=parts)
+        return charge.row + parts * charge.rounding
+
+    how = rounding_budget([leaf], rows)
+    b = how.plain_rows
+    needed = how.norm + 2 * unit * (total * ((b + 1) / 2 - 1 / b) + 3 * total) + 2 * unit * total
+    assert (1 + needed) / (1 + how.slack) <= factor_of(how) <= 1 + 1.5 * needed
+    # The slack of the logical batch leaves the rounding of the total alone.
+    assert 1 + 2 * unit * total <= factor_of(rounding_budget([leaf], total)) <= 1 + 3 * unit * total
+    assert accumulation_charge(how, microbatch_rows=rows, num_microbatches=1) == (1.0, 0.0)
+    assert accumulation_charge(how, microbatch_rows=0, num_microbatches=parts) == (0.0, 0.0)
 
 
 def test_clip_norm_holds_for_constant_gradients_under_jit():

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from experiments.language import command
-from gdpjax.training import Run, _run
+from gdpjax.training import Run
 from tests.language.test_command import QUICK, SMALL, config_of, flat, weights_of, write_texts
+from tests.training.conftest import forget_keys
 
 
 def main():
@@ -38,7 +39,7 @@ def report_of_commands():
         spread = dataclasses.replace(alone, out=folder / "spread", devices=4)
         shutil.copytree(alone.out, spread.out)
         shutil.rmtree(spread.out / "epsilon_2")
-        _run._KEYS_USED.clear()  # the same noise again, to compare with
+        forget_keys()  # the same noise again, to compare with
         report["interrupted"], report["devices"] = interrupted(spread)
         moved = dataclasses.replace(alone, out=folder / "moved")
         shutil.copytree(spread.out, moved.out)

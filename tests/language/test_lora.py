@@ -11,15 +11,8 @@ import gdpjax
 from experiments.language.lora import LoraConfig, flat, frozen, init_adapters, joined, merge
 from experiments.language.model import logits, sequence_loss
 from gdpjax.sweeps import UserError
-from tests.language.test_model import (
-    SMALL,
-    assert_leaves_close,
-    larger,
-    norms_of,
-    random_params,
-    sum_of_clipped,
-    tokens_of,
-)
+from tests.clipping.definition import norms_of, sum_of_clipped
+from tests.language.test_model import SMALL, assert_leaves_close, larger, random_params, tokens_of
 
 UNTIED = dataclasses.replace(SMALL, tied_head=False)
 LORA = LoraConfig(rank=3, alpha=6.0, targets="query|value|down|head")
@@ -76,9 +69,8 @@ def test_clipped_gradients_of_adapters_are_those_of_the_definition(base, adapter
 
     # The sum by the definition, with a clip norm that half of the gradients exceed.
     gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0, None)))(trained, tokens, narrow)
-    norms = norms_of(gradients)
-    l2_clip_norm = float(np.median(norms))
-    expected = sum_of_clipped(gradients, norms, l2_clip_norm)
+    l2_clip_norm = float(np.median(norms_of(gradients)))
+    expected = sum_of_clipped(gradients, l2_clip_norm)
 
     clipped_sum = jax.jit(gdpjax.clipped_grad(loss, l2_clip_norm, shared_argnums=2))
     total = clipped_sum(trained, tokens, narrow)

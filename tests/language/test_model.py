@@ -12,6 +12,7 @@ import gdpjax
 from experiments.language import model
 from experiments.language.config import PRESETS, ModelConfig
 from experiments.language.model import param_shapes
+from tests.clipping.definition import norms_of, sum_of_clipped
 
 SMALL = ModelConfig(
     vocab_size=61,
@@ -66,15 +67,6 @@ def random_params(config):
 
     initial_params = jax.tree_util.tree_map_with_path(initial, param_shapes(config))
     return larger(initial_params)
-
-
-def norms_of(gradients):
-    """Return the norms of examples' gradients."""
-    squared_norms = 0
-    for leaf in jax.tree.leaves(gradients):
-        rows = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
-        squared_norms = squared_norms + np.sum(rows**2, axis=1)
-    return np.sqrt(squared_norms)
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +172,6 @@ def test_the_loss_of_a_unit_is_the_mean_over_all_of_its_tokens(params):
 # Private gradients.
 
 
-def sum_of_clipped(gradients, norms, l2_clip_norm):
-    """Return sum_i min(1, C / |g_i|) g_i for gradients with a leading axis of examples."""
-    weights = np.minimum(1, l2_clip_norm / norms)
-    return jax.tree.map(lambda leaf: np.tensordot(weights, np.asarray(leaf), 1), gradients)
-
-
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -201,11 +187,9 @@ def test_clipped_gradients_are_those_of_the_definition(name, shape):
     tokens = tokens_of(*shape)
     loss = functools.partial(model.sequence_loss, config)
     gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, tokens)
-    norms = norms_of(gradients)
-
     # Some are clipped, and some are not.
-    l2_clip_norm = float(np.median(norms))
-    expected = sum_of_clipped(gradients, norms, l2_clip_norm)
+    l2_clip_norm = float(np.median(norms_of(gradients)))
+    expected = sum_of_clipped(gradients, l2_clip_norm)
     total = jax.jit(gdpjax.clipped_grad(loss, l2_clip_norm))(params, tokens)
 
     # Clipping leaves a little room for rounding.

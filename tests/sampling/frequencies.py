@@ -1,10 +1,30 @@
 """Tests of how often rows are in a batch, alone and two together, by exact binomial tails."""
 
+import jax
 import numpy as np
 from scipy import stats
 
 FALSE_ALARM = 1e-6
 """Probability with which a right sampler fails one of these checks; keys are fixed, so it fails always or never."""
+
+
+def first_batches(batches, rounds, key, num_valid=None):
+    """Draw the first batch with each of many keys, by one program."""
+    keys = jax.random.split(key, rounds)
+    return jax.jit(jax.vmap(lambda key: batches.sample(key, 0, num_valid=num_valid)))(keys)
+
+
+def rows_of_steps(batches, steps, key):
+    """Return which rows are in the batches of these steps, bool[steps, num_examples]."""
+    drawn = jax.jit(jax.vmap(lambda step: batches.sample(key, step)))(steps)
+    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), batches.num_examples)
+    np.testing.assert_array_equal(chosen.sum(axis=1), drawn.count)
+    return chosen
+
+
+def rows_of(sample):
+    """Return the rows of a batch, without its padding."""
+    return np.asarray(sample.indices)[~np.asarray(sample.is_padding)].tolist()
 
 
 def included(indices, is_padding, num_examples):

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from gdpjax import sampling
-from tests.sampling.frequencies import check_distribution, included
+from tests.sampling.frequencies import check_distribution, included, rows_of_steps
 
 KEY = jax.random.key(7)
 N = 60
@@ -28,26 +28,9 @@ def scheme(steps_per_epoch, n=N, capacity=None, num_selected=1, **options):
     return sampling.RandomAllocation(n, max(size, 1.0), **options)
 
 
-def drawn_rows(key, steps, steps_per_epoch, n=N, **options):
-    """Return which rows are in the batches of these steps, bool[steps, n]."""
-
-    batches = scheme(steps_per_epoch, n, **options)
-
-    @jax.jit
-    @jax.vmap
-    def draw_steps(step):
-        return batches.sample(key, step)
-
-    drawn = draw_steps(steps)
-    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), n)
-    np.testing.assert_array_equal(chosen.sum(axis=1), drawn.count)
-    return chosen
-
-
 def epochs_of(key, num_epochs, steps_per_epoch, n=N, **options):
     """Return which rows are in which step, bool[num_epochs, steps_per_epoch, n]."""
-    steps = np.arange(num_epochs * steps_per_epoch)
-    chosen = drawn_rows(key, steps, steps_per_epoch, n, **options)
+    chosen = rows_of_steps(scheme(steps_per_epoch, n, **options), np.arange(num_epochs * steps_per_epoch), key)
     return chosen.reshape(num_epochs, steps_per_epoch, n)
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 import gdpjax
 from gdpjax import sampling
-from tests.sampling.frequencies import check_distribution, check_frequencies, included
+from tests.sampling.frequencies import check_distribution, check_frequencies, included, rows_of
 
 
 @given(st.floats(2**-32, 1.0))
@@ -99,11 +99,6 @@ def test_neighbours_draw_the_same_others():
             assert rows_of(padded) == [row for row in rows_of_101 if row < num_valid]
             assert int(padded.count) == len(rows_of(padded))
     assert padded_to_101._cache_size() == 1
-
-
-def rows_of(sample):
-    """Return the rows of a batch, without its padding."""
-    return np.asarray(sample.indices)[~np.asarray(sample.is_padding)].tolist()
 
 
 @pytest.mark.parametrize(("n", "capacity"), [(1, 5), (31, 1), (32, 5), (33, 32), (1000, 32)])

@@ -60,39 +60,23 @@ def test_a_step_that_is_none_is_refused(step):
         BATCHES.sample(KEY, step)
 
 
-def draw_poisson(step):
-    return BATCHES.sample(KEY, step)
+SCHEMES = {
+    "poisson": BATCHES,
+    "allocation": sampling.RandomAllocation(100, 100 / 7, epochs=2, capacity=101),
+    "shuffled": sampling.Shuffled(100, 100 / 7, epochs=2),
+    "cyclic": sampling.CyclicPoisson(100, 10, 9, num_groups=5, capacity=21),
+    "truncated": sampling.TruncatedPoisson(100, 10, 9, capacity=10),
+    "without replacement": sampling.WithoutReplacement(100, 10, 9),
+}
 
 
-def draw_allocation(step):
-    return sampling.RandomAllocation(100, 100 / 7, epochs=2, capacity=101).sample(KEY, step)
-
-
-def draw_shuffled(step):
-    return sampling.Shuffled(100, 100 / 7, epochs=2).sample(KEY, step)
-
-
-def draw_cyclic(step):
-    return sampling.CyclicPoisson(100, 10, 9, num_groups=5, capacity=21).sample(KEY, step)
-
-
-def draw_truncated(step):
-    return sampling.TruncatedPoisson(100, 10, 9, capacity=10).sample(KEY, step)
-
-
-def draw_without_replacement(step):
-    return sampling.WithoutReplacement(100, 10, 9).sample(KEY, step)
-
-
-DRAWS = [draw_poisson, draw_allocation, draw_shuffled, draw_cyclic, draw_truncated, draw_without_replacement]
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-def test_a_step_of_a_floating_type_is_refused(draw):
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_step_of_a_floating_type_is_refused(name):
     """2^24 and 2^24 + 1 are one number in float32, so that two steps of the run would have one batch."""
-    for function in (draw, jax.jit(draw)):
+    sample = SCHEMES[name].sample
+    for function in (sample, jax.jit(sample)):
         with pytest.raises(ValueError, match=r"step must be a whole number, got .*float32"):
-            function(np.float32(2**24 + 1))
+            function(KEY, np.float32(2**24 + 1))
 
 
 def test_a_step_too_large_for_its_type_repeats_no_batch():
@@ -100,7 +84,7 @@ def test_a_step_too_large_for_its_type_repeats_no_batch():
     with jax.enable_x64(True):
         sample = draw(KEY, jnp.int64(2**32))
         assert int(sample.count) > BATCHES.num_examples
-        allocated = jax.jit(draw_allocation)(jnp.int64(2**32))
+        allocated = jax.jit(SCHEMES["allocation"].sample)(KEY, jnp.int64(2**32))
         assert int(allocated.count) > 100
 
 

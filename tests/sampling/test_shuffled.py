@@ -8,7 +8,7 @@ import pytest
 
 from gdpjax import sampling
 from gdpjax.sampling import _ranks
-from tests.sampling.frequencies import check_distribution, included
+from tests.sampling.frequencies import check_distribution, included, rows_of_steps
 
 KEY = jax.random.key(7)
 N = 60
@@ -17,19 +17,9 @@ SEVEN = sampling.Shuffled(N, N / 7, epochs=2)
 
 def epochs_of(key, num_epochs, steps_per_epoch, n=N):
     """bool[num_epochs, steps_per_epoch, n]: which rows are in which step."""
-    num_steps = num_epochs * steps_per_epoch
     batches = sampling.Shuffled(n, n / steps_per_epoch, epochs=num_epochs)
-    assert batches.steps_per_epoch == steps_per_epoch
-
-    @jax.jit
-    @jax.vmap
-    def draw_steps(step):
-        return batches.sample(key, step)
-
-    drawn = draw_steps(np.arange(num_steps))
-    assert drawn.indices.shape == (num_steps, -(-n // steps_per_epoch))
-    chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), n)
-    np.testing.assert_array_equal(chosen.sum(axis=1), drawn.count)
+    assert (batches.steps_per_epoch, batches.capacity) == (steps_per_epoch, -(-n // steps_per_epoch))
+    chosen = rows_of_steps(batches, np.arange(num_epochs * steps_per_epoch), key)
     return chosen.reshape(num_epochs, steps_per_epoch, n)
 
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from gdpjax import sampling
-from tests.sampling.frequencies import check_frequencies, included
+from tests.sampling.frequencies import check_frequencies, first_batches, included
 
 KEY = jax.random.key(3)
 NUM_EXAMPLES = 24
@@ -16,19 +16,6 @@ CAPACITY = 5
 
 def scheme(capacity=CAPACITY):
     return sampling.TruncatedPoisson(NUM_EXAMPLES, NUM_EXAMPLES * SAMPLING_PROB, 6, capacity=capacity)
-
-
-def draw(rounds, num_valid=None, capacity=CAPACITY):
-    """Draw a batch with each of many keys."""
-
-    batches = scheme(capacity)
-
-    @jax.jit
-    @jax.vmap
-    def draw_one(key):
-        return batches.sample(key, 0, num_valid=num_valid)
-
-    return draw_one(jax.random.split(KEY, rounds))
 
 
 def kept_probabilities(num_valid):
@@ -44,7 +31,7 @@ def kept_probabilities(num_valid):
 @pytest.mark.parametrize("num_valid", [pytest.param(NUM_EXAMPLES, marks=pytest.mark.slow), 16])
 def test_every_row_is_as_likely_to_stay(num_valid):
     """Rows stay with equal probabilities, alone and in pairs, and the batch is as full as it can be."""
-    drawn = draw(20_000, num_valid)
+    drawn = first_batches(scheme(), 20_000, KEY, num_valid)
     chosen = included(np.asarray(drawn.indices), np.asarray(drawn.is_padding), NUM_EXAMPLES)
     assert not chosen[:, num_valid:].any()
     marginal, pairwise = kept_probabilities(num_valid)
@@ -59,7 +46,7 @@ def test_every_row_is_as_likely_to_stay(num_valid):
 
 def test_keeping_the_first_rows_would_be_noticed():
     """The counting above tells a random part from the first rows."""
-    drawn = draw(20_000, capacity=NUM_EXAMPLES)
+    drawn = first_batches(scheme(NUM_EXAMPLES), 20_000, KEY)
 
     # Indices ascend, so these are the first rows that were drawn.
     first_rows = np.asarray(drawn.indices)[:, :CAPACITY]

@@ -8,21 +8,13 @@ import numpy as np
 import pytest
 
 from gdpjax.sampling import WithoutReplacement
-from tests.sampling.frequencies import check_distribution, check_frequencies, included
+from tests.sampling.frequencies import check_distribution, check_frequencies, first_batches, included
 
 
 def draw(rounds, num_examples, batch_size):
     """Draw a batch with each of many keys; int[rounds, batch_size]."""
-
     batches = WithoutReplacement(num_examples, batch_size, 10)
-
-    @jax.jit
-    @jax.vmap
-    def draw_one(key):
-        return batches.sample(key, 0).indices
-
-    keys = jax.random.split(jax.random.key(0), rounds)
-    return np.asarray(draw_one(keys))
+    return np.asarray(first_batches(batches, rounds, jax.random.key(0)).indices)
 
 
 def test_every_subset_is_equally_likely():

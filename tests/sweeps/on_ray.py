@@ -14,16 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rich.console import Console
-
 from experiments import data
-from gdpjax.sweeps import _ray, _sweep
-from tests.sweeps.sweeps import SEVERAL, on, small
+from tests.sweeps.sweeps import SEVERAL, Progress, RayBackend, run_small, small
 
 
-def sweep(folder, resume, backend_for):
-    spec = on(small(data.load("digits")), SEVERAL)
-    _sweep.sweep_in(folder, spec, resume, backend_for, Console(quiet=True))
+def sweep(folder, **options):
+    run_small(SEVERAL, small(data.load("digits")), Path(folder), **options)
 
 
 def cluster(num_cpus):
@@ -36,12 +32,14 @@ def cluster(num_cpus):
 
 
 def driver(folder, address, width, resume):
-    class Talking(_sweep.SweepProgress):
+    class Talking(Progress):
         def on_chunk(self, rows):
             print("chunk", len(rows), flush=True)
 
-    _sweep.SweepProgress = Talking
-    sweep(Path(folder), resume, lambda task, examples, _: _ray.RayBackend(task, examples, int(width), 10**9, address))
+    def backend_for(task, examples, progress):
+        return RayBackend(task, examples, int(width), 10**9, address)
+
+    sweep(folder, resume=resume, backend_for=backend_for, progress=Talking)
 
 
 def two_nodes(folder):
@@ -51,12 +49,12 @@ def two_nodes(folder):
     doomed = cluster.add_node(num_cpus=1)
     story = {"chunks": []}
 
-    class Watching(_sweep.SweepProgress):
+    class Watching(Progress):
         def on_chunk(self, rows):
             story["chunks"].append([{"trial": row["trial"]} for row in rows])
 
     def backend_for(task, examples, progress):
-        backend = _ray.RayBackend(task, examples, 1, 10**9, cluster.address)
+        backend = RayBackend(task, examples, 1, 10**9, cluster.address)
         story["nodes"] = sum(node["Alive"] for node in backend._ray.nodes())
         threading.Thread(target=remove, args=(backend._ray,)).start()
         return backend
@@ -75,9 +73,8 @@ def two_nodes(folder):
         story["left"] = left
         shutdown(self)
 
-    _sweep.SweepProgress = Watching
-    shutdown, _ray.RayBackend.close = _ray.RayBackend.close, close
-    sweep(Path(folder), False, backend_for)
+    shutdown, RayBackend.close = RayBackend.close, close
+    sweep(folder, backend_for=backend_for, progress=Watching)
     cluster.shutdown()
     print(json.dumps(story))
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments import data
 from experiments.sweeps.named_task import FIELDS, named_task
-from gdpjax.sweeps import Examples, _folder, _program, _sweep, _worker, read_spec
+from gdpjax.sweeps import Examples, _folder, _program, _ray, _sweep, _worker, read_spec
 
 SMALL = """
 dataset = "digits"
@@ -69,9 +69,41 @@ def rows_of(folder, layout=None):
     return _folder.read_rows(folder, layout or _folder.described(folder).layout)
 
 
-def run_small(text, dataset, folder, *, resume=False, backend_for=None):
-    """Run a sweep, without its report."""
-    _sweep.sweep_in(folder, on(dataset, text), resume, backend_for or local(), Console(quiet=True))
+def write_rows(folder, rows, layout):
+    """Add a finished chunk to a folder."""
+    _folder.write_part(folder, rows, layout)
+
+
+def timeless(rows):
+    """Rows without what a clock said."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+class Watcher:
+    """An observer that notes the rows of each chunk, and how many programs had been compiled by its end."""
+
+    def __init__(self, compilations=None):
+        self.compilations, self.rows, self.at_chunk = compilations, [], []
+
+    def ignore(self, *news):
+        pass
+
+    on_start = on_chunks = on_steps = ignore
+
+    def on_chunk(self, rows):
+        self.rows += rows
+        self.at_chunk.append(self.compilations and self.compilations.count)
+
+
+Progress = _sweep.SweepProgress
+RayBackend = _ray.RayBackend
+
+
+def run_small(text, dataset, folder, *, resume=False, backend_for=None, progress=Progress):
+    """Run a sweep, without its report, watched by an object of the class ``progress``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_sweep, "SweepProgress", progress)
+        _sweep.sweep_in(folder, on(dataset, text), resume, backend_for or local(), Console(quiet=True))
 
 
 @contextlib.contextmanager
@@ -116,7 +148,7 @@ def _identity(function):
     return function
 
 
-class Talking(_sweep.SweepProgress):
+class Talking(Progress):
     """Says what happens, and stays in the middle of the third chunk, so that another process can kill this one."""
 
     begun = 0
@@ -132,5 +164,4 @@ class Talking(_sweep.SweepProgress):
 
 
 if __name__ == "__main__":
-    _sweep.SweepProgress = Talking
-    run_small(SEVERAL, small(data.load("digits")), Path(sys.argv[1]))
+    run_small(SEVERAL, small(data.load("digits")), Path(sys.argv[1]), progress=Talking)

@@ -13,7 +13,19 @@ import optax
 import pytest
 
 import gdpjax.sweeps as sweeps
-from gdpjax.sweeps import Blueprint, Model, Task, UserError, _sweep, _trials, _worker, as_spec, load_examples, plan_of
+from gdpjax.sweeps import (
+    Blueprint,
+    Model,
+    Task,
+    UserError,
+    _ray,
+    _sweep,
+    _trials,
+    _worker,
+    as_spec,
+    load_examples,
+    plan_of,
+)
 from tests.sweeps import own_task
 
 TASK = Task(own_task.load, own_task.build, own_task.optimizer)
@@ -136,6 +148,10 @@ def unusual(shared_programs, tmp_path_factory):
     """A sweep with data held out, an optimizer that asks for the number of steps, and scores of several kinds."""
 
     def build(example, penalty=0.0):
+        assert [(type(part), part.shape) for part in example] == [
+            (jax.ShapeDtypeStruct, (3,)),
+            (jax.ShapeDtypeStruct, ()),
+        ], "build sees shapes, and no values"
         model = own_task.build(example, penalty)
 
         def scores(params, x, y):
@@ -202,17 +218,6 @@ def test_how_numbers_were_chosen_is_in_the_statement(tmp_path):
     result = sweeps.train(TASK, spec_with() | {"tuned": "on public data", "unit": "patient"}, tmp_path / "run")
     assert "Tuned: on public data." in result.plan.statement()
     assert "replacing one patient by a null one" in result.plan.statement()
-
-
-def test_build_sees_no_values():
-    """The function that builds a model gets shapes of an example, and no data."""
-
-    def build(example):
-        assert all(isinstance(part, jax.ShapeDtypeStruct) for part in example)
-        assert [part.shape for part in example] == [(3,), ()]
-        return own_task.build(example)
-
-    _trials.check_task(blueprint_of(Task(own_task.load, build, own_task.optimizer)))
 
 
 MISTAKES = {
@@ -448,8 +453,6 @@ def test_unlabelled_data(tmp_path):
 
 def test_the_code_of_a_task_travels_to_a_cluster(tmp_path, monkeypatch):
     """A package as a folder, single files with what they import from beside them; installed packages stay."""
-    from gdpjax.sweeps import _ray
-
     (tmp_path / "travelling_helper.py").write_text("RATE = 0.1\n")
     (tmp_path / "travelling_task.py").write_text(
         "import travelling_helper\n\ndef load():\n    pass\n\ndef build(example):\n    pass\n"

@@ -8,24 +8,14 @@ import pytest
 from experiments.paper import tables as reproduced
 from experiments.paper.runs import ResultFile
 from experiments.recipes import tables as recipes
-from gdpjax.sweeps import UserError, _folder, records
+from gdpjax.sweeps import UserError, records
 
 DAMAGED = (
     b"", b"[]", b"null", b"7", b'"text"', b"{}", b"[" * 100_000, b"\xff\xfe", b'{"a": NaN}',
     b'{"a": 1, "a": 2}', b"9" * 5000,
-    b'{"config": []}', b'{"sweep": 3, "num_trials": 1}', b'{"sweep": {"dataset": 1}, "num_trials": 1}',
-    b'{"key": [1], "data_sha256": "x"}', b'{"key": [-1, 0], "data_sha256": "x"}', b'{"rows": 3}',
-    b'{"rows": [{"name": "a"}]}',
-    b'{"recipes": []}', b'{"num_steps": "7"}',
+    b'{"config": []}', b'{"rows": 3}', b'{"rows": [{"name": "a"}]}', b'{"recipes": []}', b'{"num_steps": "7"}',
 )  # fmt: skip
-KINDS = (
-    records.ConfigFile,
-    ResultFile,
-    _folder.Secret,
-    _folder.Described,
-    recipes.Recipes,
-    reproduced.RecordedExperiment,
-)
+KINDS = (records.ConfigFile, ResultFile, recipes.Recipes, reproduced.RecordedExperiment)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from experiments import cli
-from gdpjax.sweeps import UserError, _folder, _ray, _sweep, _worker, list_trials, plan_trials
+from gdpjax.sweeps import UserError, _ray, _sweep, _worker, list_trials, plan_trials
 from tests.sweeps import on_ray, sweeps
-from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, run_small, spec_of, sweep_of
+from tests.sweeps.sweeps import SEVERAL, SMALL, Watcher, examples_of, run_small, spec_of, sweep_of, timeless, write_rows
 
 TWO_SHAPES = SMALL.replace("epochs = 1", "epochs = [1, 2]") + "learning_rate = [0.1, 0.2, 0.3]\n"
 
@@ -43,23 +43,6 @@ class Fake:
         return future.result()
 
 
-class Silent:
-    def __init__(self):
-        self.rows = []
-
-    def on_start(self, num_trials, on_record):
-        pass
-
-    def on_chunks(self, description):
-        pass
-
-    def on_steps(self, done, total):
-        pass
-
-    def on_chunk(self, rows):
-        self.rows += rows
-
-
 @functools.cache
 def plans(text):
     spec = spec_of(text)
@@ -80,13 +63,11 @@ def numbers_of_trials(backend):
 
 
 def run(folder, backend, done=()):
-    observer = Silent()
+    observer = Watcher()
     folder.mkdir(exist_ok=True)
     sweep = sweep_of(folder, plans(TWO_SHAPES))
     if done:
-        _folder.write_part(
-            folder, [_worker.row_of(trial) for trial in sweep.trials if trial.number in done], sweep.layout
-        )
+        write_rows(folder, [_worker.row_of(trial) for trial in sweep.trials if trial.number in done], sweep.layout)
     _sweep.run_trials(sweep, backend, observer)
     return observer
 
@@ -232,11 +213,6 @@ def ray_process(*arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def timeless(rows):
-    """Return rows without what a clock said."""
-    return [row | {"seconds": 0} for row in rows]
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from gdpjax.sweeps import _folder, report_sweep
+from gdpjax.sweeps import report_sweep
 from tests.sweeps import browser
+from tests.sweeps.sweeps import write_rows
 from tests.sweeps.test_sweep_report import GRID, begin, made_up
 
 CHROMIUM = browser.find()
@@ -21,7 +22,7 @@ def page(tmp_path_factory, small_digits):
     rows = [made_up(trial, layout) for trial in trials]
     for row in rows[7:9]:
         row |= {"test_accuracy": None, "error": 'RuntimeError: <script>console.error("no")</script>'}
-    _folder.write_part(folder, rows, layout)
+    write_rows(folder, rows, layout)
     return report_sweep(folder).report
 
 

@@ -277,18 +277,6 @@ def test_price_is_that_of_the_accountants():
     assert _results.price(rows[:1]) is None
 
 
-def test_nothing_that_succeeded_has_a_report_too(tmp_path, small_digits):
-    """A sweep whose only trial failed has a page with the error, and a summary; its folder may look like a style."""
-    folder = tmp_path / "[bold]"
-    folder.mkdir()
-    _, layout = begin(folder, SMALL, small_digits)
-    failed = dict.fromkeys(layout.columns) | {"trial": 0, "delta": 1e-5, "error": "refused: too little noise"}
-    _folder.write_part(folder, [failed], layout)
-    said = io.StringIO()
-    assert "refused: too little noise" in report_sweep(folder, Console(file=said)).report.read_text()
-    assert f"Report: {folder}" in said.getvalue()
-
-
 def test_cells_are_rounded_to_the_safe_side():
     """Upper bounds are rounded up, lower ones down, and settings not at all."""
     value = 2.0000049

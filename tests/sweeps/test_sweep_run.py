@@ -31,42 +31,30 @@ from gdpjax.sweeps import (
     plan_trials,
     report_sweep,
 )
-from gdpjax.sweeps._folder import PARTS, RESULTS
 from tests.compilations import Compilations
 from tests.sweeps import sweeps
-from tests.sweeps.sweeps import SEVERAL, SMALL, examples_of, local, on, rows_of, run_small, spec_of, sweep_of
+from tests.sweeps.sweeps import (
+    SEVERAL,
+    SMALL,
+    Watcher,
+    examples_of,
+    local,
+    on,
+    rows_of,
+    run_small,
+    spec_of,
+    sweep_of,
+    timeless,
+)
 
+PARTS, RESULTS, KEYS, SWEEP = "parts", "results.parquet", "keys.NOT_FOR_RELEASE.json", "sweep.json"
 pytestmark = pytest.mark.usefixtures("shared_programs")
-
-
-class Watcher:
-    """An observer that notes how many programs had been compiled by the end of each chunk."""
-
-    def __init__(self, compilations=None):
-        self.compilations, self.at_chunk = compilations, []
-
-    def on_start(self, num_trials, on_record):
-        pass
-
-    def on_chunks(self, description):
-        pass
-
-    def on_steps(self, done, total):
-        pass
-
-    def on_chunk(self, rows):
-        self.at_chunk.append(self.compilations and self.compilations.count)
 
 
 def plans(text, dataset):
     """The trials of a spec."""
     spec = spec_of(text)
     return plan_trials(spec, list_trials(spec), dataset.num_examples)
-
-
-def timeless(rows):
-    """Rows without what a clock said."""
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +225,7 @@ class Killed(BaseException):
 def killed_here(folder, dataset):
     """Stop without any farewell once two chunks are on record."""
 
-    class Killing(_sweep.SweepProgress):
+    class Killing(sweeps.Progress):
         num_chunks = 0
 
         def on_chunk(self, rows):
@@ -245,10 +233,8 @@ def killed_here(folder, dataset):
             if self.num_chunks == 2:
                 raise Killed
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_sweep, "SweepProgress", Killing)
-        with pytest.raises(Killed):
-            run_small(SEVERAL, dataset, folder)
+    with pytest.raises(Killed):
+        run_small(SEVERAL, dataset, folder, progress=Killing)
 
 
 def killed_elsewhere(folder, dataset):
@@ -286,7 +272,7 @@ def test_a_sweep_goes_on_with_the_key_that_it_kept(several, tmp_path, small_digi
     for name in ("one", "other"):
         run_small(SEVERAL, small_digits, shutil.copytree(several, tmp_path / name), resume=True)
     assert np.array_equal(*map(jax.random.key_data, roots))
-    assert (several / _folder.KEYS).stat().st_mode & 0o077 == 0
+    assert (several / KEYS).stat().st_mode & 0o077 == 0
 
 
 def _parts(path):
@@ -342,14 +328,19 @@ def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
     _folder.finish(several, _folder.described(several).layout)
     folder = tmp_path / "sweep"
     shutil.copytree(several, folder)
-    (folder / _folder.KEYS).unlink()
-    with pytest.raises(UserError, match=f"{_folder.KEYS} is missing; restore it"):
+    (folder / KEYS).unlink()
+    with pytest.raises(UserError, match=f"{KEYS} is missing; restore it"):
         run_small(SEVERAL, small_digits, folder, resume=True)
-    (folder / _folder.SWEEP).write_text('{"sweep": ')
-    with pytest.raises(UserError, match=f"{_folder.SWEEP} is damaged .*; restore it"):
+    for key in ("[1]", "[-1, 0]", '"1"'):
+        (folder / KEYS).write_text(f'{{"key": {key}, "data_sha256": "x"}}')
+        with pytest.raises(UserError, match=f"{KEYS} is damaged .*; restore it"):
+            run_small(SEVERAL, small_digits, folder, resume=True)
+    for text in ('{"sweep": ', '{"sweep": 3, "num_trials": 1}', '{"sweep": {"dataset": 1}, "num_trials": 1}'):
+        (folder / SWEEP).write_text(text)
+        with pytest.raises(UserError, match=f"{SWEEP} is damaged .*; restore it"):
+            report_sweep(folder)
+    with pytest.raises(UserError, match=f"{SWEEP} is damaged .*; restore it"):
         run_small(SEVERAL, small_digits, folder, resume=True)
-    with pytest.raises(UserError, match=f"{_folder.SWEEP} is damaged"):
-        report_sweep(folder)
 
 
 def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, small_digits):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import cli
-from gdpjax.sweeps import Examples, UserError, _trials, list_trials, plan_trials
+from gdpjax import accounting
+from gdpjax.sweeps import UserError, list_trials, plan_trials
 from tests.sweeps.sweeps import SEVERAL, SMALL, spec_of
 
 HEAD = 'dataset = "digits"\n'
@@ -40,6 +41,10 @@ BAD = {
     ),
     "negative": (TABLE + "noise_multiplier = -1\n", "line 3: noise_multiplier must be a number from 1.17549e-38"),
     "a word": (TABLE + 'l2_clip_norm = "one"\n', "line 3: l2_clip_norm: expected numbers, start:stop"),
+    "two numbers": (TABLE + 'epsilon = "1:2"\n', "line 3: epsilon: expected numbers, start:stop:count"),
+    "a range of one": (TABLE + 'epsilon = "1:2:1"\n', "a range has 2 to 1000000 values"),
+    "the logarithm of zero": (TABLE + 'epsilon = "0:2:log4"\n', "above 0 in the logarithm"),
+    "no end": (TABLE + 'epsilon = "1:inf:4"\n', "the ends of a range are finite"),
     "half an epoch": (TABLE + "epochs = 1.5\n", "line 3: epochs must be a whole number from 1"),
     "truth": (TABLE + "epochs = true\n", "line 3: epochs must be a whole number from 1"),
     "delta of one": (HEAD + "delta = 1.0\n", "line 2: delta: expected `float` < 1.0"),
@@ -89,9 +94,20 @@ def test_grid_is_every_combination_once():
     logarithmic = list_trials(spec_of(SMALL + "learning_rate = { min = 0.01, max = 1, count = 3, log = true }\n"))
     assert [t.settings["learning_rate"] for t in logarithmic] == [0.01, 0.1, 1.0]
     assert len({t.settings["learning_rate"] for t in logarithmic}) == 3
-    in_short = list_trials(spec_of(SMALL.replace("epochs = 1", 'epochs = "1:3:3"') + 'learning_rate = "0.01:1:log3"\n'))
-    assert [t.settings["learning_rate"] for t in in_short[::3]] == [0.01, 0.1, 1.0]
-    assert [t.settings["epochs"] for t in in_short[:3]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("learning_rate", "1,0.5,1", [1.0, 0.5]),
+        ("learning_rate", "2:1:3", [2.0, 1.5, 1.0]),
+        ("learning_rate", "1e-7:1e-5:log3", [1e-7, 1e-6, 1e-5]),
+        ("batch_size", "1000:10000:log4, 20000", [1000, 2154, 4642, 10000, 20000]),
+    ],
+)
+def test_numbers_and_ranges_are_values_in_order_each_once(name, text, expected):
+    trials = list_trials(spec_of(f'{TABLE}{name} = "{text}"\n'))
+    assert [trial.settings[name] for trial in trials] == expected
 
 
 def test_random_search_is_the_same_each_time_and_within_its_ranges():
@@ -120,6 +136,34 @@ def test_targets_are_met_with_the_noise_that_is_used():
         assert trial.cost.epsilon_lower == pytest.approx(float(lower), rel=1e-6)
 
 
+def planned(noise_multiplier, delta):
+    """The only trial of three epochs of 100 steps on 10,000 examples."""
+    text = f"delta = {delta}\n{TABLE}batch_size = 100\nepochs = 3\nnoise_multiplier = {noise_multiplier}\n"
+    (trial,) = plan_trials(spec := spec_of(text), list_trials(spec), 10_000)
+    return trial
+
+
+def test_a_trial_costs_what_its_plan_states():
+    trial = planned(1.3, 1e-5)
+    cost = trial.cost
+    assert (cost.num_steps, cost.delta, cost.sampling_prob) == (300, 1e-5, pytest.approx(0.01))
+    assert cost.mu_clt == pytest.approx(0.01 * np.sqrt(300 * np.expm1(1 / 1.3**2)), rel=1e-5)
+    assert cost.neighboring_relation == "replace_special"
+    assert 0 < cost.epsilon_lower <= cost.epsilon_upper <= cost.epsilon_moments_accountant
+    assert cost.epsilon_clt == pytest.approx(cost.epsilon_upper, rel=0.2)
+    assert cost.overflow == trial.plan.overflow
+
+
+def test_overflow_is_paid_in_the_upper_bound():
+    """Batches that do not fit are charged to delta, of which they take a part in 10^5 here."""
+    cost = planned(500.0, 6e-14).cost
+    run = (cost.noise_multiplier, cost.sampling_prob, cost.num_steps)
+    left = (6e-14 - cost.overflow) / (1 - cost.overflow)
+    bound = float(accounting.moments_accountant_epsilon(*run, left))
+    assert cost.epsilon_moments_accountant == pytest.approx(bound, rel=1e-9)
+    assert cost.epsilon_moments_accountant > accounting.moments_accountant_epsilon(*run, 6e-14)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -132,15 +176,6 @@ def test_settings_without_a_plan_are_refused(line, message):
     spec = spec_of(SMALL + line + "\n")
     with pytest.raises(UserError, match=r"line \d+: " + message):
         plan_trials(spec, list_trials(spec), 64)
-
-
-def test_a_batch_above_the_data_names_the_line():
-    spec = spec_of(TABLE + "batch_size = [8, 65]\n")
-    x = np.zeros((64, 2), np.float32)
-    with pytest.raises(
-        UserError, match="line 3: expected_batch_size must be at least 1 and at most num_examples=64, got 65"
-    ):
-        _trials.check_programs(spec, list_trials(spec)[1:], Examples((x, x), (x, x)))
 
 
 def test_absent_files_are_one_line_and_nothing_is_made(tmp_path, monkeypatch, capsys):

@@ -22,6 +22,8 @@ from gdpjax.tradeoff import (
     subsample,
     symmetrize,
 )
+from tests.refused import refusals
+from tests.tradeoff.dominating import one_direction
 
 ALPHA = np.array([1e-9, 1e-5, 1e-3, 0.02, 0.1, 0.3, 0.5, 0.8, 0.97, 0.9999])
 
@@ -29,11 +31,6 @@ ALPHA = np.array([1e-9, 1e-5, 1e-3, 0.02, 0.1, 0.3, 0.5, 0.8, 0.97, 0.9999])
 def numeric(curve, times=1):
     """Compose by the numeric method also where there is a closed form: beside a curve that loses next to nothing."""
     return compose(curve, Laplace(1e-200), times=times)
-
-
-def one_direction(curve, sampling_prob):
-    """Return p f + (1 - p) Id, which is one direction of the subsampled curve."""
-    return subsample(curve, sampling_prob).one_direction
 
 
 def assert_around(bounds, exact, alpha=ALPHA, width=None):
@@ -294,19 +291,12 @@ def test_the_band_of_the_limit_holds_the_truth_and_closes(curve):
     assert limit.curve.mu == pytest.approx(limit.band_mu, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: compose(Laplace([1.0, 2.0]), times=2), "one curve at a time"),
-        (lambda: jax.jit(lambda e: compose(Laplace(e), times=2).lower(0.1))(1.0), "is numeric: give one curve"),
-        (lambda: central_limit(one_direction(Gaussian(1.0), 0.1), times=9), "a limit theorem needs a symmetric curve"),
-        (lambda: central_limit(ApproximateDP(1.0, 0.1), times=9), "infinite moments"),
-        (lambda: central_limit(Identity(), times=9), "no curve has any privacy loss"),
-        (lambda: central_limit(group(ApproximateDP(0.5), 2), times=9), "not known precisely enough"),
-        (lambda: jax.jit(lambda e: central_limit(Laplace(e)).gamma)(1.0), "takes one curve at a time"),
-    ],
+test_bad_input = refusals(
+    (lambda: compose(Laplace([1.0, 2.0]), times=2), "one curve at a time"),
+    (lambda: jax.jit(lambda e: compose(Laplace(e), times=2).lower(0.1))(1.0), "is numeric: give one curve"),
+    (lambda: central_limit(one_direction(Gaussian(1.0), 0.1), times=9), "a limit theorem needs a symmetric curve"),
+    (lambda: central_limit(ApproximateDP(1.0, 0.1), times=9), "infinite moments"),
+    (lambda: central_limit(Identity(), times=9), "no curve has any privacy loss"),
+    (lambda: central_limit(group(ApproximateDP(0.5), 2), times=9), "not known precisely enough"),
+    (lambda: jax.jit(lambda e: central_limit(Laplace(e)).gamma)(1.0), "takes one curve at a time"),
 )
-def test_bad_input(call, message):
-    """Curves and numbers of times that cannot be composed are refused with a message."""
-    with pytest.raises(ValueError, match=message):
-        call()

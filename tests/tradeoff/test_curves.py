@@ -19,16 +19,14 @@ from gdpjax.tradeoff import (
     subsample,
     symmetrize,
 )
+from tests.refused import refusals
+from tests.tradeoff.dominating import one_direction
 
 ALPHA = np.array([0.0, 1e-9, 1e-4, 0.03, 0.2, 0.37, 0.5, 0.8, 0.999, 1.0])
 SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
 
 
-def one_direction(curve, sampling_prob):
-    """Return p f + (1 - p) Id, which is one direction of the subsampled curve."""
-    return subsample(curve, sampling_prob).one_direction
-
-
+MIXED_SKEW = type(one_direction(Gaussian(1.0), 0.4))(SKEW, 0.4)  # of a curve that is not symmetric
 CURVES = {
     "gaussian": Gaussian(1.3),
     "laplace": Laplace(0.8),
@@ -385,21 +383,15 @@ def test_what_is_no_tradeoff_curve_is_refused_with_the_first_offending_point(alp
         PiecewiseLinear(alpha, beta)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Gaussian(np.nan), "mu must be .* got nan"),
-        (lambda: subsample(SKEW, 0.5), "subsampling needs a symmetric curve, got PiecewiseLinear; use symmetrize"),
-        (lambda: group(one_direction(Gaussian(1.0), 0.5), 2), "group privacy needs a symmetric curve"),
-        (lambda: group(Gaussian(1.0), 1.5), "k must be a whole number >= 1"),
-        (lambda: delta(Gaussian(1.0), -0.5), "epsilon must be a finite number >= 0"),
-        (lambda: PiecewiseLinear.from_probabilities([0.5, 0.4], [0.5, 0.5]), "sum to 1"),
-        (lambda: PiecewiseLinear([0, 1], [1, 0], "sideways"), "rounding must be"),
-    ],
+test_bad_input = refusals(
+    (lambda: Gaussian(np.nan), "mu must be .* got nan"),
+    (lambda: subsample(SKEW, 0.5), "subsampling needs a symmetric curve, got PiecewiseLinear; use symmetrize"),
+    (lambda: group(one_direction(Gaussian(1.0), 0.5), 2), "group privacy needs a symmetric curve"),
+    (lambda: group(Gaussian(1.0), 1.5), "k must be a whole number >= 1"),
+    (lambda: delta(Gaussian(1.0), -0.5), "epsilon must be a finite number >= 0"),
+    (lambda: PiecewiseLinear.from_probabilities([0.5, 0.4], [0.5, 0.5]), "sum to 1"),
+    (lambda: PiecewiseLinear([0, 1], [1, 0], "sideways"), "rounding must be"),
 )
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_traced_parameters_out_of_range_give_nan():

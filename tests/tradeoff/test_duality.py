@@ -20,15 +20,11 @@ from gdpjax.tradeoff import (
     subsample,
     symmetrize,
 )
-from tests.tradeoff.dominating import dominating_mu
+from tests.refused import refusals
+from tests.tradeoff.dominating import dominating_mu, one_direction
 
 CERTIFIED = compose(Laplace(0.5), times=2)
 SKEW = PiecewiseLinear([0.0, 0.1, 0.5, 1.0], [0.95, 0.4, 0.1, 0.0])
-
-
-def one_direction(curve, sampling_prob):
-    """Return p f + (1 - p) Id, which is one direction of the subsampled curve."""
-    return subsample(curve, sampling_prob).one_direction
 
 
 def test_gaussian_is_the_accountants_exact_duality():
@@ -177,16 +173,10 @@ def test_groups_claim_no_epsilon_where_their_curve_is_rounding():
     assert 0 < some < 1.6
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: epsilon(Gaussian(1.0), 1.0), r"delta must be a number in \[0, 1\)"),
-        (lambda: delta(None, 0.0), "f must be a trade-off curve"),
-        (lambda: delta(CERTIFIED, 0.0), "methods of its own"),
-        (lambda: epsilon(CERTIFIED, 0.1), r"curve\.tpr\(alpha\)"),
-        (lambda: Gaussian(1.0).replaced(nu=2.0), "replaced has no argument 'nu'; it takes mu"),
-    ],
+test_bad_input = refusals(
+    (lambda: epsilon(Gaussian(1.0), 1.0), r"delta must be a number in \[0, 1\)"),
+    (lambda: delta(None, 0.0), "f must be a trade-off curve"),
+    (lambda: delta(CERTIFIED, 0.0), "methods of its own"),
+    (lambda: epsilon(CERTIFIED, 0.1), r"curve\.tpr\(alpha\)"),
+    (lambda: Gaussian(1.0).replaced(nu=2.0), "replaced has no argument 'nu'; it takes mu"),
 )
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 import scipy
 
-from gdpjax.tradeoff import (
-    ApproximateDP,
-    ExactCurve,
-    Gaussian,
-    Identity,
-    Laplace,
-    compose,
-)
+from gdpjax.tradeoff import ApproximateDP, ExactCurve, Gaussian, Identity, Laplace, compose
 from tests.tradeoff.dominating import dominating_mu
 
 MUS = [0.1 * k for k in range(1, 30)]

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from gdpjax.training import _in_place, _run
+from tests.training import killed
 from tests.transforms.conftest import simple_normals
 
 
@@ -31,10 +32,33 @@ def programs_are_described_once():
         yield
 
 
+def forget_keys():
+    """Let keys be used as if the process were new."""
+    _run._KEYS_USED.clear()
+
+
 @pytest.fixture(autouse=True)
-def keys_are_fresh(monkeypatch):
-    """Let each test use its keys as if the process were new: many take the same one, in a loop and step by step."""
-    monkeypatch.setattr(_run, "_KEYS_USED", {})
+def keys_are_fresh():
+    """Each test may use its keys: many take the same one, in a loop and step by step."""
+    yield
+    forget_keys()
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Training, parameters and data of the small run, which is killed elsewhere, too."""
+    return killed.build()
+
+
+@pytest.fixture
+def moved_to(monkeypatch):
+    """Return a function that moves runs to another machine: ``moved_to(cpu="another")``."""
+    described = _run.environment
+
+    def move(**changes):
+        monkeypatch.setattr(_run, "environment", lambda *arrays: described() | changes)
+
+    return move
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,8 @@ from gdpjax import correlated
 from gdpjax.accounting import certified, gdp_epsilon
 from gdpjax.ledger import CorrelatedGaussianEvent, CyclicPoissonEvent, Ledger, ledger_of
 from gdpjax.sampling import BatchOverflowError, CyclicPoisson, Poisson, Shuffled, WithoutReplacement
-from gdpjax.training import (
-    CheckpointError,
-    Plan,
-    _run,
-    batch_source,
-    make_plan,
-    private_training,
-    resume_run,
-    start_run,
-)
-from tests.training.interrupted import committed, finished, interrupted
+from gdpjax.training import CheckpointError, Plan, batch_source, make_plan, private_training, resume_run, start_run
+from tests.training.interrupted import committed, finished, interrupted, stopped
 
 N, D = 60, 3
 PARAMS = {"w": jnp.zeros(D)}
@@ -207,41 +198,33 @@ def test_a_killed_run_goes_on_with_the_same_noise(name, tmp_path):
     assert again.ledger == whole.ledger
 
 
-def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, monkeypatch):
+def test_a_chunk_whose_bits_are_not_sure_is_refused(tmp_path, moved_to):
     """It can neither be repeated nor left out."""
     training = built("banded")
     parts = (training, PARAMS, placed(training))
+    moved_to(platform="gpu", xla_flags="")
     interrupted(parts, tmp_path / "killed", at=7, chunk=5, key=jax.random.key(9301))
-    monkeypatch.setattr(_run, "repeats_bits", lambda environment: False)
     with pytest.raises(CheckpointError, match="correlated noise"):
         resumed(tmp_path / "killed", training)
 
 
-def test_a_run_that_lost_nothing_goes_on_only_as_it_began(tmp_path, monkeypatch):
+def test_a_run_that_lost_nothing_goes_on_only_as_it_began(tmp_path, moved_to):
     """It may be a backup: steps that were taken after it would meet the same noise again."""
     training = built("banded")
     begun(tmp_path / "run", training, jax.random.key(9306)).advance(5)
-    described = _run.environment
-    with monkeypatch.context() as patch:
-        patch.setattr(_run, "environment", lambda *arrays: described() | {"jax": "another"})
-        with pytest.raises(CheckpointError, match=r"jax of .* differ here"):
+    # A later version may describe the environment with a setting more.
+    for name in ("jax", "another setting"):
+        moved_to(**{name: "another"})
+        with pytest.raises(CheckpointError, match=rf"{name} of .* differ here"):
             resumed(tmp_path / "run", training)
-        # A later version may describe the environment with a setting more.
-        patch.setattr(_run, "environment", lambda *arrays: described() | {"another setting": "on"})
-        with pytest.raises(CheckpointError, match=r"another setting of .* differ here"):
-            resumed(tmp_path / "run", training)
+    moved_to()
     assert resumed(tmp_path / "run", training).step == 5
 
 
 def test_a_state_that_was_changed_after_an_interruption_is_refused(tmp_path):
     """The lost chunk cannot be repeated on other parameters, nor be left out under new keys."""
     run = begun(tmp_path / "run", built("banded"), jax.random.key(9305))
-
-    def stop(done):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run.advance(3, on_step=stop)
+    stopped(run, 3, by=KeyboardInterrupt)
     kept = run.state
     run.state = kept._replace(params={"w": kept.params["w"] + 1})
     with pytest.raises(ValueError, match="with correlated noise cannot go on"):

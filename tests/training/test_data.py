@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gdpjax.training import _run, make_plan, private_training
+from gdpjax.training import environment, make_plan, private_training
 
 PLAN = make_plan(
     clip=1.0,
@@ -118,11 +118,11 @@ def test_parameters_do_not_change_with_the_array_that_they_came_from():
 def test_the_processors_of_a_process_are_in_its_environment(monkeypatch):
     """XLA cuts a sum into a part for each processor that the process may use, not for each that there is."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
-    before = _run.environment()
+    before = environment()
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {2}, raising=False)
-    assert _run.environment() == before | {"cpu_count": 1}
+    assert environment() == before | {"cpu_count": 1}
     monkeypatch.setenv("PJRT_NPROC", "1")
-    assert _run.environment() == before | {"cpu_count": 1, "pjrt_nproc": "1"}
+    assert environment() == before | {"cpu_count": 1, "pjrt_nproc": "1"}
 
 
 def test_the_compiler_of_the_devices_is_in_the_environment(monkeypatch):
@@ -130,6 +130,6 @@ def test_the_compiler_of_the_devices_is_in_the_environment(monkeypatch):
     client = SimpleNamespace(platform_version="first")
     device = SimpleNamespace(platform="tpu", device_kind="TPU", client=client)
     monkeypatch.setattr(jax, "devices", lambda: [device])
-    before = _run.environment()
+    before = environment()
     client.platform_version = "second"
-    assert _run.environment() != before
+    assert environment() != before

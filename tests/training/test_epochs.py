@@ -8,7 +8,7 @@ import pytest
 
 import gdpjax
 from gdpjax.sampling import RandomAllocation, Shuffled
-from gdpjax.training import Info, _run, batch_source, make_plan, private_training, resume_run, start_run
+from gdpjax.training import Info, batch_source, make_plan, private_training, resume_run, start_run
 from tests.training.interrupted import committed, finished, interrupted
 
 N = 60
@@ -43,12 +43,11 @@ def lost_batches(training, steps):
     return [Info(None, np.linalg.norm(ROWS[source[t].indices], axis=1), source[t].is_padding, None) for t in steps]
 
 
-def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(training, tmp_path, monkeypatch):
+def test_on_another_machine_no_example_takes_part_twice_in_an_epoch(training, tmp_path, moved_to):
     """The lost steps are charged and left out, the noise has a new key, and the steps of the examples stay."""
     parts = training, PARAMS, training.place(ROWS, np.zeros(N))
     kept = interrupted(parts, tmp_path / "run", 12, 5, KEY)
-    environment = _run.environment
-    monkeypatch.setattr(_run, "environment", lambda *arrays: environment() | {"cpu": "another"})
+    moved_to(cpu="another")
     run = resume_run(tmp_path / "run", *parts, scan=False)
     assert (run.step, run.num_lost) == (15, 5)
     (event,) = run.ledger.events

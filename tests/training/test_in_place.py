@@ -9,7 +9,7 @@ import pytest
 import gdpjax
 from gdpjax.training import private_training, start_run
 from tests.compilations import Compilations
-from tests.training.interrupted import committed
+from tests.training.interrupted import committed, stopped
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
 KEY = jax.random.key(5)
@@ -130,14 +130,8 @@ def test_the_loop_writes_the_new_state_over_the_old_one(small, tmp_path):
 
 def test_an_interrupted_chunk_is_repeated_from_the_state_that_was_kept(small, stepped, tmp_path):
     """The steps that were taken have left no trace in it."""
-
-    def stop(done):
-        if done == 3:
-            raise KeyboardInterrupt
-
     run = begun(tmp_path / "run", small)
-    with pytest.raises(KeyboardInterrupt):
-        run.advance(NUM_STEPS, on_step=stop)
+    stopped(run, NUM_STEPS, at=3, by=KeyboardInterrupt)
     assert run.step == 0
     equal(run.state.params, small[1])
     run.advance(1)

@@ -10,14 +10,7 @@ import gdpjax
 from gdpjax import NeighboringRelation
 from gdpjax.ledger import UniformEvent
 from gdpjax.sampling import BatchOverflowError, PoissonNumbers, WithoutReplacement
-from gdpjax.training import (
-    Data,
-    _loop,
-    batch_source,
-    group_by_user,
-    make_plan,
-    private_training,
-)
+from gdpjax.training import Data, batch_source, group_by_user, make_plan, private_training
 
 N, D = 60, 3
 PRIVATE = dict(clip=1.0, delta=1e-5, noise_multiplier=2.0)
@@ -270,7 +263,7 @@ def test_a_batch_that_does_not_fit_stops_the_run():
     plan = make_plan(**PLAN)
     # Nobody can plan with so small a capacity.
     object.__setattr__(plan.batches, "capacity", 8)
-    training = _loop.private_training(plan, loss, optax.sgd(0.1))
+    training = private_training(plan, loss, optax.sgd(0.1))
     data = training.place(*rows())
     states = [training.init(PARAMS, jax.random.key(0))]
     for _ in range(6):

@@ -1,6 +1,7 @@
 """A run in a folder: killed anywhere, it goes on; nothing is paid twice, no noise is used for two gradients."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +17,10 @@ import numpy as np
 import pytest
 
 import gdpjax
-from gdpjax.training import CheckpointError, _checkpoint, _journal, _run, resume_run, start_run
+from gdpjax.training import CheckpointError, resume_run, start_run
 from tests.training import interrupted as runs
 from tests.training import killed
-from tests.training.interrupted import Killed, committed
-
-KEY = jax.random.key(11)
-CHECKPOINTS = "checkpoints.NOT_FOR_RELEASE"
-
-
-@pytest.fixture(scope="module")
-def small():
-    """Training, parameters and data of the small run."""
-    return killed.build()
+from tests.training.interrupted import CHECKPOINTS, KEY, Killed, committed, stopped
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +123,10 @@ def test_scanned_chunks_resume_too(small, tmp_path):
     assert same(finished(again, 10).state, reference.state)
 
 
-def moved(monkeypatch):
-    """Another machine."""
-    environment = _run.environment
-    monkeypatch.setattr(_run, "environment", lambda *arrays: environment() | {"cpu": "another"})
-
-
-def test_on_another_machine_the_lost_chunk_is_charged_and_gets_new_keys(small, whole, tmp_path, monkeypatch):
+def test_on_another_machine_the_lost_chunk_is_charged_and_gets_new_keys(small, whole, tmp_path, moved_to):
     """Trap 12: the same noise on another rounding of the gradient would cancel; so: paid again, new noise."""
     folder = interrupted(small, tmp_path / "run", 12)
-    moved(monkeypatch)
+    moved_to(cpu="another")
     run = resume_run(folder, *small, scan=False)
     assert (run.num_lost, run.step) == (7, 14)
     assert not np.array_equal(run.state.opt_state[0].key_data, whole.state.opt_state[0].key_data)
@@ -153,11 +140,11 @@ def test_on_another_machine_the_lost_chunk_is_charged_and_gets_new_keys(small, w
     assert run.ledger[0].overflow >= whole.ledger[0].overflow
 
 
-def test_a_move_between_chunks_costs_nothing_but_new_keys(small, tmp_path, monkeypatch):
+def test_a_move_between_chunks_costs_nothing_but_new_keys(small, tmp_path, moved_to):
     """The folder may be a backup, restored where later steps have been taken: they must not meet their noise again."""
     run = begun(small, tmp_path / "run")
     run.advance(7)
-    moved(monkeypatch)
+    moved_to(cpu="another")
     again = resume_run(tmp_path / "run", *small, scan=False)
     assert (again.step, again.num_lost) == (7, 0)
     assert again.changes == ("cpu",)
@@ -176,10 +163,10 @@ def test_other_data_or_another_learning_rate_is_another_fingerprint(small, tmp_p
     assert run.changes == ("data" if change == "data" else "program",)
 
 
-def test_lost_steps_never_exceed_the_budget(small, tmp_path, monkeypatch):
+def test_lost_steps_never_exceed_the_budget(small, tmp_path, moved_to):
     """A run whose last chunk is lost is charged for all steps, and is over."""
     folder = interrupted(small, tmp_path / "run", killed.NUM_STEPS - 2)
-    moved(monkeypatch)
+    moved_to(cpu="another")
     run = resume_run(folder, *small, scan=False)
     assert run.finished
     assert run.step == killed.NUM_STEPS
@@ -277,13 +264,9 @@ def test_arrays_of_another_model_are_refused(small, seven):
         resume_run(seven, training, params | {"v": jnp.zeros((8, 3))}, data, scan=False)
 
 
-def full(*args):
-    raise OSError(28, "No space left on device")
-
-
 def fill_disk(monkeypatch):
-    """Let checkpoints fail."""
-    monkeypatch.setattr(_checkpoint, "_write_arrays", full)
+    """Let checkpoints fail; a line of the journal still fits."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
 
 
 def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
@@ -291,7 +274,7 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
     run = begun(small, tmp_path / "run")
     run.advance(7)
     fill_disk(monkeypatch)
-    with pytest.raises(CheckpointError, match=r"after step 14 could not be written.*No space.*run\.save"):
+    with pytest.raises(CheckpointError, match=r"after step 14 could not be written.*no space.*run\.save"):
         run.advance(7)
     assert run.step == 14
     assert num_lines(tmp_path / "run") == 2
@@ -299,38 +282,24 @@ def test_a_full_disk_loses_nothing(small, whole, tmp_path, monkeypatch):
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert same(finished(resume_run(copy, *small, scan=False)).state, whole.state), "had it been killed then"
     run.save()
-    monkeypatch.setattr(_journal, "_append_line", full)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match="They were not run"):
         run.advance(7)
     assert run.step == 14
+    assert num_lines(tmp_path / "run") == 2, "a line that may not be on the disk is taken back"
     monkeypatch.undo()
     assert same(finished(run).state, whole.state)
 
 
-def test_part_of_a_line_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
-    """A line that may not be on the disk is removed from the file, so that it can be written once more."""
-    path = tmp_path / "journal.jsonl"
-    size = _journal._append_line(path, "first", 0)
-    monkeypatch.setattr(_journal.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        _journal._append_line(path, "second", size)
-    monkeypatch.undo()
-    _journal._append_line(path, "second", size)
-    assert path.read_text() == "first\nsecond\n"
-
-
 def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole, tmp_path):
     """Ctrl-C, then on with the same object: same length, and no second line for the same steps."""
-
-    def stop(done):
-        if done == 9:
-            raise KeyboardInterrupt
-
     run = begun(small, tmp_path / "run")
     run.advance(7)
-    with pytest.raises(KeyboardInterrupt) as interruption:
-        run.advance(7, on_step=stop)
-    (how_to_go_on,) = interruption.value.__notes__
+    (how_to_go_on,) = stopped(run, 7, at=9, by=KeyboardInterrupt).__notes__
     assert how_to_go_on.startswith(f"7 of 20 steps are kept in {tmp_path / 'run'}, and 14 are charged: ")
     assert "start_run(..., resume=True)" in how_to_go_on
     run.advance(3)
@@ -349,12 +318,9 @@ def test_interrupted_in_one_process_the_chunk_is_repeated_as_it_was(small, whole
         ("gpu", "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0", True),
     ],
 )
-def test_a_platform_that_does_not_repeat_its_bits_is_charged_again(
-    small, tmp_path, monkeypatch, platform, flags, repeats
-):
+def test_a_platform_that_does_not_repeat_its_bits_is_charged_again(small, tmp_path, moved_to, platform, flags, repeats):
     """Trap 12 on a GPU: sums in an order of the moment are other gradients under the same noise."""
-    described = {"platform": platform, "xla_flags": flags}
-    monkeypatch.setattr(_run, "environment", lambda *arrays: described)
+    moved_to(platform=platform, xla_flags=flags)
     run = resume_run(interrupted(small, tmp_path / "run", 3), *small, scan=False)
     assert run.num_lost == (0 if repeats else 7)
 
@@ -364,7 +330,7 @@ def test_two_chunks_lost_to_a_full_disk_are_repeated_in_order(small, whole, tmp_
     run = begun(small, tmp_path / "run")
     fill_disk(monkeypatch)
     for chunk in (7, 5):
-        with pytest.raises(CheckpointError, match="No space"):
+        with pytest.raises(CheckpointError, match="no space"):
             run.advance(chunk)
     monkeypatch.undo()
     again = resume_run(tmp_path / "run", *small, scan=False)

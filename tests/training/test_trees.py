@@ -8,6 +8,7 @@ import pytest
 
 import gdpjax
 from gdpjax.training import batch_source, make_plan, private_training, start_run
+from tests.training.interrupted import stopped
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
 KEY = jax.random.key(5)
@@ -84,12 +85,7 @@ def test_a_run_owns_its_data(change, tmp_path):
     images = np.array(placed.arrays[0]["image"])
     data = placed._replace(arrays=(placed.arrays[0] | {"image": images}, placed.arrays[1]))
     run = start_run(tmp_path / "run", DEEP, PARAMS, data, key=KEY, scan=False)
-
-    def interrupt(step):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run.advance(1, on_step=interrupt)
+    stopped(run, 1, by=KeyboardInterrupt)
     if change == "array":
         images[:] = 0
     else:

@@ -5,12 +5,12 @@ import jax
 from gdpjax import ledger_of
 
 
-def recorded_state(tx, params, num_steps):
-    """Return the state after some steps on zeros. Nothing asks for the noise, so it is not compiled."""
+def recorded_state(tx, params, num_steps, updates=None):
+    """Return the state after some steps on the parameters, or on ``updates``; no noise is asked for, and compiled."""
 
     @jax.jit
     def step(state):
-        _, after = tx.update(params, state, params)
+        _, after = tx.update(params if updates is None else updates, state, params)
         return state._replace(count=after.count, ledger=after.ledger)
 
     state = tx.init(params)
@@ -20,6 +20,6 @@ def recorded_state(tx, params, num_steps):
     return state
 
 
-def recorded(tx, params, num_steps):
-    """Return the ledger of some steps on zeros."""
-    return ledger_of(recorded_state(tx, params, num_steps))
+def recorded(tx, params, num_steps, updates=None):
+    """Return the ledger of some steps."""
+    return ledger_of(recorded_state(tx, params, num_steps, updates))

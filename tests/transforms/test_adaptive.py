@@ -14,6 +14,7 @@ from scipy import stats
 import gdpjax
 from gdpjax.ledger import Event, UniformEvent
 from gdpjax.sampling import PoissonNumbers
+from tests.transforms.recorded import recorded
 
 pytestmark = pytest.mark.usefixtures("cheap_noise")
 PRIVATE = {
@@ -91,22 +92,6 @@ def first_state():
     return make().init(PARAMS)
 
 
-def recorded(tx, num_steps):
-    """The ledger of some steps. Nothing asks for the noise here, so it is not compiled."""
-    params = jnp.zeros(3)
-
-    @jax.jit
-    def step(state):
-        after = tx.update(jnp.ones((5, 3)), state, params)[1]
-        return state._replace(count=after.count, ledger=after.ledger)
-
-    state = tx.init(params)
-    for _ in range(num_steps):
-        state = step(state)
-    assert step._cache_size() == 1
-    return gdpjax.ledger_of(state)
-
-
 def noisy_count(old, new, options=PRIVATE):
     """The count that led from one clip norm to the next."""
     growth = np.log(np.float64(new) / np.float64(old))
@@ -116,7 +101,7 @@ def noisy_count(old, new, options=PRIVATE):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_ledger_holds_the_joint_event(relation):
-    (event,) = recorded(make(**under(relation)), 4).events
+    (event,) = recorded(make(**under(relation)), jnp.zeros(3), 4, updates=jnp.ones((5, 3))).events
     expected = joint_event(relation, 1.0, 0.5)
     assert (event.num_steps, type(event)) == (4, type(expected))
     assert event.neighboring_relation is relation

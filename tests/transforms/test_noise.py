@@ -1,4 +1,4 @@
-"""Gaussian noise: distribution, tail, independence, and that nothing shortens it."""
+"""Random words are those of jax.random; Gaussian noise: distribution, tail, independence, nothing shortens it."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import gdpjax
-from gdpjax._core import noise
+from gdpjax._core import keys, noise, threefry
 
 SMALL = (128, 128)
 """The shape of the largest array that is drawn as small ones are."""
@@ -49,6 +49,33 @@ def expected():
 def assert_close(values, truth):
     """Assert that values are equal but for the rounding of another compiled program."""
     np.testing.assert_allclose(values, truth, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(0,), (), (1,), (7,), (3, 5, 7), (130, 127), (threefry.FEWEST_ENTRIES + 1,)])
+def test_our_words_are_those_of_jax(shape):
+    """Our own words and those of `keys.bits` are JAX's, for arrays of any size."""
+
+    @jax.jit
+    def draw_words(key):
+        own = threefry.threefry_words(jax.random.key_data(key), shape)
+        return own, keys.bits(key, shape), jax.random.bits(key, shape)
+
+    own, bits, expected = draw_words(KEYS[0])
+    np.testing.assert_array_equal(own, expected)
+    np.testing.assert_array_equal(bits, expected)
+
+
+def test_known_answers_of_threefry():
+    """The words are those of the reference: Random123's kat_vectors for Threefry-2x32 with 20 rounds."""
+    answers = [
+        ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ]
+    encrypted = jax.jit(lambda key, counter: threefry._encrypted(list(key), *counter))
+    for key, counter, expected in answers:
+        found = encrypted(np.uint32(key), np.uint32(counter))
+        assert [int(word) for word in found] == list(expected)
 
 
 def test_inversion_is_accurate_over_the_whole_range():
@@ -161,18 +188,18 @@ def test_second_words_are_of_a_key_for_each_row():
         return jax.random.key_data(halves).reshape(-1), second_words
 
     both = jax.jit(lambda key: (of_the_library(key), of_jax_random(key)))
-    (keys, words), (expected_keys, expected_words) = both(jax.random.key(9))
-    np.testing.assert_array_equal(keys, expected_keys)
+    (halves, words), (expected_keys, expected_words) = both(jax.random.key(9))
+    np.testing.assert_array_equal(halves, expected_keys)
     np.testing.assert_array_equal(words, expected_words)
 
 
 def test_arrays_drawn_together_are_as_drawn_alone():
     """Each of several arrays has the values that its key alone draws."""
     shapes = [(3,), (70, 5), (), (0, 4), SMALL, LARGE, (3,), (64,)]
-    keys = [*KEYS[:-1], jax.random.key(4, impl="rbg")]
+    each = [*KEYS[:-1], jax.random.key(4, impl="rbg")]
     dtypes = [jnp.dtype("float32")] * len(shapes)
-    together = noise.standard_normals(keys, shapes, dtypes)
-    alone = [*expected()[:-1], draw(keys[-1], shapes[-1])]
+    together = noise.standard_normals(each, shapes, dtypes)
+    alone = [*expected()[:-1], draw(each[-1], shapes[-1])]
     for values, shape, values_alone in zip(together, shapes, alone, strict=True):
         assert values.shape == shape
         assert_close(np.ravel(values), values_alone[: values.size])

@@ -12,8 +12,10 @@ from gdpjax._composition import (
     _moments,
     _questions,
     _rare_outcomes,
+    _run_description,
     _without_contour,
     of_runs,
 )
-from gdpjax._composition._likelihood_ratio import SubsampledGaussian, side_by_side
-from gdpjax._composition._run_description import RunDescription
+
+RunDescription = _run_description.RunDescription
+SubsampledGaussian, side_by_side = _likelihood_ratio.SubsampledGaussian, _likelihood_ratio.side_by_side

@@ -5,13 +5,9 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from gdpjax.accounting import delta_bounds, mu_bounds, tradeoff_bounds
+from tests.accounting.closed_forms import gaussian_delta
 
 ALPHA = np.array([1e-6, 1e-3, 0.05, 0.3, 0.5, 0.9, 0.999])
-
-
-def gaussian_delta(epsilon, mu):
-    """delta of the Gaussian mechanism by its closed form."""
-    return ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
 
 
 @pytest.mark.parametrize("mu", [0.1, 4.0])

@@ -10,12 +10,7 @@ from scipy.stats import binom
 from gdpjax import NeighboringRelation
 from gdpjax.accounting import delta_bounds, epsilon_bounds, gdp_delta, gdp_epsilon, mu_bounds, tradeoff_bounds
 from tests.accounting.numeric import oracle
-from tests.accounting.numeric.inside import (
-    EPSILON,
-    Family,
-    _questions,
-    of_runs,
-)
+from tests.accounting.numeric.inside import EPSILON, Family, _questions, of_runs
 
 SYMMETRIC = Family(symmetric=True)
 
@@ -108,20 +103,29 @@ def replaced_oracle(sigma, p, steps, epsilon):
     return composed(-bins, spacing, p_mass, q_mass, 4 * np.exp(log_ndtr(-reach)), steps, epsilon)
 
 
+def assert_contains(bounds, delta_of):
+    """A narrow bracket of the epsilon at delta = 1e-5, by an oracle that brackets the delta of an epsilon."""
+    assert 0 < bounds.upper < 1.002 * bounds.lower
+    assert delta_of(bounds.upper)[0] <= 1e-5 * (1 + 1e-6)
+    assert delta_of(bounds.lower)[1] >= 1e-5 * (1 - 1e-6)
+
+
+def assert_overlap(bounds, of_oracle):
+    low, high = of_oracle
+    assert low <= bounds.upper
+    assert bounds.lower <= high
+
+
 REPLACED_RUNS = [(1.0, 0.01, 1000), (0.5, 0.1, 30), (2.0, 0.5, 40), (0.2, 0.02, 3), (0.65, 256 / 60_000, 3516)]
 
 
 @pytest.mark.parametrize("run", REPLACED_RUNS, ids=str)
 def test_replaced_rows_of_poisson_batches_contain_the_oracle(run):
-    relation = NeighboringRelation.REPLACE_ONE
-    bounds = epsilon_bounds(*run, 1e-5, neighboring_relation=relation)
-    assert 0 < bounds.upper < 1.002 * bounds.lower
-    assert replaced_oracle(*run, bounds.upper)[0] <= 1e-5 * (1 + 1e-6)
-    assert replaced_oracle(*run, bounds.lower)[1] >= 1e-5 * (1 - 1e-6)
-    delta = delta_bounds(*run, bounds.upper, neighboring_relation=relation)
-    low, high = replaced_oracle(*run, bounds.upper)
-    assert low <= delta.upper
-    assert delta.lower <= high
+    relation = {"neighboring_relation": NeighboringRelation.REPLACE_ONE}
+    bounds = epsilon_bounds(*run, 1e-5, **relation)
+    of_oracle = functools.partial(replaced_oracle, *run)
+    assert_contains(bounds, of_oracle)
+    assert_overlap(delta_bounds(*run, bounds.upper, **relation), of_oracle(bounds.upper))
 
 
 @pytest.mark.parametrize(
@@ -139,14 +143,11 @@ def test_replaced_rows_of_poisson_batches_contain_the_oracle(run):
 )
 def test_groups_contain_the_oracle(run):
     k, *run = run
+    noise, prob, steps = run
     bounds = epsilon_bounds(*run, 1e-5, group_size=k)
-    assert bounds.upper < 1.002 * bounds.lower
-    assert group_oracle(run[0], run[1], k, run[2], bounds.upper)[0] <= 1e-5 * (1 + 1e-6)
-    assert group_oracle(run[0], run[1], k, run[2], bounds.lower)[1] >= 1e-5 * (1 - 1e-6)
-    delta = delta_bounds(*run, bounds.upper, group_size=k)
-    low, high = group_oracle(run[0], run[1], k, run[2], bounds.upper)
-    assert delta.lower <= high
-    assert low <= delta.upper
+    of_oracle = functools.partial(group_oracle, noise, prob, k, steps)
+    assert_contains(bounds, of_oracle)
+    assert_overlap(delta_bounds(*run, bounds.upper, group_size=k), of_oracle(bounds.upper))
 
 
 @pytest.mark.parametrize(("size", "peer"), [(100, 8.464), (500, 73.96)])
@@ -230,10 +231,7 @@ def test_a_group_of_one_is_one_example_and_larger_groups_leak_more():
     ],
 )
 def test_symmetric_steps_contain_the_oracle(run):
-    bounds = of_runs(EPSILON, SYMMETRIC)(*run, 1e-5)
-    assert bounds.upper < 1.002 * bounds.lower
-    assert symmetric_oracle(*run, bounds.upper)[0] <= 1e-5 * (1 + 1e-6)
-    assert symmetric_oracle(*run, bounds.lower)[1] >= 1e-5 * (1 - 1e-6)
+    assert_contains(of_runs(EPSILON, SYMMETRIC)(*run, 1e-5), functools.partial(symmetric_oracle, *run))
 
 
 def test_uniform_sampling_lies_between_the_poisson_pair_and_the_symmetric_one():

@@ -81,16 +81,11 @@ def rare_bracket(run, epsilon, log_delta, factors):
     return points, Bounds(*np.transpose(found))
 
 
-def phases_of(sigma, p, steps):
-    """One, two or three steps that differ."""
-    return [(sigma * (1.0 + 0.1 * i), p * (1.0 + 0.3 * i)) for i in range(int(steps))]
-
-
 def check_few_steps(rows, tolerance=1e-6, factors=FACTORS):
     """Return how many of the brackets from the telling runs alone are narrow; all of them must be true."""
     narrow = []
     for sigma, p, steps, delta in rows:
-        phases = phases_of(sigma, p, steps)
+        phases = [(sigma * (1.0 + 0.1 * i), p * (1.0 + 0.3 * i)) for i in range(int(steps))]
         run = RunDescription(tuple(SubsampledGaussian(s, q, 1.0) for s, q in phases))
         with np.errstate(all="ignore"):
             epsilon = _rare_outcomes.first_guess(
