@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from gdpjax.training import parse_document, read_document
+from gdpjax._core.documents import parse_document, read_document
 
 
 class Chunk(msgspec.Struct, forbid_unknown_fields=True):
