@@ -17,7 +17,6 @@ import numpy as np
 import optax
 import pytest
 
-from gdpjax._core import xla
 from gdpjax.training import CheckpointError, environment, private_training, resume_run, start_run
 from tests.training import killed
 from tests.training.interrupted import CHECKPOINTS, KEY, Killed, committed, stopped
@@ -411,10 +410,15 @@ def test_two_processes_that_write_at_the_same_moment_are_both_told(small, seven,
 def test_processors_with_other_instructions_are_other_processors(monkeypatch):
     """On ARM nothing has a model's name, and a virtual machine may hide instructions of a model."""
 
+    read = Path.read_text
+
     def described(text):
+        def told(path, **options):
+            return text if path.name == "cpuinfo" else read(path, **options)
+
         with monkeypatch.context() as patch:
-            patch.setattr(xla.Path, "read_text", lambda path: text)
-            return xla.processor()
+            patch.setattr(Path, "read_text", told)
+            return environment()["cpu"]
 
     arm = "processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\nCPU part\t: {}\n"
     x86 = "model name\t: A Processor\nflags\t\t: fpu sse2 {}\n"
