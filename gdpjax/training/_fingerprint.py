@@ -46,6 +46,11 @@ def _num_processors() -> int | None:
     return os.cpu_count()
 
 
+def settings() -> dict[str, str]:
+    """Return the settings of JAX that decide the bits of a program; those of a `with` block count within it."""
+    return {name: str(jax.config.values.get(name)) for name in _SETTINGS}
+
+
 def environment(*arrays: PyTree) -> dict[str, Any]:
     """Return versions, devices and settings that decide the bits of a program on these arrays, as JSON values."""
     devices = jax.devices()
@@ -53,7 +58,6 @@ def environment(*arrays: PyTree) -> dict[str, Any]:
     used = [device for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "devices") for device in leaf.devices()]
     device = min(used, key=lambda device: (device.platform == "cpu", device.id), default=devices[0])
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
-    settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}
     return {
         "gdpjax": VERSION,
         "python": platform.python_version(),
@@ -68,7 +72,7 @@ def environment(*arrays: PyTree) -> dict[str, Any]:
         "cpu": xla.processor(),
         "cpu_count": _num_processors(),
         **{name.lower(): os.environ.get(name, "") for name in _VARIABLES},
-        **settings,
+        **settings(),
     }
 
 

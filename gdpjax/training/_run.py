@@ -37,7 +37,7 @@ from gdpjax.ledger import Ledger, ledger_of, record_steps
 from gdpjax.training import _checkpoint
 from gdpjax.training._checkpoint import Index, make_private_folder
 from gdpjax.training._data import Data, check_data
-from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, state_digest
+from gdpjax.training._fingerprint import digest_of, environment, repeats_bits, settings, state_digest
 from gdpjax.training._in_place import steps_in_place
 from gdpjax.training._journal import JOURNAL, Chunk, Journal
 from gdpjax.training._loop import FINISHED, RUNNING, Info, State, Training, own_copy
@@ -179,7 +179,8 @@ class Run:
           The private `Info` of the steps: one with a leading axis of a run that scans, else one for each step.
 
         Raises:
-          ValueError: num_steps < 1, on_step in a run that scans, or called by one of its callbacks.
+          ValueError: num_steps < 1, on_step in a run that scans, called by one of its callbacks, or other settings of
+            JAX than the run was started or resumed with.
           BatchOverflowError: a batch did not fit; what was done before is the checkpoint.
           CheckpointError: the disk refuses. Before the chunk: nothing was run. After it: it is in ``state``. Or the
             folder was resumed by another `Run` since; or, of several processes, one has ended.
@@ -194,6 +195,11 @@ class Run:
             )
         if self.finished:
             return []
+        if changed := sorted(name for name, value in settings().items() if value != self._environment[name]):
+            raise ValueError(
+                f"the settings of JAX must be those of start_run or resume_run, and {', '.join(changed)} changed since: "
+                "change them back, or call resume_run with the new ones"
+            )
         self._is_advancing = True
         try:
             return self._advance(num_steps, on_step, before_checkpoint)

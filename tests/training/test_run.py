@@ -394,6 +394,15 @@ def test_state_without_a_ledger_is_refused(small):
         gdpjax.ledger_of(small[1])
 
 
+def test_steps_under_other_settings_of_jax_than_the_fingerprint_has_are_refused(small, tmp_path):
+    """Under the settings of the fingerprint they would be repeated with the same noise and other bits."""
+    run = start_run(tmp_path / "run", *small, key=KEY)
+    with jax.default_matmul_precision("bfloat16"), pytest.raises(ValueError, match="jax_default_matmul_precision"):
+        run.advance(3)
+    run.advance(3)
+    assert run.step == run.ledger[0].num_steps == 3
+
+
 def test_a_callback_cannot_advance_the_run_that_calls_it(small, tmp_path):
     """The steps of the inner call would be taken in the middle of a chunk that is on record."""
     run = start_run(tmp_path / "run", *small, key=gdpjax.fresh_key(), scan=False)
