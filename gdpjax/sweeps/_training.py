@@ -91,7 +91,7 @@ def train(
 
     Raises:
       UserError: the spec, the data, the model or the folder is not as it should be.
-      RunInterrupted: by Ctrl-C; the message says how many steps are on record.
+      RunInterrupted: by Ctrl-C; the message says how many steps are kept.
     """
     shown_on = as_console(console)
     folder = Path(out)
@@ -154,7 +154,7 @@ class Recorder:
         except KeyboardInterrupt:
             step = history[-1]["step"] if history else 0
             raise RunInterrupted(
-                f"interrupted: {step} of {self.plan.num_steps} steps are on record in {self.out}; the same again with "
+                f"interrupted: {step} of {self.plan.num_steps} steps are kept in {self.out}; the same again with "
                 "--resume (resume=True) continues"
             ) from None
         except CheckpointError as error:
