@@ -155,7 +155,7 @@ def test_model_file_holds_the_final_parameters(whole):
 def interrupted(tmp_path_factory, small_config, small_digits):
     """The same run, interrupted in the middle of its second epoch."""
     out = tmp_path_factory.mktemp("interrupted")
-    with pytest.raises(RunInterrupted, match=r"8 of 16 steps are on record(.|\n)*--resume"):
+    with pytest.raises(RunInterrupted, match=r"8 of 16 steps are kept(.|\n)*--resume"):
         train(small_config, small_digits, out, Silent(interrupt_at=11))
     return out
 
