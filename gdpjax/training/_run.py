@@ -197,7 +197,7 @@ class Run:
             return []
         if changed := sorted(name for name, value in settings().items() if value != self._environment[name]):
             raise ValueError(
-                f"the settings of JAX must be those of start_run or resume_run, and {', '.join(changed)} changed since: "
+                f"the settings of JAX must be those of start_run or resume_run, and {', '.join(changed)} changed: "
                 "change them back, or call resume_run with the new ones"
             )
         self._is_advancing = True
