@@ -100,7 +100,7 @@ def replay(frame: Frame, args: Sequence[Any], sites: dict[Place, Site], probes: 
         if place in sites:
             replaced[place] = functools.partial(_at_site, sites[place])
         elif family_of(eqn).is_rewritten(eqn):
-            replaced[place] = lambda _, values, eqn=eqn: family_of(eqn).evaluate(eqn, values)
+            replaced[place] = lambda _, values, eqn=eqn: family_of(eqn).differentiable(eqn, values)
     return evaluate_replaced(frame, args, replaced, {place: probes.get(place, ()) for place in replaced})
 
 

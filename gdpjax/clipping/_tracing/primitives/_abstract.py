@@ -90,11 +90,15 @@ class AbstractPrimitive(abc.ABC):  # noqa: B024 - no method is abstract: each de
     # A family may compute an equation in another way than JAX does.
 
     def is_rewritten(self, eqn: Any) -> bool:
-        """Return whether the engine computes the equation by `evaluate` where it is no site, too."""
+        """Return whether the engine computes the equation by `evaluate` and `differentiable`, wherever it occurs."""
         return False
 
     def evaluate(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the equation."""
+        """Return the outputs of the equation at a site."""
+        return evaluate_equation(eqn, values)
+
+    def differentiable(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
+        """Return the outputs of the equation where it is no site, so that JAX differentiates what is returned."""
         return evaluate_equation(eqn, values)
 
     # Second question: can a parameter pass through, as through a linear map, before it meets data?
