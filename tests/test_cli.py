@@ -106,7 +106,7 @@ def test_a_delta_above_one_over_the_size_is_called_too_large(capsys):
 
 
 def test_a_run_without_noise_is_said_not_to_be_private(capsys):
-    """Without noise every figure is infinite, and every line of the table says that nothing is private."""
+    """Every figure is infinite, unless delta covers that anyone takes part, and every line says what is not private."""
     arguments = ["account", "--noise-multiplier", "0", *MNIST, "--delta", "1e-5"]
     for line in lines_by_quantity(run(capsys, *arguments)).values():
         if line.startswith(("epsilon", "mu_clt")):
@@ -116,6 +116,8 @@ def test_a_run_without_noise_is_said_not_to_be_private(capsys):
     result = run_json(capsys, *arguments)
     assert list(result) == ["noise_multiplier", *KEYS]
     assert result["epsilon_lower"] == result["epsilon_upper"] == result["mu_upper"] == "inf"
+    rare = ["--sampling-prob", "1e-9", "--num-steps", "1"]
+    assert run_json(capsys, *arguments[:3], *rare, "--delta", "1e-5")["epsilon_lower"] == 0
 
 
 KEY_OF_ACCOUNTANT = {

@@ -184,7 +184,7 @@ def test_no_text_is_cut_or_lies_on_data(tradeoff, steps, log):
     """Numbers at ticks, labels and the legend are inside the figure and outside the axes, and apart from each other."""
     assert_nothing_is_cut(plotting.plot_tradeoff(tradeoff, log=log))
     assert_nothing_is_cut(plotting.plot_epsilon(steps, log=log))
-    assert_nothing_is_cut(plotting.plot_score(FIRST, SECOND, names=["a", "b"], delta=1e-5))
+    assert_nothing_is_cut(plotting.plot_score({"a": FIRST, "b": SECOND}, delta=1e-5))
 
 
 def test_figures_are_a_column_wide(small, steps):

@@ -111,10 +111,15 @@ def _run_report(
 
 def _figures(run: tuple[float, float, int], delta: float | None, failure: float, with_mu: bool) -> dict[str, Any]:
     """Return the figures of every accountant by their keys, without those that are not asked for."""
-    if run[0] == 0:
-        return {**dict.fromkeys(_STANDINGS, math.inf), "clt_reliable": False, "mu_failure": failure}
+    found: dict[str, Any]
     curve = certified(*run)
-    found: dict[str, Any] = {"mu_clt": float(clt_mu_poisson(*run)), "mu_failure": failure}
+    if run[0] == 0:
+        found = {**dict.fromkeys(_STANDINGS, math.inf), "clt_reliable": False, "mu_failure": failure}
+        # Epsilon is finite even so where delta covers that an example takes part at all.
+        if delta is not None:
+            found["epsilon_lower"], found["epsilon_upper"] = map(float, curve.epsilon(delta))
+        return found
+    found = {"mu_clt": float(clt_mu_poisson(*run)), "mu_failure": failure}
     if with_mu:
         found["mu_upper"] = float(curve.mu(failure).upper)
     if delta is not None:
