@@ -280,9 +280,9 @@ def mu_of_run(run: RunDescription, failure: float) -> Bounds:
     """
     # Beyond the last point of the grid delta is at most the failure probability.
     last = _directions.epsilon_of_run(run, np.log(failure)).upper
-    if not last > 0:
+    if last <= 0:
         return Bounds(0.0, 0.0)
-    if last == np.inf:
+    if not last < np.inf:
         return Bounds(0.0, np.inf)
     epsilon = last * (np.arange(_NUM_INTERVALS + 1) / _NUM_INTERVALS)
     delta = _directions.deltas_of_run(run, epsilon[:-1], _SHARING, _MU_DELTA_WIDTH)

@@ -73,6 +73,7 @@ def mu_from_deltas(epsilon: np.ndarray, delta: Bounds, failure: float, known: Bo
     # A point asks for this much of delta_mu: (delta - d) / (1 - d).
     least = (np.asarray(delta.lower) - failure) / (1.0 - failure)
     most = (np.asarray(delta.upper) - failure) / (1.0 - failure)
+    least = least - 1e-15 * np.abs(least)
     most = most + 1e-15 * np.abs(most)
     most[-1] = min(most[-1], 0.0)
 
@@ -81,8 +82,8 @@ def mu_from_deltas(epsilon: np.ndarray, delta: Bounds, failure: float, known: Bo
     forced = np.nan_to_num(np.where(least > 1e-300, forced, 0.0), nan=0.0) * (1.0 - _SLACK)
     lower = min(max(known.lower, np.max(forced)), known.upper)
 
-    # An end that is enough, which any mu is where nothing is asked.
-    upper = known.upper if (most > 0).any() else lower
+    # An end that is enough, which any mu is where nothing is asked; a bound that is NaN may ask for anything.
+    upper = lower if (most <= 0).all() else known.upper
     for num_doublings in range(_NUM_DOUBLINGS):
         if upper < np.inf:
             break

@@ -25,10 +25,10 @@ a twin with loss -l, null mass a and alternative mass n. So the law of L is kept
 alone, and what remains of the total mass has L = 0. Subsampling maps the nodes: e^l becomes p e^l + 1 - p, n stays.
 
 The nodes are cells of nearly constant loss (`_loss_cells`), at the middle of their losses. Those of the inner curve are
-taken, since its subsampled losses may be tiny. Moments are then right to the square w^2 of the widest cell, relative to
-themselves, and s^2 = sum kappa2 - sum kl^2 to e = w^2 sum kappa2 / s^2. So gamma is enlarged by 4 e of itself, by e mu
-and 1e-9 (1 + mu) for mu, since moving mu by d moves G_mu by at most d phi(0), and by what rounding takes from a
-polygon's mass.
+taken, since its subsampled losses may be tiny. With w the widest cell and kappa2 that of the inner curve, moments are
+then right to c = w^2 (1 + 1 / kappa2), relative to themselves, and s^2 = sum kappa2 - sum kl^2 to e = c sum kappa2 /
+s^2. So gamma is enlarged by 4 e of itself, by e mu and 1e-9 (1 + mu) for mu, since moving mu by d moves G_mu by at most
+d phi(0), and by what rounding takes from a polygon's mass.
 """
 
 from typing import NamedTuple
@@ -132,7 +132,7 @@ def central_limit(*curves: Curve, times: int = 1) -> NormalApproximation:
     gamma = 0.56 * kappa3bar / variance**1.5
 
     # What the moments, and the mass, are off by.
-    error = max(law.width for law in laws) ** 2 * kappa2 / variance
+    error = max(law.error for law in laws) * kappa2 / variance
     lost = times * sum(law.lost for law in laws)
     gamma = gamma * (1.0 + 4.0 * error) + error * band_mu + 1e-9 * (1.0 + band_mu) + lost
     return NormalApproximation(Gaussian(2.0 * kl / np.sqrt(kappa2)), band_mu, gamma)
@@ -147,11 +147,11 @@ def _checked(name: str, curve: Curve) -> Curve:
 
 
 class _LossLaw(NamedTuple):
-    """Losses l >= 0 of the left half with their null masses, the widest of their cells, and the mass without a loss."""
+    """Losses l >= 0 of the left half, their null masses, the relative error of moments, and the mass without a loss."""
 
     loss: np.ndarray
     null: np.ndarray
-    width: float
+    error: float
     lost: float
 
 
@@ -173,13 +173,21 @@ def _loss_law(curve: Curve) -> _LossLaw:
     cells = cells_of(curve, CellRule(spacing, below=True))
     lost = max(cells.infinite, cells.negative)
     if lost > (_ROUNDING if isinstance(curve, PiecewiseLinear) else 0.0):
-        raise ValueError("a curve with f(0) < 1 has infinite moments: no limit theorem; compose it numerically")
+        # The cells of nearly no privacy, such as mu = 25, are those of none.
+        raise ValueError(
+            "a curve with f(0) < 1, or next to it, has infinite moments: no limit theorem; compose it numerically"
+        )
 
     # The left half. Beyond its last cell there is no mass that counts.
     is_left = (cells.low >= 0) & (cells.high > 0)
     low, high, null = cells.low[is_left], cells.high[is_left], cells.null[is_left]
     high = np.where(high < np.inf, high, low)
-    return _LossLaw(0.5 * (low + high), null, float(np.max(high - low, initial=0.0)), lost)
+    law = _LossLaw(0.5 * (low + high), null, 0.0, lost)
+
+    # Squares of losses are off by w^2 / 12 in the mean, however small they are.
+    widest = float(np.max(high - low, initial=0.0))
+    _, square, _ = _moments(law)
+    return law._replace(error=widest**2 * (1.0 + 1.0 / square)) if square > 0 else law
 
 
 def _moments(law: _LossLaw) -> tuple[float, float, float]:
