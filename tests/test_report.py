@@ -210,7 +210,9 @@ def test_a_ledger_says_whom_it_protects_and_what_was_done(tmp_path, capsys):
     facts = {label: text for label, text, standing in table_rows(card.to_latex()) if standing == "given"}
     assert (facts["scheme"], facts["steps"], facts["releases"]) == ("4 events, see above", "100", "2")
     assert "adding or removing one patient" in one_line(card)
-    assert "Gaussian release, noise multiplier 20; Laplace release, epsilon 0.05; 2 times: Gaussian steps" in one_line(card)
+    assert "Gaussian release, noise multiplier 20; Laplace release, epsilon 0.05; 2 times: Gaussian steps" in one_line(
+        card
+    )
     document = json.loads(card.to_json())
     assert [phase.get("noise_multiplier") for phase in document["runs"][0]["phases"]] == [20.0, None, 2.0, 2.0]
     assert f"gdpjax {gdpjax.__version__} with jax" in one_line(card)
