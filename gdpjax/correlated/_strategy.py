@@ -164,7 +164,7 @@ class CoefficientStrategy(AbstractNoiseStrategy):
 
     @staticmethod
     def from_dict(saved: Any) -> "CoefficientStrategy":
-        """Return the strategy that `to_dict` made ``saved`` of; ValueError for anything else."""
+        """Return the strategy that `to_dict` made ``saved`` of; ValueError or TypeError for anything else."""
         fields = dict(saved) if isinstance(saved, dict) else {}
         name, classes = fields.pop("type", None), CoefficientStrategy._classes
         if not isinstance(name, str) or name not in classes:
