@@ -136,9 +136,11 @@ def lost_of(events: Sequence[AnyEvent], group_size: int = 1) -> Lost:
     is_added = any(event.neighboring_relation is not NeighboringRelation.REPLACE_ONE for event in events)
     bare = [(prob, num_steps * group_size) for noise, prob, num_steps in steps if noise == 0 and prob > 0]
     guarantees = [event for event in events if isinstance(event, ApproximateDPEvent) and event.delta > 0]
+    # A step without noise is a failure where an example is replaced, and shows who takes part where one is added.
     failure, exact = _failure(guarantees, [] if is_added else bare)
     shown, _ = _failure([], bare if is_added else [])
 
+    # Overflows that a run announces, and those of which nobody is told.
     overflows = [(getattr(event, "announced", False), getattr(event, "overflow", 0.0)) for event in events]
     announced = math.fsum(overflow for is_announced, overflow in overflows if is_announced)
     silent = math.fsum(overflow for is_announced, overflow in overflows if not is_announced)
