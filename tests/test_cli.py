@@ -160,9 +160,7 @@ def test_what_a_person_may_copy_is_rounded_to_the_safe_side(capsys):
     """In the table upper bounds are rounded up and lower bounds down, and the options are as they were given."""
     options = ["--noise-multiplier", "1.1", "--sampling-prob", "0.0123456789", "--num-steps", "77", "--delta", "1e-5"]
     exact = run_json(capsys, "account", *options)
-    printed = {}
-    for key, line in lines_by_quantity(run(capsys, "account", *options)).items():
-        printed[key] = line.split()[1]
+    printed = {key: line.split()[1] for key, line in lines_by_quantity(run(capsys, "account", *options)).items()}
     for key in ("mu_clt", "epsilon_clt", "mu_upper", "epsilon_upper", "epsilon_moments_accountant"):
         assert len(printed[key]) <= 6
         assert exact[key] <= float(printed[key]) < exact[key] * (1 + 1e-3), key

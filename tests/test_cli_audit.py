@@ -32,9 +32,7 @@ def run_json(capsys, *arguments, status=0):
 
 def write(path, scores, included, header="score,included"):
     """Write a file of scores, and return its path."""
-    lines = [header]
-    for score, coin in zip(scores, included, strict=True):
-        lines.append(f"{score},{coin}")
+    lines = [header, *(f"{score},{coin}" for score, coin in zip(scores, included, strict=True))]
     path.write_text("\n".join(lines))
     return path
 

@@ -269,21 +269,6 @@ def test_a_lock_file_that_was_removed_meanwhile_keeps_nobody_out(tmp_path, capsy
     assert not output.exists()
 
 
-def test_a_lock_file_is_removed_while_it_is_locked(tmp_path, monkeypatch, fake_accountant):
-    unlink = pathlib.Path.unlink
-    removed = []
-
-    def checked(path, **options):
-        with path.open() as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        removed.append(path.name)
-        unlink(path, **options)
-
-    monkeypatch.setattr(pathlib.Path, "unlink", checked)
-    assert sweep(*BIG, "--output", tmp_path / "out.csv") == 0
-    assert removed == ["out.csv.lock"]
-
-
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
 def test_interruption_keeps_what_is_done(tmp_path, capsys, monkeypatch, fake_accountant, name):
     whole, output = tmp_path / f"whole{pathlib.Path(name).suffix}", tmp_path / name

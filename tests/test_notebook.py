@@ -20,10 +20,7 @@ def script():
 
 def printed(notebook):
     """Return what each code cell printed."""
-    texts = []
-    for cell in code_cells(notebook):
-        texts.append("".join(output["text"] for output in cell.outputs))
-    return texts
+    return ["".join(output["text"] for output in cell.outputs) for cell in code_cells(notebook)]
 
 
 def code_cells(notebook):

@@ -171,25 +171,6 @@ def test_every_form_begins_with_the_number_to_quote_and_ends_with_what_words_mea
     assert "bare: NOT PRIVATE: no guarantee, since" in one_line(cards)
 
 
-def test_notes_are_of_the_words_in_the_table():
-    """Joint noise and participation are explained where they stand in a cell, and the CLT only where it is asked."""
-    adaptive = one_line(report(Event.quantile_clipping(1.2, 5.0, sampling_prob=0.02, num_steps=5), deltas=1e-5))
-    assert "noise multiplier 1.19145" in adaptive
-    assert "all that a step releases together. A step of adaptive clipping releases a sum and a count" in adaptive
-    assert "times, b apart" not in adaptive
-    correlated = one_line(report(KINDS["correlated"], deltas=1e-5))
-    assert "2 times, 4 apart" in correlated
-    assert "m times, b apart: each row is in at most m batches" in correlated
-    assert "central limit theorem, to compare" in adaptive
-    assert "central limit theorem, to compare" not in correlated
-
-
-def test_notes_name_the_unit_that_all_runs_have():
-    without_noise, visits = Event(0.0, 0.1, 3), plan_of(0.0, unit="visit", expected_batch_size=20)
-    assert "Poisson: every patient joins each batch" in one_line(report(without_noise, unit="patient"))
-    assert "Poisson: every row joins each batch" in one_line(report(without_noise, visits))
-
-
 @pytest.mark.parametrize(("relation", "size"), [("replace_special", "1000"), ("add_or_remove_one", "at most 1000")])
 def test_the_size_of_the_data_is_exact_where_it_is_public(relation, size):
     plan = plan_of(0.0, expected_batch_size=20, neighboring_relation=gdpjax.NeighboringRelation(relation))

@@ -26,12 +26,8 @@ def moments_in_fives(*arguments, **keywords):
     columns = [column.ravel() for column in np.broadcast_arrays(*arguments)]
     num_runs = columns[0].size
     num_missing = -num_runs % 5
-    padded = []
-    for column in columns:
-        padded.append(np.pad(column, (0, num_missing), mode="edge").reshape(-1, 5))
-    epsilons = []
-    for five_runs in zip(*padded, strict=True):
-        epsilons.append(moments_accountant_epsilon(*five_runs, **keywords))
+    padded = [np.pad(column, (0, num_missing), mode="edge").reshape(-1, 5) for column in columns]
+    epsilons = [moments_accountant_epsilon(*five_runs, **keywords) for five_runs in zip(*padded, strict=True)]
     return np.concatenate(epsilons)[:num_runs]
 
 

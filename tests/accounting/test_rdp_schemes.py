@@ -38,10 +38,7 @@ def rdp_of_truncated(noise, sampling_prob, max_examples, capacity):
 
 def log_density(law, noise):
     """Return the log of the density of the sum with noise."""
-    log_terms = []
-    for mean, prob in law.items():
-        log_terms.append(np.log(prob) + stats.norm.logpdf(WIDE, mean, noise))
-    return logsumexp(log_terms, axis=0)
+    return logsumexp([np.log(prob) + stats.norm.logpdf(WIDE, mean, noise) for mean, prob in law.items()], axis=0)
 
 
 def renyi_divergences(log_p, log_q):

@@ -84,11 +84,8 @@ def test_wrong_labels_are_uniform_over_the_others():
 def test_white_box_scores_are_inner_products_over_steps(canaries):
     """Scores are inner products with the sum of the releases, compiled or not, for several steps and for one."""
     rng = np.random.default_rng(0)
-    releases = {}
-    for name, leaf in PARAMS.items():
-        releases[name] = rng.normal(size=(4, *leaf.shape)).astype(np.float32)
+    releases = {name: rng.normal(size=(4, *leaf.shape)).astype(np.float32) for name, leaf in PARAMS.items()}
     compiled_scores = jax.jit(auditing.white_box_scores)
-
     expected = flat(canaries) @ flat(releases).sum(0)
     np.testing.assert_allclose(auditing.white_box_scores(releases, canaries), expected, atol=1e-5)
     np.testing.assert_allclose(compiled_scores(releases, canaries), expected, atol=1e-5)

@@ -72,9 +72,7 @@ def factors(rule, norms):
 
 def by_definition(rule, batch):
     """The sum of the clipped rows, in NumPy."""
-    norms = {}
-    for name, leaf in batch.items():
-        norms[name] = np.linalg.norm(leaf.reshape(len(leaf), -1), axis=1)
+    norms = {name: np.linalg.norm(leaf.reshape(len(leaf), -1), axis=1) for name, leaf in batch.items()}
     return {name: np.tensordot(factor, batch[name], 1) for name, factor in factors(rule, norms).items()}
 
 

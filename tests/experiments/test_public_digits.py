@@ -78,9 +78,7 @@ def test_public_digits_have_the_layout_of_mnist(monkeypatch):
 
 def covariance_within(rows, labels):
     """Return the covariance of rows about the means of their classes."""
-    means = []
-    for label in range(labels.max() + 1):
-        means.append(rows[labels == label].mean(axis=0))
+    means = [rows[labels == label].mean(axis=0) for label in range(labels.max() + 1)]
     residuals = rows - np.stack(means)[labels]
     return residuals.T @ residuals / len(rows)
 

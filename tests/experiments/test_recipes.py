@@ -46,27 +46,6 @@ def test_the_winner_is_one_of_the_search_on_all_training_data(name):
         assert settings == trained[0]
 
 
-def unique_rows(images):
-    """Return the images that differ, each as a row."""
-    flat = images.reshape(len(images), -1)
-    return np.unique(flat, axis=0)
-
-
-def test_hold_out_is_a_fixed_part_of_the_training_data():
-    """Holding data out splits the training data in two, in the same way each time."""
-    full = data.load("digits")
-    held = full.hold_out(0.25)
-    again = full.hold_out(0.25)
-    np.testing.assert_array_equal(held.train_labels, again.train_labels)
-    assert len(held.test_labels) == round(0.25 * full.num_examples)
-
-    # Nothing is there twice, nothing is lost, and nothing comes from the test data.
-    rows = np.concatenate([unique_rows(held.train_inputs), unique_rows(held.test_inputs)])
-    both = np.unique(rows, axis=0)
-    assert len(both) == full.num_examples
-    np.testing.assert_array_equal(both, unique_rows(full.train_inputs))
-
-
 def test_words_are_marked_by_rank_once_whatever_their_order():
     """A review is a unit vector with an entry for each frequent word in it, the larger the rarer the word is."""
     features = imdb.words([[1, 4, 5, 4, 2, 2003, 2004], [2004, 0, 1, 2, 3]], 2)

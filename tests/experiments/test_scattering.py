@@ -42,9 +42,7 @@ def test_coefficients_are_the_convolutions_of_the_definition(image):
         second.extend(moduli(modulus, 1))
 
     average = windows(len(padded), 3)
-    expected = []
-    for channel in (padded, *fine, *coarse, *second):
-        expected.append(average @ channel @ average.T)
+    expected = [average @ channel @ average.T for channel in (padded, *fine, *coarse, *second)]
     coefficients = scattering(image[None], 3)[0]
     np.testing.assert_allclose(coefficients, expected, rtol=1e-4, atol=1e-6)
 

@@ -49,9 +49,7 @@ def zipped(text):
 
 def test_movielens_from_either_file(tmp_path, monkeypatch):
     """MovieLens' own file and the prepared one give the same pairs of user and movie, and the same grades."""
-    lines = []
-    for row in RATINGS.tolist():
-        lines.append("{}::{}::{}::{}\n".format(*row))
+    lines = ["{}::{}::{}::{}\n".format(*row) for row in RATINGS.tolist()]
     zip_file = zipped("".join(lines))
     write_source(tmp_path, monkeypatch, movielens, "ml-1m.zip", zip_file, "ORIGINAL")
     original = data.load("movielens")

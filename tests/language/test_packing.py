@@ -238,9 +238,7 @@ def bigram_loss(params, tokens, segment_ids):
 def random_corpus():
     """Return 30 documents of nine users."""
     generator = np.random.default_rng(0)
-    documents = []
-    for length in generator.integers(1, 40, 30):
-        documents.append(generator.integers(1, 12, length).astype(np.int32))
+    documents = [generator.integers(1, 12, length).astype(np.int32) for length in generator.integers(1, 40, 30)]
     users = [f"user {number}" for number in generator.integers(0, 9, 30)]
     return TokenizedCorpus("t", tuple(documents), tuple(users), "private")
 

@@ -290,15 +290,6 @@ def test_cells_are_rounded_to_the_safe_side():
     assert LAYOUT.text("test_accuracy", 0.12345678) == "12.346"
 
 
-def test_the_page_has_the_results_as_csv_and_words_for_people(large):
-    """The page holds the columns by their names for a file, and by words in its table."""
-    text = report_sweep(large).report.read_text()
-    assert '["trial", "learning_rate", "l2_clip_norm", "noise_multiplier"' in text, "for the button"
-    assert "<th>test accuracy (%)</th>" in text
-    assert "<th>clip norm</th>" in text
-    assert "memory_bytes" not in text
-
-
 def test_of_equal_means_the_cheaper_is_the_best():
     """Means of float32 accuracies that are equal but for rounding do not make a larger epsilon the better one."""
     rows = rows_of(*((0.1, 2.0, float(np.float32(n) / np.float32(600))) for n in (534, 541)))

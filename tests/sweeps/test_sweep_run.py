@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 import gdpjax
 from experiments import cli
@@ -381,19 +380,6 @@ def test_an_interrupted_sweep_says_truly_what_was_begun(several, tmp_path, small
         assert "--resume" in sweep(used, resume=True)
     with pytest.raises(UserError, match="already holds a sweep"):
         _sweep.run_sweep(None, on(small_digits, SEVERAL), used)
-
-
-def test_a_log_says_how_far_the_whole_sweep_is(tmp_path, capsys, small_digits):
-    text = SMALL + "learning_rate = [0.5, 3e38]\nnoise_multiplier = [2.0, 4.0]\n"
-    console = Console(width=200)
-    _sweep.sweep_in(tmp_path / "0", on(small_digits, text), False, local(2), console)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "planning 4 trials"
-    done = [line for line in said if " done" in line]
-    assert len(done) == 2
-    assert done[0].startswith("2 of 4 trials done: best test accuracy (%) so far ")
-    score = done[0].split()[-1]
-    assert done[1] == f"4 of 4 trials done, 2 failed: best test accuracy (%) so far {score}"
 
 
 def test_a_damaged_part_is_named(several, tmp_path):

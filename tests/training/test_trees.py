@@ -67,9 +67,7 @@ def test_a_tree_trains_as_its_arrays(of_arrays):
 def test_every_leaf_is_in_the_fingerprint(tmp_path):
     """A run that goes on with other data takes new keys."""
     x, y = TREE
-    changed = [TREE, (x, (1 - LABELS,))]
-    for leaf in ("age", "image"):
-        changed.append((x | {leaf: np.flip(x[leaf])}, y))
+    changed = [TREE, (x, (1 - LABELS,)), *((x | {leaf: np.flip(x[leaf])}, y) for leaf in ("age", "image"))]
     digests = set()
     for number, tree in enumerate(changed):
         folder = tmp_path / str(number)
