@@ -11,6 +11,7 @@ row.
 """
 
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ from gdpjax.clipping._loss import LossSpec, batch_rows, prepare
 from gdpjax.clipping._planner import engine_of
 from gdpjax.clipping._rounding_budget import rounding_budget
 from gdpjax.clipping._rule_enforcement import trained_groups
+
+_WITHOUT_MASK: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+"""Per-example gradients of batches whose padding was not said, by the id of their arrays."""
 
 
 def per_example_grad(
@@ -76,6 +80,8 @@ def per_example_grad(
         for leaf, gradient in zip(call.trained_leaves, gradients, strict=True):
             (formed,) = jax.tree.leaves(gradient)
             rows.append(zero_padding_rows(formed.astype(leaf.dtype), call.is_padding))
+        if is_padding is None:
+            _WITHOUT_MASK.update((id(of_leaf), of_leaf) for of_leaf in rows)
 
         def with_rows(leaf: Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((call.batch_size, *leaf.shape), leaf.dtype)
@@ -100,11 +106,13 @@ class ClippedRows(NamedTuple):
       total: the sum, a tree like the parameters; zeros at leaves that are not trained.
       norms: Float[Array, "rows"], the norms before clipping; zero for rows that are not finite.
       num_rows: the number of rows.
+      has_mask: False for what `per_example_grad` returned without having been told which rows are padding.
     """
 
     total: PyTree
     norms: Array
     num_rows: int
+    has_mask: bool
 
 
 def clip_rows(
@@ -144,13 +152,14 @@ def clip_rows(
 
     if num_rows == 0:
         sums = [jnp.zeros(shape.shape, wide_dtype(shape)) for shape in trained_shapes]
-        return ClippedRows(merge_leaves(one_gradient, is_trained, sums), jnp.zeros(0, jnp.float32), 0)
+        return ClippedRows(merge_leaves(one_gradient, is_trained, sums), jnp.zeros(0, jnp.float32), 0, has_mask=True)
 
     budget = rounding_budget(trained_shapes, max_batch_size or num_rows)
     groups = trained_groups(rule, one_gradient, is_trained)
     gradients = [formed_rows(leaf) for leaf in itertools.compress(jax.tree.leaves(grads), is_trained)]
     sums, scales = sum_of_rows(gradients, trained_shapes, rule, groups, budget, is_padding=None)
-    return ClippedRows(merge_leaves(one_gradient, is_trained, sums), scales.norms, num_rows)
+    has_mask = all(_WITHOUT_MASK.get(id(leaf)) is not leaf for leaf in jax.tree.leaves(grads))
+    return ClippedRows(merge_leaves(one_gradient, is_trained, sums), scales.norms, num_rows, has_mask)
 
 
 def _check_rows(grads: PyTree, params: PyTree | None) -> int:

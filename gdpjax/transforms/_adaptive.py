@@ -194,7 +194,7 @@ def privatize_adaptive(
             rule = Flat(state.l2_clip_norm)
             clipped = clip_rows(updates, params, rule, trainable, max_batch_size)
             check_leaves(clipped.total, params)
-            refuse_other_rows(len(clipped.norms), batches)
+            refuse_other_rows(clipped.num_rows, batches, clipped.has_mask)
             is_trained = broadcast_trainable(trainable, params)
             return _BoundedSum(clipped.total, clipped.norms, is_trained, jnp.ones(()))
 

@@ -53,7 +53,7 @@ class ClipAndSum(optax.GradientTransformation):
             params: PyTree | None = None,
         ) -> tuple[PyTree, Any]:
             clipped = clip_rows(updates, params, rule, trainable, max_batch_size)
-            provenance.record(clipped.total, clipped.num_rows)
+            provenance.record(clipped.total, clipped.num_rows, has_mask=clipped.has_mask)
             return clipped.total, state
 
         transform = cls(init, update)

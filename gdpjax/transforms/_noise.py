@@ -237,20 +237,21 @@ def check_origin(clip: Any, updates: PyTree, batches: AbstractBatches) -> None:
 
 def _refuse_other_batches(recorded: RecordedSum | None, batches: AbstractBatches, num_microbatches: int = 1) -> None:
     """Raise ValueError for a sum that is of no batch that ``batches`` draws; one of another trace is believed."""
-    if batches.capacity is None or recorded is None:
+    if recorded is not None:
+        refuse_other_rows(recorded.num_rows * num_microbatches, batches, recorded.has_mask)
+
+
+def refuse_other_rows(num_rows: int, batches: AbstractBatches, has_mask: bool) -> None:
+    """Raise ValueError unless a batch that ``batches`` draws has that many rows, with a mask of its padding."""
+    if batches.capacity is None:
         return
-    if not recorded.has_mask:
+    if not has_mask:
         raise ValueError(
             "batches= draws batches that are padded to their capacity, with rows of examples that are not in them, and "
             "this sum counted all its rows. Give the mask that comes with the indices, grad_fn(params, x, y, "
             "is_padding=is_padding)"
         )
-    refuse_other_rows(recorded.num_rows * num_microbatches, batches)
-
-
-def refuse_other_rows(num_rows: int, batches: AbstractBatches) -> None:
-    """Raise ValueError unless a batch that ``batches`` draws has that many rows, padding included."""
-    if batches.capacity is not None and num_rows != batches.capacity:
+    if num_rows != batches.capacity:
         raise ValueError(
             f"batches= draws batches of {batches.capacity} rows, padding included (its capacity), and this sum is of "
             f"{num_rows}: give all rows of batches.sample(key, step), or of batches.on_host(key)[step]. Batches that a "

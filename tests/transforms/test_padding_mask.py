@@ -1,5 +1,7 @@
 """Batches that are drawn are padded: a sum of all their rows, padding included, is refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,6 +14,7 @@ NUMBERS = PoissonNumbers(sampling_prob=0.02, expected_batch_size=2.0)
 PARAMS = jnp.zeros(3)
 ROWS = jnp.ones((4, 3))
 PADDING = jnp.array([False, False, True, True])
+ADAPTIVE = dict(initial_l2_clip_norm=1.0, count_stddev=2.0)
 MESSAGE = r"Give the mask that comes with the indices, grad_fn\(params, x, y, is_padding=is_padding\)"
 
 grad_fn = gdpjax.clipped_grad(jnp.dot, 1.0)
@@ -49,19 +52,28 @@ def test_batches_that_the_user_draws_need_none():
 
 
 def test_adaptive_clipping_needs_it_too():
-    tx = gdpjax.privatize_adaptive(
-        initial_l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        count_stddev=2.0,
-        batches=BATCHES,
-        key=jax.random.key(1),
-    )
+    tx = gdpjax.privatize_adaptive(**ADAPTIVE, noise_multiplier=1.0, batches=BATCHES, key=jax.random.key(1))
 
     def step(params, rows, **mask):
         state = tx.init(params)
         with_norms = gdpjax.clipped_grad(jnp.dot, gdpjax.clip_norm_of(state), return_info=True)
         total, info = with_norms(params, rows, **mask)
         return tx.update(total, state, params, clipped_by=with_norms, norms=info.norms)[0]
+
+    with pytest.raises(ValueError, match=MESSAGE):
+        jax.eval_shape(step, PARAMS, ROWS)
+    assert jax.eval_shape(step, PARAMS, ROWS, is_padding=PADDING).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "make", [functools.partial(gdpjax.dpsgd, 0.1, 1.0), functools.partial(gdpjax.privatize_adaptive, **ADAPTIVE)]
+)
+def test_gradients_of_each_example_need_it_too(make):
+    tx = make(noise_multiplier=1.0, batches=BATCHES, key=jax.random.key(2))
+
+    def step(params, rows, **mask):
+        per_example = gdpjax.per_example_grad(jnp.dot)(params, rows, **mask)
+        return tx.update(per_example, tx.init(params), params)[0]
 
     with pytest.raises(ValueError, match=MESSAGE):
         jax.eval_shape(step, PARAMS, ROWS)
