@@ -9,8 +9,8 @@ may have been computed, and the lines beyond the checkpoint are the chunks whose
 keys and the same length: the same bits, one release, charged once. Otherwise its outcome would be the same noise on a
 different gradient; so the lost steps are charged to the ledger as if they had been seen, sampling and noise get new
 keys, and training goes on with what is left of the budget. The keys are new even if nothing is known to be lost: a
-folder that was restored from a backup does not know which steps were taken since. A checkpoint of another plan is
-refused.
+folder that was restored from a backup does not know which steps were taken since. So they are where ``run.state`` was
+changed by hand. A checkpoint of another plan is refused.
 
 **One at a time.** A lock on the folder keeps a second process out, and the journal is appended to only where this run
 left it.
@@ -88,7 +88,7 @@ class Run:
         # An array of NumPy, or a dict, could be changed by its owner between a chunk and its repetition.
         data = jax.tree.map(own_copy, data)
         self._data = data
-        self.state = state
+        self._begin_with(state)
         # The lines hold a digest of private data, so they belong in the folder that is not for release.
         self.journal = folder / _checkpoint.FOLDER / JOURNAL
 
@@ -111,10 +111,15 @@ class Run:
         # The lengths of chunks that are on record and whose outcome is not.
         self._pending: list[int] = []
         self._saves = 0
-        # Digests of the keys that this run has had, the present ones last.
-        self._own_keys = [_digest_of_keys(state)]
         self._is_advancing = False
         self._take_over(lock)
+
+    def _begin_with(self, state: State) -> None:
+        """Make ``state`` the one that this run goes on from."""
+        self.state = state
+        # The state that the run itself came to, and digests of the keys that it has had, the present ones last.
+        self._own_state = state
+        self._own_keys = [_digest_of_keys(state)]
 
     @property
     def training(self) -> Training:
@@ -271,7 +276,7 @@ class Run:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
         if self._scan:
             state, info = self._steps.in_a_loop(self.state, self._data, num_steps)
-            self.state = jax.block_until_ready(spread_like(state, self.state))
+            self.state = self._own_state = jax.block_until_ready(spread_like(state, self.state))
             return [info]
 
         first = self.step
@@ -281,7 +286,7 @@ class Run:
                 on_step(first + num_done)
 
         state, infos = self._steps.one_by_one(self.state, self._data, num_steps, after_each)
-        self.state = jax.block_until_ready(spread_like(state, self.state))
+        self.state = self._own_state = jax.block_until_ready(spread_like(state, self.state))
         return infos
 
     def _write_ahead(self, num_steps: int) -> None:
@@ -418,7 +423,8 @@ class Run:
     def _charge_a_state_put_back(self) -> None:
         """Charge the steps made since an earlier state to which ``state`` was set, and go on with new keys.
 
-        With the old keys they would be made again, on other parameters, with the same noise.
+        With the old keys they would be made again, on other parameters, with the same noise. So might the next steps of
+        a state that was changed, where a backup of the folder, or the same key elsewhere, has taken them already.
         """
         keys = _digest_of_keys(self.state)
         if keys not in self._own_keys:
@@ -428,7 +434,7 @@ class Run:
             )
         # Keys that were replaced may have made later steps elsewhere.
         is_newest = self.step == self._records.end and keys == self._own_keys[-1]
-        if self._pending or is_newest:
+        if self._pending or (is_newest and self._is_as_it_was()):
             return
         if self.step > self._records.end:
             raise ValueError(
@@ -436,6 +442,10 @@ class Run:
                 "the state of another run"
             )
         self._take_new_keys(self._records.end - self.step)
+
+    def _is_as_it_was(self) -> bool:
+        """Return whether ``state`` has the values that the run itself came to."""
+        return self.state is self._own_state or state_digest(self.state) == state_digest(self._own_state)
 
     def _pay_for_lost(self) -> None:
         """Charge all that is on record, and go on from there with new keys."""
@@ -452,7 +462,7 @@ class Run:
                 "there: the noise of later steps takes back that of the steps on record. Put it back as it was "
                 "(resume_run does)"
             )
-        self.state = _with_new_keys(self._training, self.state, num_lost)
+        self.state = self._own_state = _with_new_keys(self._training, self.state, num_lost)
         self._own_keys.append(_digest_of_keys(self.state))
 
 
@@ -642,8 +652,7 @@ def resume_run(
     run = Run(folder, training, data, template, None, index.initial, scan=scan)
     _check_plan_file(folder / PLAN, training)
 
-    run.state = _checkpoint.restore(folder, index, template)
-    run._own_keys = [_digest_of_keys(run.state)]
+    run._begin_with(_checkpoint.restore(folder, index, template))
     if int(run.step) != index.step:
         raise CheckpointError(
             f"the checkpoint in {folder} is damaged: its ledger has {run.step} steps, its index {index.step}"

@@ -120,6 +120,19 @@ def test_a_state_changed_by_hand_is_not_repeated_with_the_same_noise(small, tmp_
     assert keys_of(run) != old
 
 
+def test_a_state_changed_after_a_backup_gets_new_keys(small, seven, tmp_path):
+    """Trap 12: steps 7 to 14 may have been taken once already; the same values on another device are no change."""
+    run = resume_run(shutil.copytree(seven, tmp_path / "run"), *small, scan=False)
+    old = keys_of(run)
+    run.state = jax.device_put(run.state, jax.devices()[0])
+    run.advance(1)
+    assert keys_of(run) == old
+    run.state = run.state._replace(params=jax.tree.map(lambda leaf: leaf / 2, run.state.params))
+    run.advance(1)
+    assert (run.step, run.num_lost) == (9, 0)
+    assert all(a != b for a, b in zip(keys_of(run), old, strict=True))
+
+
 def test_a_state_that_is_put_back_is_charged_and_gets_new_keys(small, tmp_path):
     """Going back after a divergence would make the same steps on other parameters, with the same noise."""
     run = begun(small, tmp_path / "run")
