@@ -155,7 +155,8 @@ def begin(config: LanguageConfig, settings: Settings) -> None:
     if (config.out / records.CONFIG).is_file():
         records.refuse_differences(config.out, described)
         return
-    records.make_folder(config.out)
+    # No epsilon covers figures on private text that was held out.
+    records.make_folder(config.out, private=True)
     records.write_json(config.out / records.CONFIG, {"config": described})
 
 

@@ -131,7 +131,8 @@ def whole_number(name: str, value: Any, most: int = MOST_INDEX) -> tuple[Array, 
         raise ValueError(f"{name} must be a whole number, got {shown(value)}")
     if not is_traced(value):
         check_count(name, value, least=0, most=most)
-    is_valid = (value >= 0) & (value <= most)
+    # A small integer type may not have ``most``, which would be another number in it.
+    is_valid = (value >= 0) & (value <= min(most, jnp.iinfo(value.dtype).max))
     return jnp.where(is_valid, value, 0).astype(jnp.int32), jnp.asarray(is_valid)
 
 

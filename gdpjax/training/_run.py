@@ -237,10 +237,6 @@ class Run:
         self._charge_a_state_put_back()
         if self.finished:
             return []
-        if self._pending:
-            self._pay_for_a_changed_state()
-        if self.finished:
-            return []
 
         # Compiled before anything is on record, so that an interrupt in the meantime costs nothing.
         if self._scan:
@@ -262,15 +258,6 @@ class Run:
             self.save()
         self.state.check_status()
         return infos
-
-    def _pay_for_a_changed_state(self) -> None:
-        """Charge pending chunks, and take new keys, unless the state is the one that the first of them began with.
-
-        With the old keys a chunk would be repeated with the same noise on another gradient.
-        """
-        first_pending = self._records.chunks[-len(self._pending)]
-        if first_pending.state != state_digest(self.state):
-            self._pay_for_lost()
 
     def _take(self, num_steps: int, on_step: Callable[[int], None] | None) -> list[Info]:
         """Take the steps of a chunk; until it is complete ``state`` is the one from which it would be repeated."""
@@ -432,9 +419,14 @@ class Run:
                 "run.state was set to a state with keys that this run never had: it is the state of another run, whose "
                 "steps would be made again with the same noise. Begin a run of its own with start_run"
             )
+        if self._pending:
+            # Chunks are repeated from the state that the first of them began with, or not at all.
+            if self._records.chunks[-len(self._pending)].state != state_digest(self.state):
+                self._pay_for_lost()
+            return
         # Keys that were replaced may have made later steps elsewhere.
         is_newest = self.step == self._records.end and keys == self._own_keys[-1]
-        if self._pending or (is_newest and self._is_as_it_was()):
+        if is_newest and self._is_as_it_was():
             return
         if self.step > self._records.end:
             raise ValueError(

@@ -181,6 +181,7 @@ def flat(params):
 
 
 def test_from_text_to_table_and_no_step_is_made_twice(whole, monkeypatch):
+    assert whole.out.stat().st_mode & 0o077 == 0, "for the owner alone"
     table = (whole.out / command.TABLE).read_text()
     for name in ("public only", "epsilon 2", "without privacy"):
         assert f"| {name} |" in table

@@ -53,6 +53,15 @@ def test_a_traced_step_out_of_range_never_fits():
     assert int(sample.count) > BATCHES.num_examples
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int16, jnp.uint8])
+def test_small_integer_types_count_steps_and_rows_too(dtype):
+    few = Poisson(200, 40, 6)
+    for found, count in zip(
+        few.sample(KEY, dtype(3), num_valid=dtype(100)), few.sample(KEY, 3, num_valid=100), strict=True
+    ):
+        np.testing.assert_array_equal(found, count)
+
+
 @pytest.mark.parametrize("step", [-1, 1.5, True, 2**31, jnp.bfloat16(3), 2.0**31])
 def test_a_step_that_is_none_is_refused(step):
     """Nothing but a whole number is a step."""

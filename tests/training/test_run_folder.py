@@ -391,6 +391,18 @@ def test_a_chunk_that_is_to_be_repeated_is_charged_already(small, lost, tmp_path
     assert (run.step, run.ledger.num_steps) == (14, 14)
 
 
+def test_saving_an_earlier_state_in_the_middle_of_a_chunk_pays_for_the_chunk(small, tmp_path):
+    """Else the checkpoint would not be of its journal, and nothing could go on from it."""
+    run = begun(small, tmp_path / "run")
+    earlier = run.state
+    run.advance(1)
+    stopped(run, 7)
+    run.state = earlier
+    run.save()
+    assert (run.step, run.num_lost) == (15, 8)
+    assert resume_run(run.folder, *small, scan=False).step == 15
+
+
 def test_a_state_with_keys_that_were_replaced_gets_new_ones(small, seven, tmp_path, moved_to):
     """They may have made the next steps, elsewhere and on other data."""
     folder = shutil.copytree(seven, tmp_path / "run")
