@@ -42,7 +42,8 @@ def dpsgd(
     Args:
       learning_rate: a number, a traced scalar or an optax schedule.
       clip: the `clipped_grad` function whose sum is given to ``update``; or a clip norm, a rule such as `PerLeaf`, or
-        `clip_and_sum` of it with its options, by which per-example gradients given to ``update`` are clipped.
+        `clip_and_sum` of it with its options, by which per-example gradients given to ``update`` are clipped. Rows of
+        padding must be zeros in these, as `per_example_grad` gives them.
       noise_multiplier, batches, key, neighboring_relation: as in `privatize`.
       momentum, nesterov: as in `optax.sgd`.
 

@@ -406,8 +406,8 @@ def _call_back(
         answers = answer([arrays[i] for i in range(len(values))], valid)
         if keeps_float64:
             return tuple(answers)
-        sides = ("down", "up") if bounds else ("nearest",)
-        return tuple(narrow_on_host(found, side) for found, side in zip(answers, sides, strict=True))
+        # A number of steps above 2^24 must not become a larger one; the other numbers are those of float32.
+        return tuple(narrow_on_host(found, side) for found, side in zip(answers, ("down", "up"), strict=False))
 
     dtype = np.float64 if keeps_float64 else np.float32
     kinds = (jax.ShapeDtypeStruct(shape, dtype),) * (2 if bounds else 1)

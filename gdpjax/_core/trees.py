@@ -64,7 +64,12 @@ def rounded_to(x: Array, dtype: Any) -> Array:
     A compiler may leave out a conversion to the smaller dtype and back, as that for GPUs does, but not this operation.
     """
     info = jnp.finfo(dtype)
-    return jax.lax.reduce_precision(x, info.nexp, info.nmant)
+    rounded = jax.lax.reduce_precision(x, info.nexp, info.nmant)
+    if dtype != jnp.float16:
+        return rounded
+    # Gradients in float16 are often subnormal, which the operation above makes zero.
+    subnormal = jnp.round(x / info.smallest_subnormal) * info.smallest_subnormal
+    return jnp.where(jnp.abs(x) < info.smallest_normal, subnormal, rounded)
 
 
 def zeros_like_sum(leaf: Array) -> Array:

@@ -10,9 +10,15 @@ pairs (`OutcomeEvents`) stand for the release:
 Laplace noise of privacy loss e has under Q the log ratio v = -e with probability 1/2, e with probability e^{-e}/2, and
 in between the density e^{-(e + v)/2}/4; under P it is the same of -v. Sampled with probability p, P becomes the mixture
 and the log ratio log(1 + p (e^v - 1)).
+
+Where one row is replaced, either data set may be on either side, in one release so and in the next otherwise. From
+above a pair (P, Q) then stands for one that is as far apart both ways round: the powers of its tests against their
+errors are the concave hull of those of (P, Q) and (Q, P). The corners are sums of masses, and are found exactly, in
+whole numbers. From below all releases are the same way round.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,6 +29,7 @@ from gdpjax._composition import _bounded_losses
 from gdpjax._composition._atoms import OutcomeEvents
 from gdpjax._composition._bounded_losses import BoundedLossEvents
 from gdpjax._composition._moments import UNIT_ROUNDOFF
+from gdpjax._core.types import NeighboringRelation
 from gdpjax.accounting._allocation import Sides
 from gdpjax.ledger import AnyEvent, LaplaceEvent, OutcomesEvent
 
@@ -31,6 +38,8 @@ _LARGEST_LAPLACE = 500.0
 """More privacy loss counts as this much, which understates."""
 _MOST_OUTCOMES = 20_000
 _ULPS = 64.0 * UNIT_ROUNDOFF
+_RATIO_BITS = 2200
+"""Shares of two masses below 2^1075 units that differ do so in these bits."""
 
 
 class _Cells(NamedTuple):
@@ -59,15 +68,18 @@ def sides_of(events: Sequence[LaplaceEvent | OutcomesEvent], alone: bool) -> lis
     given = [event for event in events if isinstance(event, OutcomesEvent)]
     num_outcomes = [event.num_steps * math.log(len(event.null)) for event in given]
     if alone and len(given) == len(events) and sum(num_outcomes) < math.log(_MOST_OUTCOMES):
-        cells = [_cells_of_outcomes(OutcomesEvent([1.0], [1.0]))]
+        below, above = [], []
         for event in given:
             times = event.num_steps if len(event.null) > 1 else 0  # one outcome says nothing
-            cells += [_cells_of_outcomes(event)] * times
-        return [_sides(1.0, functools.reduce(_product, cells))]
+            below += [_cells_of_outcomes(event)] * times
+            above += [_cells_of_outcomes(_either_way_round(event))] * times
+        none = _cells_of_outcomes(OutcomesEvent([1.0], [1.0]))
+        return [_sides_of_both(1.0, *(functools.reduce(_product, cells, none) for cells in (below, above)))]
     sides = []
     for event in events:
         if isinstance(event, OutcomesEvent):
-            sides.append(_sides(event.num_steps, _cells_of_outcomes(event)))
+            cells = _cells_of_outcomes(event), _cells_of_outcomes(_either_way_round(event))
+            sides.append(_sides_of_both(event.num_steps, *cells))
             continue
         below, above = _sides(event.num_steps, _cells_of_laplace(event))
         sides.append(Sides(below, above if event.epsilon <= _LARGEST_LAPLACE else None))
@@ -92,6 +104,44 @@ def _cells_of_outcomes(event: OutcomesEvent) -> _Cells:
     return _Cells(log_q, log_p, loss, loss, _rounding(log_q, log_p))
 
 
+def _either_way_round(event: OutcomesEvent) -> OutcomesEvent:
+    """Return the releases whose data sets may change sides, as they may where one row is replaced."""
+    if event.neighboring_relation != NeighboringRelation.REPLACE_ONE:
+        return event
+    outcomes = [(_in_units(q), _in_units(p)) for q, p in zip(event.null, event.alternative, strict=True) if p or q]
+    total_q, total_p = map(sum, zip(*outcomes, strict=True))
+
+    # The best tests of Q against P, and of P against Q, by errors and powers of which the largest is ``total``.
+    total = total_q * total_p
+    corners = [(0, 0)]
+    for q, p in sorted(outcomes, key=lambda masses: (masses[1] << _RATIO_BITS) // sum(masses), reverse=True):
+        corners.append((corners[-1][0] + q * total_p, corners[-1][1] + p * total_q))
+    corners += [(total - power, total - error) for error, power in corners]
+
+    # Their concave hull, from the left.
+    hull: list[tuple[int, int]] = []
+    for corner in sorted(corners):
+        while len(hull) > 1 and not _turns_right(hull[-2], hull[-1], corner):
+            hull.pop()
+        hull.append(corner)
+    null, alternative = zip(
+        *(((b[0] - a[0]) / total, (b[1] - a[1]) / total) for a, b in itertools.pairwise(hull)), strict=True
+    )
+    return OutcomesEvent(null, alternative, event.num_steps, event.neighboring_relation)
+
+
+def _in_units(mass: float) -> int:
+    """Return a mass in units of the least number that is not zero."""
+    numerator, denominator = mass.as_integer_ratio()
+    return numerator * (2**1074 // denominator)
+
+
+def _turns_right(first: tuple[int, int], second: tuple[int, int], third: tuple[int, int]) -> bool:
+    """Return whether the way from the first point over the second to the third turns right there."""
+    over, up = second[0] - first[0], second[1] - first[1]
+    return over * (third[1] - second[1]) < up * (third[0] - second[0])
+
+
 def _rounding(log_q: np.ndarray, log_p: np.ndarray) -> float:
     """Return a bound on the relative error of masses, which that of their logs makes."""
     logs = np.append(log_q, log_p)
@@ -103,6 +153,11 @@ def _product(first: _Cells, second: _Cells) -> _Cells:
     with np.errstate(invalid="ignore"):
         columns = [np.add.outer(one, other).ravel() for one, other in zip(first[:4], second[:4], strict=True)]
     return _Cells(*columns, rounding=first.rounding + second.rounding + _ULPS)
+
+
+def _sides_of_both(num_steps: float, below: _Cells, above: _Cells) -> Sides[tuple[OutcomeEvents, ...]]:
+    """Return the pairs of releases with one law from below and another one from above."""
+    return Sides(_sides(num_steps, below).below, _sides(num_steps, above).above)
 
 
 def _sides(num_steps: float, cells: _Cells) -> Sides[tuple[OutcomeEvents, ...]]:

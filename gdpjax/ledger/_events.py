@@ -772,6 +772,7 @@ class OutcomesEvent(_WholeDataEvent):
     Args:
       null, alternative: the probability of each outcome without and with the example (for the other relations: for
         either data set), equally many numbers >= 0 that sum to 1. No two neighbours may be further apart than these.
+        Under REPLACE_ONE the two may change sides, and in each release anew.
       num_steps: how many such releases, a whole number >= 1.
       neighboring_relation: the relation of the two.
 

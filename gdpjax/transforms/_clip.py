@@ -88,7 +88,8 @@ def clip_and_sum(
         batch where sums are added up; see `clipped_grad`.
 
     Returns:
-      An optax transformation with ``.sensitivity(relation)``, to be followed by `privatize` of it.
+      An optax transformation with ``.sensitivity(relation)``, to be followed by `privatize` of it. What it is given
+      must be zeros in the rows of padding, as `per_example_grad` gives it.
 
     Raises:
       ValueError: no common leading axis, shapes that are not the parameters', no trainable floating leaf.

@@ -1,5 +1,7 @@
 """Events that are given by outcomes: sampled Laplace noise, discrete mechanisms, and any finite pair of laws."""
 
+import functools
+
 import numpy as np
 import pytest
 from dp_accounting import pld
@@ -63,6 +65,38 @@ def test_one_sampled_step_is_the_curve_of_the_mechanism():
         assert bounds.lower <= mechanism.delta(epsilon) <= bounds.upper < 1.02 * bounds.lower
     # Nothing is larger than the loss of an example that always shows its whole effect.
     assert delta_bounds(mechanism.event(), epsilon=np.log(1 + 0.3 * np.expm1(1.5)) + 1e-9).lower == 0
+
+
+def exact_delta(epsilon, *releases):
+    """Return the larger delta of a product of releases, each a pair (null, alternative), either way round."""
+    laws = []
+    for side in zip(*releases, strict=True):
+        laws.append(functools.reduce(lambda law, release: np.outer(law, release).ravel(), side, np.ones(1)))
+    null, alternative = laws
+    return max(np.maximum(a - np.exp(epsilon) * b, 0).sum() for a, b in ((alternative, null), (null, alternative)))
+
+
+@pytest.mark.parametrize(
+    ("null", "alternative"), [([0.9, 0.1], [0.5, 0.5]), ([0.5, 0.3, 0.2, 0.0], [0.6, 0.0, 0.1, 0.3])]
+)
+def test_where_one_row_is_replaced_each_release_may_be_either_way_round(null, alternative):
+    """Two answers about what the old row has and the new one lacks, or about one such thing and one the other way."""
+    one, turned = (null, alternative), (alternative, null)
+    for epsilon in (0.0, 0.1, 0.4, 1.0, 2.0):
+        once = delta_bounds(OutcomesEvent(*one, 1, REPLACE), epsilon=epsilon)
+        assert once.lower <= exact_delta(epsilon, one) <= once.upper < exact_delta(epsilon, one) + 1e-4
+        least = max(exact_delta(epsilon, one, one), exact_delta(epsilon, one, turned))
+        three = max(exact_delta(epsilon, one, one, one), exact_delta(epsilon, turned, one, one))
+        for first in (one, turned):
+            assert delta_bounds(OutcomesEvent(*first, 2, REPLACE), epsilon=epsilon).upper >= least
+            both = Ledger([OutcomesEvent(*one, 1, REPLACE), OutcomesEvent(*first, 1, REPLACE)])
+            assert delta_bounds(both, epsilon=epsilon).upper >= least
+            assert delta_bounds(Ledger([*both, GaussianEvent(9.0, 1, REPLACE)]), epsilon=epsilon).upper >= least
+            assert delta_bounds(OutcomesEvent(*first, 3, REPLACE), epsilon=epsilon).upper >= three
+    # An example that is added or removed is on one side in all of them.
+    together = exact_delta(0.4, one, one)
+    bounds = delta_bounds(OutcomesEvent(*one, 2), epsilon=0.4)
+    assert bounds.lower <= together <= bounds.upper < together + 1e-4
 
 
 def test_outcomes_that_tell_everything():

@@ -214,6 +214,20 @@ def test_half_precision_parameters_give_float32_sums():
     assert {leaf.dtype for leaf in jax.tree.leaves(clipped)} == {jnp.dtype(jnp.float32)}
 
 
+def test_small_gradients_in_float16_are_kept():
+    """Below 6e-5 they are subnormal, which some operations make zero."""
+
+    def tiny(w, x):
+        hidden = jnp.sin(x.astype(jnp.float16) @ w.astype(jnp.float16))
+        return 1e-5 * jnp.mean(hidden.astype(jnp.float32))
+
+    w = np.ones((8, 4), np.float32)
+    rows = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    by_vmap, by_factors = (fast(gdpjax.clipped_grad(tiny, 1.0, strategy=name))(w, rows) for name in ("vmap", "auto"))
+    assert np.abs(by_vmap).max() > 1e-6
+    np.testing.assert_allclose(by_factors, by_vmap, atol=4 * 2.0**-24)
+
+
 def test_per_example_grad_then_clip_and_sum_is_clipped_grad():
     """The two steps are the one, with padding."""
     params, x, y = make_problem()
