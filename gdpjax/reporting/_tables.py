@@ -35,9 +35,10 @@ _NOTES = {
     "steps apart.",
     "overflow": "Overflow: the probability, a part of delta, that some batch had more {unit}s than its memory, at "
     "which a run that announces it stops.",
-    "certified": "Certified: proved by computation. The truth is between the two ends, which are rounded outwards. "
-    "Quote the upper one.",
-    "certified, upper": "Certified, upper: proved by computation. The truth is at most this: quote it.",
+    "certified": "Certified: proved by computation, for keys that stay secret. The truth is between the two ends, "
+    "which are rounded outwards. Quote the upper one.",
+    "certified, upper": "Certified, upper: proved by computation, for keys that stay secret. The truth is at most "
+    "this: quote it.",
     "upper bound": "Upper bound: the truth is at most this. It is proved, too, and usually larger than the certified "
     "one.",
     "estimate": "Estimate: no guarantee. It is often smaller than the truth; never quote it as the epsilon of a run.",

@@ -42,21 +42,6 @@ def test_the_page_opens_without_a_complaint(page):
     assert "RuntimeError: &lt;script&gt;" in opened.document
 
 
-def test_the_pictures_are_shown_and_nothing_is_fetched(page):
-    """Asked of the browser itself: how wide each picture is, and what was loaded beside the page."""
-    script = """
-    addEventListener("load", () => {
-      const all = performance.getEntriesByType("resource").map((one) => one.name.slice(0, 5));
-      document.body.dataset.widths = [...document.images].map((image) => image.naturalWidth).join(" ");
-      document.body.dataset.loaded = all.join();
-    });"""
-    document = browser.open_page(CHROMIUM, page, script).document
-    (width,) = re.findall(r'data-widths="(\d*)"', document)
-    assert int(width) > 500
-    (loaded,) = re.findall(r'data-loaded="(.*?)"', document)
-    assert set(loaded.split(",")) <= {"", "data:"}
-
-
 def test_a_click_sorts(page):
     """By accuracy, smallest first and then largest first; trials without one are last either way."""
     click = "document.querySelectorAll('.sortable th')[1].click();"
@@ -68,12 +53,6 @@ def test_a_click_sorts(page):
         accuracies = [float(cell) for cell in found[:-2]]
         assert accuracies == sorted(accuracies, reverse=descending)
         assert ('aria-sort="descending"' if descending else 'aria-sort="ascending"') in opened.document
-
-
-def test_a_complaint_would_be_seen(page):
-    """A page with an error is noticed, without which the first test would mean nothing."""
-    assert len(browser.open_page(CHROMIUM, page, "console.error('no');").console) == 1
-    assert "Uncaught" in browser.open_page(CHROMIUM, page, "undefined.undefined;").console[0]
 
 
 def test_the_button_saves_every_row_as_csv(page):
