@@ -103,11 +103,6 @@ def test_a_sweep_of_which_a_trial_failed_ends_with_status_1(failing, project, tm
     assert (tmp_path / "sweep" / "report" / "index.html").is_file()
 
 
-def test_what_is_there_is_not_overwritten(project, capsys):
-    assert main(["new", str(project)]) == 2
-    assert "holds other files" in capsys.readouterr().err
-
-
 def test_a_folder_with_other_files_is_not_written_into(tmp_path, capsys):
     (tmp_path / ".git").mkdir()
     (tmp_path / "thesis.tex").write_text("")

@@ -91,8 +91,7 @@ def test_the_coordinates_are_those_of_public_digits(monkeypatch):
 
     whitening = mnist._public_whitening.__wrapped__()
     assert whitening.matrix.shape == (81, 5)
-    expected_mean = mnist._coefficients(images).mean(axis=0)
-    np.testing.assert_allclose(whitening.mean, expected_mean, rtol=1e-5)
+    np.testing.assert_allclose(whitening.mean, mnist._coefficients(images).mean(axis=0), rtol=1e-5)
 
 
 @pytest.fixture
@@ -120,14 +119,11 @@ def test_a_small_recipe_from_search_to_table(tiny, tmp_path):
     from rich.console import Console
 
     rows = command._rows_of_sweep(tiny.search, tmp_path / "runs" / "tiny-search")
-    best_row = max(rows, key=lambda row: row["test_accuracy"])
-    best_learning_rate = best_row["learning_rate"]
+    best_learning_rate = max(rows, key=lambda row: row["test_accuracy"])["learning_rate"]
 
     # The winner is the search with the best learning rate, on all data and with two seeds.
-    winner = SEARCH.replace("hold_out = 0.25\n", "")
-    winner = winner.replace("[0.01, 0.5]", str(best_learning_rate))
-    winner = winner.replace("seeds = [0]", "seeds = [0, 1]")
-    tiny.winner.write_text(winner)
+    winner = SEARCH.replace("hold_out = 0.25\n", "").replace("[0.01, 0.5]", str(best_learning_rate))
+    tiny.winner.write_text(winner.replace("seeds = [0]", "seeds = [0, 1]"))
 
     path = command.reproduce(["tiny"], tmp_path / "runs", tmp_path, Console(quiet=True))
     record = json.loads(path.read_text())["recipes"]["tiny"]
@@ -142,9 +138,7 @@ def test_a_winner_that_is_not_the_best_is_refused():
     """A winner that another trial of the search beats is refused, and so is a search without a successful trial."""
     recipe = RECIPES["adult"]
     row = {"error": None, "l2_clip_norm": 1.0, "epsilon": 1.0, "batch_size": 8, "epochs": 1}
-    searched = []
-    for learning_rate in (0.1, 0.3, 0.2):
-        searched.append(row | {"learning_rate": learning_rate, "test_accuracy": learning_rate})
+    searched = [row | {"learning_rate": rate, "test_accuracy": rate} for rate in (0.1, 0.3, 0.2)]
     specs = (read_spec(recipe.search), read_spec(recipe.winner))
 
     names_the_best = r"winners/adult\.toml is not the best .* learning_rate = 0\.3, l2_clip_norm = 1"

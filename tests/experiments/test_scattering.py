@@ -23,11 +23,7 @@ def convolve(image, kernel):
 
 def moduli(image, scale):
     """Return |image * psi| for each wavelet psi of a scale, by angle."""
-    result = []
-    for angle in range(NUM_ANGLES):
-        psi = wavelet(len(image), scale, angle)
-        result.append(np.abs(convolve(image, psi)))
-    return result
+    return [np.abs(convolve(image, wavelet(len(image), scale, angle))) for angle in range(NUM_ANGLES)]
 
 
 def test_coefficients_are_the_convolutions_of_the_definition(image):
@@ -37,9 +33,7 @@ def test_coefficients_are_the_convolutions_of_the_definition(image):
     coarse = moduli(padded, 1)
 
     # The second order looks at the fine moduli with the coarse wavelets.
-    second = []
-    for modulus in fine:
-        second.extend(moduli(modulus, 1))
+    second = [coarser for modulus in fine for coarser in moduli(modulus, 1)]
 
     average = windows(len(padded), 3)
     expected = [average @ channel @ average.T for channel in (padded, *fine, *coarse, *second)]

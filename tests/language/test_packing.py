@@ -23,13 +23,8 @@ PROPERTY = settings(deadline=None, max_examples=150)
 
 def corpus_of(lengths, users=None, standing="private"):
     """Return documents of these lengths, whose tokens are all different: document d has 1000 d + 1, 1000 d + 2, ..."""
-    documents = []
-    for number, length in enumerate(lengths):
-        places = np.arange(1, length + 1, dtype=np.int32)
-        documents.append(1000 * number + places)
-    if users is not None:
-        users = tuple(users)
-    return TokenizedCorpus("made up", tuple(documents), users, standing)
+    documents = (1000 * number + np.arange(1, length + 1, dtype=np.int32) for number, length in enumerate(lengths))
+    return TokenizedCorpus("made up", tuple(documents), None if users is None else tuple(users), standing)
 
 
 @st.composite
@@ -76,13 +71,9 @@ def targets_of(units):
 
 def without(corpus, removed):
     """Return the corpus without some of its documents."""
-    documents = []
-    users = []
-    for number, (document, user) in enumerate(zip(corpus.documents, corpus.users, strict=True)):
-        if number not in removed:
-            documents.append(document)
-            users.append(user)
-    return corpus._replace(documents=tuple(documents), users=tuple(users))
+    kept = [number for number in range(len(corpus.documents)) if number not in removed]
+    documents, users = (tuple(of[number] for number in kept) for of in (corpus.documents, corpus.users))
+    return corpus._replace(documents=documents, users=users)
 
 
 @given(corpora(), packings())

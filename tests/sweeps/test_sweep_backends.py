@@ -201,18 +201,10 @@ def test_a_node_with_other_versions_is_refused(small_digits):
 def ray_process(*arguments):
     """Start a process of its own that uses Ray, whose warnings would be errors in this one."""
     pytest.importorskip("ray", reason="needs the extra distributed")
-    environment = dict(os.environ)
-    environment["RAY_USAGE_STATS_ENABLED"] = "0"
-    environment["RAY_DEDUP_LOGS"] = "0"
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     command = [sys.executable, on_ray.__file__, *(str(argument) for argument in arguments)]
-    return subprocess.Popen(
-        command,
-        env=environment,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, env=environment, text=True, **pipes)
 
 
 @pytest.mark.slow

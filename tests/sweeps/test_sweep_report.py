@@ -26,14 +26,8 @@ def made_up(trial, layout):
     """Return a row with figures that look like those of a sweep; every hundredth trial has failed."""
     noise_multiplier = trial.settings["noise_multiplier"]
     row = dict.fromkeys(layout.columns) | trial.settings
-    row["trial"] = trial.number
-    row["replicate"] = trial.replicate
-    row["num_steps"] = 8
-    row["sampling_prob"] = 0.125
-    row["overflow"] = 1e-14
-    row["delta"] = 1e-5
-    row["mu_clt"] = 1 / noise_multiplier
-    row["seconds"] = 0.1
+    row |= {"trial": trial.number, "replicate": trial.replicate, "seconds": 0.1, "mu_clt": 1 / noise_multiplier}
+    row |= {"num_steps": 8, "sampling_prob": 0.125, "overflow": 1e-14, "delta": 1e-5}
     for name in layout.columns:
         if name.startswith("epsilon_"):
             row[name] = 3 / noise_multiplier
@@ -86,9 +80,7 @@ class Outside(html.parser.HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.num_rows += tag == "tr"
         self.num_images += tag == "img"
-        for name, value in attrs:
-            if name in self.LINKS:
-                self.links.append(value)
+        self.links += [value for name, value in attrs if name in self.LINKS]
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -143,17 +135,15 @@ def rows_of(*figures):
     """Return rows of (learning rate, epsilon, accuracy)."""
     rows = []
     for number, (learning_rate, epsilon, accuracy) in enumerate(figures):
-        row = dict.fromkeys(LAYOUT.columns)
-        row["trial"] = number
-        row["learning_rate"] = learning_rate
-        row["noise_multiplier"] = 2.0 / epsilon
-        row["sampling_prob"] = 0.1
-        row["num_steps"] = 100
-        row["delta"] = 1e-5
-        row["overflow"] = 0.0
-        row["epsilon_upper"] = epsilon
-        row["test_accuracy"] = accuracy
-        rows.append(row)
+        run = {
+            "noise_multiplier": 2.0 / epsilon,
+            "sampling_prob": 0.1,
+            "num_steps": 100,
+            "delta": 1e-5,
+            "overflow": 0.0,
+        }
+        found = {"learning_rate": learning_rate, "epsilon_upper": epsilon, "test_accuracy": accuracy}
+        rows.append(dict.fromkeys(LAYOUT.columns) | run | found | {"trial": number})
     return rows
 
 

@@ -18,13 +18,8 @@ BAD = {
         TABLE + "epochs = 1\nlearnig_rate = 0.1\n",
         "line 4: unknown field 'learnig_rate'; did you mean 'learning_rate'?",
     ),
-    "unknown field of a range": (
-        TABLE + "learning_rate = { min = 0.1, max = 1.0, cuont = 3 }\n",
-        "line 3: learning_rate: object contains unknown field `cuont`",
-    ),
     "no dataset": ("search = 'grid'\n", "dataset must be one of digits"),
     "no such dataset": ('dataset = "mnits"\n', "line 1: dataset must be one of digits, mnist, adult, imdb"),
-    "no seeds": (TABLE + "seeds = []\n", "line 3: seeds: expected `array` of length >= 1"),
     "no TOML": (HEAD + "epochs = = 3\n", "is not TOML: Invalid value (at line 2, column 10)"),
     "empty list": (TABLE + "learning_rate = []\n", "line 3: learning_rate = [] leaves nothing to train"),
     "outside its table": (
@@ -47,7 +42,6 @@ BAD = {
     "no end": (TABLE + 'epsilon = "1:inf:4"\n', "the ends of a range are finite"),
     "half an epoch": (TABLE + "epochs = 1.5\n", "line 3: epochs must be a whole number from 1"),
     "truth": (TABLE + "epochs = true\n", "line 3: epochs must be a whole number from 1"),
-    "delta of one": (HEAD + "delta = 1.0\n", "line 2: delta: expected `float` < 1.0"),
     "two targets": (TABLE + "noise_multiplier = 1\nepsilon = 2\n", "line 4: give either epsilon"),
     "a second program": (
         HEAD + "one_program = true\n[hyperparameters]\nlearning_rate = [0.1, 0.2]\nepochs = [1, 2]\n",
@@ -57,11 +51,8 @@ BAD = {
         TABLE + "learning_rate = { min = 1, max = 2, count = 1000 }\nepsilon = { min = 1, max = 2, count = 1000 }\n",
         "1000000 trials; at most 100000 are run in one sweep",
     ),
-    "too many seeds": (TABLE + "seeds = 2000000000\n", "seeds: expected `int` <= 100000"),
-    "a table that is none": (HEAD + "hyperparameters = 3\n", "line 2: hyperparameters: expected `object`, got"),
     "half a range": (TABLE + "epsilon = { min = 1 }\n", "line 3: epsilon: object missing required field `max`"),
     "negative seed": (TABLE + "seeds = [-1]\n", "line 3: seeds: expected `int` >= 0"),
-    "a promise that is none": (HEAD + "one_program = 1\n", "line 2: one_program: expected `bool`, got `int`"),
 }  # fmt: skip
 
 
