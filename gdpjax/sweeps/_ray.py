@@ -97,8 +97,9 @@ def own_code() -> list[str]:
     """
     places = [str(Path(__file__).parents[1])]
     for name, module in list(sys.modules.items()):
-        source = getattr(module, "__file__", None)
-        place = next(iter(getattr(module, "__path__", [])), source)
+        # An attribute of a module may be a function that warns.
+        source = vars(module).get("__file__")
+        place = next(iter(vars(module).get("__path__", [])), source)
         if place and "." not in name and name != "__main__" and is_own(place):
             places.append(place)
     return list(dict.fromkeys(places))

@@ -61,7 +61,7 @@ def certified_regret(deltas: Deltas, mu: float) -> Bounds:
         upper = max(float(np.max(of_intervals)), beyond, 0.0)
         best = Bounds(max(best.lower, lower), min(best.upper, upper))
         is_done = best.upper <= _slightly_above(lower, 1.0)
-        return best, ~is_done & (of_intervals > _slightly_above(lower, 0.5))
+        return best, (not is_done) & (of_intervals > _slightly_above(lower, 0.5))
 
     best = Bounds(np.float64(0.0), np.float64(0.5))
     # Closer together near 0, where the maximum usually is.
@@ -88,7 +88,7 @@ def narrowed_mu(deltas: Deltas, known: Bounds, failure: float, end: float) -> Bo
         epsilon, lower, upper = points
         best, sufficient = mu_from_deltas(epsilon, Bounds(lower, upper), failure, best)
         is_done = best.upper <= best.lower * (1.0 + _RELATIVE_WIDTH_OF_MU)
-        return best, ~is_done & (sufficient > best.lower * (1.0 + 0.5 * _RELATIVE_WIDTH_OF_MU))
+        return best, (not is_done) & (sufficient > best.lower * (1.0 + 0.5 * _RELATIVE_WIDTH_OF_MU))
 
     return _narrowed(deltas, np.linspace(0.0, end, NUM_POINTS), known, _WIDTHS_OF_MU, narrow)
 

@@ -344,7 +344,7 @@ def test_a_damaged_folder_is_named(several, tmp_path, small_digits):
 
 def test_a_model_that_is_not_for_the_data_is_refused_with_its_line(tmp_path, small_digits):
     with pytest.raises(UserError, match=r"sweep.toml, line 1: a training failed"):
-        run_small('model = "paper_cnn"' + SMALL, small_digits, tmp_path / "sweep")
+        run_small('model = "paper_text"' + SMALL, small_digits, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
 
 
