@@ -122,6 +122,8 @@ def observed(name):
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_ledger_is_read_only_in_wrappers_that_keep_what_is_inside(name):
     """Traps 42, 43 and 81: what each does is seen by running it around a transform that counts its calls."""
+    if name in ("selective_transform", "monitor") and not hasattr(optax, name):
+        pytest.skip("this optax has none")
     make, does = WRAPPERS[name]
     assert observed(name) == does.removesuffix(" here")
     state = make(private("privatize")).init(params_of(name))
