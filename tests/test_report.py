@@ -143,7 +143,7 @@ def test_one_run_in_every_form(card):
     text = str(card)
     assert text == card.to_text()
     assert "noise multiplier 2, sampling probability 0.02, 50 steps" in one_line(card)
-    assert text.count("  estimate\n") == 2
+    assert text.count("  asymptotic\n") == 2
     assert card.to_markdown().count("\n|---|---|---|\n") == 1
     latex = card.to_latex()
     assert [row for row in latex.splitlines() if row[0] != "%"][:2] == [r"\begin{tabular}{lll}", r"\toprule"]
@@ -166,7 +166,7 @@ def test_every_form_begins_with_the_number_to_quote_and_ends_with_what_words_mea
     quoted = f"epsilon at delta 1e-05 is at most {str(upper)[1:-1].split(', ')[1]}, certified"
     for form in (one_line(card), card.to_markdown(), card.to_latex(), card.to_html()):
         assert quoted in form
-        for words in ("membership advantage: the largest", "Certified: proved", "no guarantee. It is often smaller"):
+        for words in ("membership advantage: the largest", "Certified: proved", "no guarantee. It may understate"):
             assert words in form
     assert "bare: NOT PRIVATE: no guarantee, since" in one_line(cards)
 

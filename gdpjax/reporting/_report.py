@@ -24,7 +24,7 @@ class Report:
     """The figures of one run or of several, and their forms; made by `report`, which says what they are.
 
     ``print(report)`` prints the text. The figures are certified brackets, apart from that of the moments accountant,
-    an upper bound, and those of the central limit theorem, estimates; every form names the standing of each.
+    an upper bound, and those of the central limit theorem, asymptotic; every form names the standing of each.
 
     >>> from gdpjax import report
     >>> card = report((2.0, 0.02, 50), deltas=[1e-5])

@@ -189,11 +189,11 @@ def figures_of(run: Described, deltas: list[float]) -> dict[str, Figure]:
             "upper bound",
             lambda events: moments_accountant_epsilon(events, delta=delta),
         ),
-        "mu_clt": _asked(run, "CLT estimate of mu", "estimate", limiting_mu),
+        "mu_clt": _asked(run, "CLT estimate of mu", "asymptotic", limiting_mu),
         "epsilon_clt": _asked(
             run,
             "CLT estimate of epsilon",
-            "estimate",
+            "asymptotic",
             lambda events: gdp_epsilon(delta, limiting_mu(events)),
         ),
     }

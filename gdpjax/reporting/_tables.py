@@ -29,8 +29,8 @@ _NOTES = {
     "noise multiplier.*": "Noise multiplier: the standard deviation of the noise over the largest change that one unit "
     "can make, of all that a step releases together. A step of adaptive clipping releases a sum and a count; if their "
     "own noise multipliers are s and c, that of both together is (1 / s^2 + 1 / c^2)^(-1/2), which is less than s.",
-    "Poisson.*": "Poisson: every {unit} joins each batch independently, with the sampling probability. Where a batch "
-    "has at most so many {unit}s, the surplus is left out at random.",
+    "Poisson.*": "Poisson: every {unit} joins each batch independently, with the sampling probability. Where batches "
+    "have at most so many {unit}s, a surplus is left out at random.",
     ".* times, .* apart": "m times, b apart: each {unit} is in at most m batches, and two of these are at least b "
     "steps apart.",
     "overflow": "Overflow: the probability, a part of delta, that some batch had more {unit}s than its memory, at "
@@ -41,7 +41,7 @@ _NOTES = {
     "this: quote it.",
     "upper bound": "Upper bound: the truth is at most this. It is proved, too, and usually larger than the certified "
     "one.",
-    "estimate": "Estimate: no guarantee. It is often smaller than the truth; never quote it as the epsilon of a run.",
+    "asymptotic": "Asymptotic: no guarantee. It may understate; never quote it as the epsilon of a run.",
 }
 """Patterns of cells, and what these mean; {unit} is what one row of the data is."""
 _SETTINGS = (

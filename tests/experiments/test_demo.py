@@ -19,7 +19,7 @@ def test_demo(tmp_path, capsys, monkeypatch, small_config, small_digits):
         "moments epsilon",
         "CLT estimate of mu",
         "upper bound",
-        "estimate",
+        "asymptotic",
     ):
         assert words in text
     assert "NOT private" in text
