@@ -46,6 +46,7 @@ _MISSED = 1e-60
 """The expected number of such batches in a run."""
 _MOST_DRAWN = 256
 """Where more rows of a group may meet, the run is bounded by the one without sampling."""
+_SMALLEST_EPSILON = 0.01
 _SMALLEST_ALPHA = 1e-300
 _LARGEST_ALPHA = 1.0 - 1e-16
 _SMALLEST_NOISE_SEARCHED = 0.2
@@ -245,6 +246,10 @@ def _deltas(run: RunDescription, epsilon: Array, rtol: float) -> Bounds:
         lower, upper = _directions.deltas_of_run(run, epsilon, num_sharing, rtol)
     if run.finite:
         lower = np.maximum(lower, _bounded_losses.delta_from_atom(run.finite, epsilon))
+    # Delta falls, so one that underflows in the contour is at most that of a smaller epsilon.
+    underflows = ~((lower > 0.0) | (upper < 1.0)) & (epsilon > _SMALLEST_EPSILON)
+    if underflows.any():
+        upper[underflows] = _deltas(run, epsilon[underflows] / 4.0, rtol).upper
     upper = np.fmin(upper, _run_description.chance_of_leaking(run))
     # A lower end that is not known, next to no noise, is 0.
     return Bounds(np.fmax(lower - _TINY, 0.0), np.minimum(upper + _TINY, 1.0))

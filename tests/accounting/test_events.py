@@ -78,6 +78,7 @@ def test_one_laplace_release():
         delta = 1 - math.exp((epsilon - theta) / 2)
         assert_inside(delta_bounds(LaplaceEvent(theta), epsilon=epsilon), delta, 0.02)
     assert delta_bounds(LaplaceEvent(1.0), epsilon=1.01).upper < 1e-300
+    assert delta_bounds(7.4, 0.03, 7, epsilon=5.0).upper < 1e-100, "whose exponential underflows in the contour"
     assert epsilon_bounds(LaplaceEvent(0.5, 4), delta=1e-12).upper <= 2.0 * (1 + 1e-9)
 
 

@@ -93,7 +93,6 @@ def test_where_one_row_is_replaced_each_release_may_be_either_way_round(null, al
             assert delta_bounds(both, epsilon=epsilon).upper >= least
             assert delta_bounds(Ledger([*both, GaussianEvent(9.0, 1, REPLACE)]), epsilon=epsilon).upper >= least
             assert delta_bounds(OutcomesEvent(*first, 3, REPLACE), epsilon=epsilon).upper >= three
-    # An example that is added or removed is on one side in all of them.
     together = exact_delta(0.4, one, one)
     bounds = delta_bounds(OutcomesEvent(*one, 2), epsilon=0.4)
     assert bounds.lower <= together <= bounds.upper < together + 1e-4
