@@ -47,6 +47,7 @@ _MISSED = 1e-60
 _MOST_DRAWN = 256
 """Where more rows of a group may meet, the run is bounded by the one without sampling."""
 _SMALLEST_EPSILON = 0.01
+"""Down to this epsilon one is looked for at which delta does not underflow."""
 _SMALLEST_ALPHA = 1e-300
 _LARGEST_ALPHA = 1.0 - 1e-16
 _SMALLEST_NOISE_SEARCHED = 0.2

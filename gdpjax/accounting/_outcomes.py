@@ -105,7 +105,7 @@ def _cells_of_outcomes(event: OutcomesEvent) -> _Cells:
 
 
 def _either_way_round(event: OutcomesEvent) -> OutcomesEvent:
-    """Return the releases whose data sets may change sides, as they may where one row is replaced."""
+    """Return releases that reveal no less than the event's, either way round; the event itself but for REPLACE_ONE."""
     if event.neighboring_relation != NeighboringRelation.REPLACE_ONE:
         return event
     outcomes = [(_in_units(q), _in_units(p)) for q, p in zip(event.null, event.alternative, strict=True) if p or q]
@@ -124,9 +124,11 @@ def _either_way_round(event: OutcomesEvent) -> OutcomesEvent:
         while len(hull) > 1 and not _turns_right(hull[-2], hull[-1], corner):
             hull.pop()
         hull.append(corner)
-    null, alternative = zip(
-        *(((b[0] - a[0]) / total, (b[1] - a[1]) / total) for a, b in itertools.pairwise(hull)), strict=True
-    )
+
+    # Each of its edges is an outcome.
+    edges = list(itertools.pairwise(hull))
+    null = [(end[0] - start[0]) / total for start, end in edges]
+    alternative = [(end[1] - start[1]) / total for start, end in edges]
     return OutcomesEvent(null, alternative, event.num_steps, event.neighboring_relation)
 
 
